@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
-from offline_rl.utils.options import coerce, parse_overrides, override_values, format_value, unknown
+from offline_rl.utils.options import coerce, format_value, override_values, parse_overrides, unknown
 from offline_rl.utils.paths import config_file, config_files
 from offline_rl.utils.trees import flatten
 

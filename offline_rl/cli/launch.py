@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.algorithms.common.registry import algorithm_class
-from offline_rl.algorithms.common.registry import label as algorithm_label
+from offline_rl.algorithms.common.registry import run_label as algorithm_label
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.resolve import check_stacked, run_name
 from offline_rl.training.run_folder import named_task, run_folder

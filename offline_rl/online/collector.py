@@ -1,4 +1,4 @@
-"""Learning from an environment: one stream of experience for each stacked seed."""
+"""Collection of online experience, with one environment for each stacked seed."""
 
 from __future__ import annotations
 
@@ -27,51 +27,55 @@ from offline_rl.utils.errors import UserError, close_quietly
 from policies import channels
 from policies.channels import Observations
 
-MISHAPS = 5  # episodes in a row that an environment may break
+MAX_FAILURES = 5  # failed episodes in a row, after which training stops
 
 
-class GivenUp(UserError):
-    """An environment that broke once too often; what was learned stands where it did before."""
+class RepeatedFailure(UserError):
+    """Error of an environment that failed MAX_FAILURES times in a row.
+
+    The training state is consistent and can be saved.
+    """
 
 
 Columns = Callable[[Dataset], Mapping[str, np.ndarray]]
 
 
-def told(names: Iterable[str], step: Step) -> dict[str, np.ndarray]:
-    """Return those of a buffer's columns `names` that the environment gives at every step, [B].
+def info_columns(names: Iterable[str], step: Step) -> dict[str, np.ndarray]:
+    """Return the columns, [B], among the buffer's columns `names` that come from a step's infos.
 
-    Raises UserError if it gives no such info.
+    Raises UserError if the environment lacks such an info.
     """
-    found = dict[str, np.ndarray]()
+    columns = dict[str, np.ndarray]()
     for name in names:
         if name not in STEP_INFOS:
             continue
         if STEP_INFOS[name] not in step.infos:
             raise UserError(
-                f"the environment gives no info {STEP_INFOS[name]!r} at its steps, and the algorithm "
-                f"learns from {name}: add it to the environment's info"
+                f"the environment returns no info {STEP_INFOS[name]!r}, but the algorithm learns "
+                f"from {name}. Add it to the info of every step"
             )
-        found[name] = step.infos[STEP_INFOS[name]].astype(np.float32)
-    return found
+        columns[name] = step.infos[STEP_INFOS[name]].astype(np.float32)
+    return columns
 
 
-def sound(step: Step, names: Iterable[str]) -> Step:
-    """Return `step`. names: a buffer's columns.
+def check_step(step: Step, names: Iterable[str]) -> Step:
+    """Return `step` unchanged. names: a buffer's columns.
 
-    Raises Broken if an observation, a reward, or an info that `told` gives is not finite.
+    Raises Broken if an observation, a reward, or an info used by `info_columns` is not finite.
     """
     check_finite("step", step.observations, step.rewards)
     for info in (STEP_INFOS[name] for name in names if name in STEP_INFOS):
         if not np.isfinite(step.infos.get(info, 0)).all():
-            raise Broken(f"step answers a {info} that is no number")
+            raise Broken(f"step returned a {info} that is NaN or infinite")
     return step
 
 
 class Collector:
-    """Steps an environment of each seed with the exploring policy and appends to the buffer.
+    """Collector that steps one environment per seed with the exploring policy.
 
-    An environment that raises, or answers what is no number, is made anew and begins its next
-    episode; the broken one leaves the buffer.
+    The transitions are appended to the buffer. If an environment raises, or returns NaN or
+    infinity, a new one is created and starts the next episode. The failed episode is removed from
+    the buffer.
     """
 
     def __init__(
@@ -85,22 +89,24 @@ class Collector:
         say: Callable[[str], None] = print,
         overlap: bool = False,
     ) -> None:
-        """make: one environment. columns: what the buffer further needs, of a whole episode.
+        """Create the collector and its environments.
 
-        say: told of every mishap. overlap: the environments step in a thread of their own.
+        make: creates one environment. columns: computes the buffer's extra columns of a complete
+        episode. say: called with a message for every failure. overlap: step the environments in a
+        thread.
         """
         self.engine, self.make, self.buffer, self.transform = engine, make, buffer, transform
         self.online, self.columns, self.say, self.steps = online, columns, say, 0
         self._act = engine.stacked_policy(1, explore=True)
         if self._act.remembers and online.warmup_steps and online.warmup_policy == "random":
             raise UserError(
-                f"online.warmup_policy=random: a {type(self._act.module).__name__} remembers its "
-                "episode, and random actions are not its own; use online.warmup_policy=policy"
+                f"online.warmup_policy=random does not work with a {type(self._act.module).__name__}"
+                ", whose memory must contain its own actions. Use online.warmup_policy=policy"
             )
         count = len(engine.seeds)
-        flush = partial(torch.set_flush_denormal, True)  # as in the thread that replays them
-        self._aside = ThreadPoolExecutor(1, initializer=flush) if overlap else None
-        self._begun: tuple[Observations, np.ndarray, Future[list[Step | Exception]]] | None = None
+        flush = partial(torch.set_flush_denormal, True)  # per thread; replayed steps must be equal
+        self._thread = ThreadPoolExecutor(1, initializer=flush) if overlap else None
+        self._pending: tuple[Observations, np.ndarray, Future[list[Step | Exception]]] | None = None
         self.envs = list[VectorEnv]()
         try:
             self._open(count)
@@ -109,23 +115,23 @@ class Collector:
             raise
 
     def _open(self, count: int) -> None:
-        """An environment of each of `count` streams, at its first episode's beginning."""
+        """Create one environment for each of `count` seeds and start their first episodes."""
         for _ in range(count):
             self.envs.append(self.make())
         self.episodes = np.zeros(count, int)
         self.lengths = np.zeros(count, int)  # of the running episodes
-        self.mishaps = np.zeros(count, int)  # broken episodes since the last whole one
+        self.mishaps = np.zeros(count, int)  # failed episodes since the last complete one
         self._returns = np.zeros(count)
-        self._succeeded: list[bool | None] = [None] * count  # in the running episode, if it is told
-        self.broken = set[int]()  # streams whose policy gave no number; they get 0 in its place
+        self._succeeded: list[bool | None] = [None] * count  # in this episode; None: not reported
+        self.broken = set[int]()  # seeds whose policy returned NaN or infinity, replaced by 0
         self.finished: list[list[float]] = [[] for _ in range(count)]  # returns, per seed
-        self.success: list[list[bool]] = [[] for _ in range(count)]  # where the environment tells
+        self.success: list[list[bool]] = [[] for _ in range(count)]  # if the environment reports it
         self._observations = channels.map_channels(
             lambda shape: np.zeros((count, *shape), channels.dtype(shape)),
             self.envs[0].observation_shape,
         )
         for s in range(count):
-            self._begin(s)
+            self._start_episode(s)
 
     def _reset(self, s: int) -> None:
         seed = seeds.training_episode_seed(self.engine.seeds[s], int(self.episodes[s]))
@@ -136,60 +142,60 @@ class Collector:
         self._returns[s], self.lengths[s], self._succeeded[s] = 0, 0, None
 
     def _actions(self, observations: Observations) -> np.ndarray:
-        """[S, *obs] normalized -> [S, A]."""
+        """Return the actions, [S, A], for normalized observations, [S, *obs]."""
         if self.steps < self.online.warmup_steps:
-            size, draws = self.envs[0].action_dim, list[np.ndarray]()
+            size, warmup_actions = self.envs[0].action_dim, list[np.ndarray]()
             for s, seed in enumerate(self.engine.seeds):
                 random = np.random.default_rng((seed, self.steps))
-                own = self.online.warmup_action(random, channels.take(observations, s), size)
-                draws += [] if own is None else [own]
-            if draws:
-                return np.asarray(draws, np.float32)
+                action = self.online.warmup_action(random, channels.take(observations, s), size)
+                warmup_actions += [] if action is None else [action]
+            if warmup_actions:
+                return np.asarray(warmup_actions, np.float32)
         batch = channels.map_channels(
             lambda x: torch.from_numpy(x[:, None]).to(self.engine.device), observations
         )
         actions = self._act(batch, self.steps)[:, 0].cpu().numpy()
-        if not np.isfinite(actions).all():  # a diverged seed must not stop its neighbors
+        if not np.isfinite(actions).all():  # a diverged seed must not stop the others
             self.broken.update(np.flatnonzero(~np.isfinite(actions).all(1)).tolist())
             actions = np.nan_to_num(actions, nan=0, posinf=0, neginf=0)
         return actions
 
     def step(self) -> None:
-        """One environment step of every stream."""
+        """Take one environment step of every seed."""
         self.begin()
         self.end()
 
     def begin(self) -> None:
-        """Chooses each stream's action by its policy as it is; with overlap they step meanwhile."""
+        """Choose every seed's action and start the step. With overlap it runs in a thread."""
         observations = self.transform.normalizer(self._observations)
-        actions, answers = self._actions(observations), Future[list[Step | Exception]]()
-        if self._aside is None:
-            answers.set_result(self._stepped(actions))
+        actions, results = self._actions(observations), Future[list[Step | Exception]]()
+        if self._thread is None:
+            results.set_result(self._step_envs(actions))
         else:
-            answers = self._aside.submit(self._stepped, actions)
-        self._begun = observations, actions, answers
+            results = self._thread.submit(self._step_envs, actions)
+        self._pending = observations, actions, results
 
-    def _stepped(self, actions: np.ndarray) -> list[Step | Exception]:
-        """What each environment answers, or how it broke."""
-        answers = list[Step | Exception]()
+    def _step_envs(self, actions: np.ndarray) -> list[Step | Exception]:
+        """Step every environment and return its result or error."""
+        results = list[Step | Exception]()
         for s, env in enumerate(self.envs):
             try:
-                answers.append(sound(env.step(actions[[s]]), self.buffer.columns))
+                results.append(check_step(env.step(actions[[s]]), self.buffer.columns))
             except Exception as error:
-                answers.append(error)
-        return answers
+                results.append(error)
+        return results
 
     def end(self) -> None:
-        """Takes what `begin` led to into the buffer."""
-        assert self._begun is not None
-        observations, actions, answers = self._begun
-        streams, steps, self._begun = list[int](), list[Step](), None
-        for s, answer in enumerate(answers.result()):
-            if isinstance(answer, Exception):
-                self._mishap(s, answer)
+        """Wait for the step that `begin` started and append it to the buffer."""
+        assert self._pending is not None
+        observations, actions, results = self._pending
+        streams, steps, self._pending = list[int](), list[Step](), None
+        for s, result in enumerate(results.result()):
+            if isinstance(result, Exception):
+                self._drop_episode(s, result)
             else:
                 streams.append(s)
-                steps.append(answer)
+                steps.append(result)
         if streams:
             self._append(np.asarray(streams), steps, observations, actions)
         if self._act.remembers:
@@ -202,15 +208,15 @@ class Collector:
             self._note(s, step)
             self.lengths[s] += 1
             channels.assign(self._observations, [s], step.observations)
-        gone: GivenUp | None = None
+        failure: RepeatedFailure | None = None
         for s, step in zip(streams, steps, strict=True):
             if step.terminated[0] or step.truncated[0]:
                 try:
-                    self._end(s)
-                except GivenUp as error:  # the other streams' episodes end none the less
-                    gone = gone or error
-        if gone is not None:
-            raise gone
+                    self._end_episode(s)
+                except RepeatedFailure as error:  # first end the episodes of the other seeds
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _append(
         self,
@@ -219,6 +225,7 @@ class Collector:
         observations: Observations,
         actions: np.ndarray,
     ) -> None:
+        """Append one transition for each seed in `streams` to the buffer."""
         after = channels.concatenate([step.observations for step in steps])
         rewards = np.concatenate([step.rewards for step in steps])
         rows = {
@@ -229,84 +236,88 @@ class Collector:
             "truncated": np.concatenate([step.truncated for step in steps]),
             "next_observations": self.transform.normalizer(after),
         }
-        given = [told(self.buffer.columns, step) for step in steps]
-        rows |= {name: np.concatenate([columns[name] for columns in given]) for name in given[0]}
+        infos = [info_columns(self.buffer.columns, step) for step in steps]
+        rows |= {name: np.concatenate([columns[name] for columns in infos]) for name in infos[0]}
         self.buffer.append(streams, rows)
 
     def _note(self, s: int, step: Step) -> None:
-        """Adds its reward to the episode's return; who succeeds at any step has succeeded."""
+        """Add the reward to the episode's return. Success at any step makes it a success."""
         self._returns[s] += step.rewards[0]
         success = [bool(v[0]) for k, v in step.infos.items() if k in SUCCESS]
         if success:
             self._succeeded[s] = any(success) or bool(self._succeeded[s])
 
-    def _end(self, s: int) -> None:
-        """An episode is whole."""
+    def _end_episode(self, s: int) -> None:
+        """Record a complete episode and start the next one."""
         if self.buffer.awaits_ends:
             self.buffer.release(s, self.columns(self.buffer.newest(s, int(self.lengths[s]))))
         self.finished[s].append(float(self._returns[s]))
         succeeded = self._succeeded[s]
         self.success[s] += [] if succeeded is None else [succeeded]
         self.mishaps[s] = 0
-        self._next(s)
+        self._next_episode(s)
 
-    def _mishap(self, s: int, error: Exception) -> None:
-        """Drops the running episode and begins the next in a new environment."""
+    def _drop_episode(self, s: int, error: Exception) -> None:
+        """Drop the running episode, create a new environment and start the next episode in it.
+
+        Raises RepeatedFailure after MAX_FAILURES failures in a row.
+        """
         seed, length = self.engine.seeds[s], int(self.lengths[s])
         self.mishaps[s] += 1
         who = "the base policy" if isinstance(error, BaseFault) else "the environment"
         why = error if isinstance(error, Broken) else repr(error)
-        what = f"seed {seed}: {who} broke in step {length} of an episode ({why})"
-        if self.mishaps[s] >= MISHAPS:
-            raise GivenUp(f"{what}, for the {MISHAPS}th time in a row") from error
-        self.say(f"{what}; the episode is dropped and the next begins")
+        what = f"seed {seed}: {who} failed in step {length} of an episode ({why})"
+        if self.mishaps[s] >= MAX_FAILURES:
+            raise RepeatedFailure(f"{what}, for the {MAX_FAILURES}th time in a row") from error
+        self.say(f"{what}; the episode is dropped and the next one starts")
         self.buffer.drop(s, length)
-        close_quietly(self.envs[s])  # what is broken may not even close
+        close_quietly(self.envs[s])  # closing a broken environment may fail too
         try:
             self.envs[s] = self.make()
-        except Exception as again:
+        except Exception as next_error:
             self.lengths[s] = 0
-            self._mishap(s, again)
+            self._drop_episode(s, next_error)
         else:
-            self._next(s)
+            self._next_episode(s)
 
-    def _next(self, s: int) -> None:
-        """The next episode."""
+    def _next_episode(self, s: int) -> None:
+        """Start the next episode."""
         self.lengths[s] = 0
         self.episodes[s] += 1
-        self._begin(s)
+        self._start_episode(s)
 
-    def _begin(self, s: int) -> None:
-        """An episode's beginning, which may break at once."""
+    def _start_episode(self, s: int) -> None:
+        """Reset the environment. If that fails, drop the episode."""
         try:
             self._reset(s)
         except Exception as error:
-            self._mishap(s, error)
+            self._drop_episode(s, error)
 
-    def ready(self, batch_size: int) -> bool:
-        """Whether every stream has rows to learn from: of a batch's steps, or an episode's.
+    def can_sample(self, batch_size: int) -> bool:
+        """Return True if enough steps were taken to learn, and every seed has rows in the buffer.
 
-        The latter where an episode's rows come when it ends. So that no seed waits for another's,
-        they may be fewer than a batch; it does wait where another has none, all being broken.
+        Enough are `batch_size` steps. If rows are added at the end of an episode, also the longest
+        episode. A seed may then have fewer rows than a batch, so that seeds need not wait for each
+        other, except while one has no rows because all its episodes failed.
         """
         longest = self.envs[0].max_episode_steps if self.buffer.awaits_ends else 0
         return self.steps >= max(batch_size, longest) and min(self.buffer.sizes) > 0
 
     def close(self) -> None:
-        """The environments."""
-        if self._aside is not None:
-            self._aside.shutdown()
-        with ExitStack() as others:  # are closed too where one fails to
+        """Close the environments."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        with ExitStack() as environments:  # closes the others even if one fails to close
             for env in self.envs:
-                others.callback(env.close)
+                environments.callback(env.close)
 
     def state(self, s: int) -> dict[str, Any]:
-        """What `restore` needs of stream s beside the buffer."""
+        """Return the state of seed s that `restore` needs in addition to the buffer."""
         counts = ("episodes", "lengths", "mishaps")
         return {"steps": self.steps} | {name: int(getattr(self, name)[s]) for name in counts}
 
     def memory(self, s: int) -> dict[str, torch.Tensor]:
-        """What the policy remembers of stream s's running episode, if it keeps a memory."""
+        """Return the policy's memory of the running episode of seed s; empty without a memory."""
         return self._act.memory(s)
 
     def restore(
@@ -314,25 +325,25 @@ class Collector:
         states: Sequence[dict[str, Any]],
         memories: Sequence[Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
-        """Continues where each stream's state was taken: replays running episodes' actions.
+        """Restore each seed's state by replaying the actions of its running episode.
 
-        memories: each stream's `memory` then, which earlier parameters may have made.
-        Raises ValueError where one is of a group of other streams.
+        memories: each seed's stored `memory`, which earlier parameters may have computed.
+        Raises ValueError if a state is of another group of seeds.
         """
         for s, stored in enumerate(states):
-            state = alone(stored, s, len(states))
+            state = state_of_seed(stored, s, len(states))
             self.steps, length = state["steps"], state["lengths"]
             self.episodes[s], self.mishaps[s] = state["episodes"], state.get("mishaps", 0)
             try:
                 self._replay(s, length)
                 if memories is not None and memories[s]:
-                    self._act.recall(s, memories[s])
+                    self._act.restore_memory(s, memories[s])
             except Exception as error:
                 self.lengths[s] = length
-                self._mishap(s, error)
+                self._drop_episode(s, error)
 
     def _replay(self, s: int, length: int) -> None:
-        """The running episode, as far as it had come."""
+        """Replay the first `length` steps of the running episode."""
         self._reset(s)
         for action in self.buffer.newest(s, length).actions if length else ():
             step = self.envs[s].step(action[None])
@@ -341,12 +352,14 @@ class Collector:
         self.lengths[s] = length
 
 
-def alone(state: dict[str, Any], s: int, count: int) -> dict[str, Any]:
-    """Stream s's part of what a checkpoint holds: earlier ones hold all `count` streams' counts."""
-    if "began" in state:  # before format 3
+def state_of_seed(state: dict[str, Any], s: int, count: int) -> dict[str, Any]:
+    """Return the state of seed s. Older checkpoints contain the counts of all `count` seeds."""
+    if "began" in state:  # checkpoints before format 3
         state = state | {"lengths": [state["steps"] - began for began in state["began"]]}
     if not isinstance(state["episodes"], list):
         return state
     if len(state["episodes"]) != count:
-        raise ValueError(f"it holds {len(state['episodes'])} seeds, which go on together or not")
+        raise ValueError(
+            f"it contains {len(state['episodes'])} seeds, which must be resumed together"
+        )
     return {name: v[s] if isinstance(v, list) else v for name, v in state.items()}

@@ -1,4 +1,4 @@
-"""Rollouts of the present policies: so many decisions of so many environments of each seed."""
+"""Collection of on-policy rollouts, with several environments for each seed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from envs.faults import check_finite
 from envs.vector import Step
 from offline_rl.algorithms.common.schedule import ONLINE, Fill
 from offline_rl.data.transform import Transform
-from offline_rl.engine.engine import Drawn, Engine
-from offline_rl.online.collector import MISHAPS, Columns, sound, told
+from offline_rl.engine.engine import Engine, SampleRequest
+from offline_rl.online.collector import MAX_FAILURES, Columns, check_step, info_columns
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import STEP_INFOS
 from offline_rl.replay.rollouts import Rollouts
@@ -23,16 +23,16 @@ from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError, close_quietly
 from policies import noise
 
-COUNTS = ("added", "sizes", "hidden")  # of a buffer's rows, by seed
+COUNTS = ("added", "sizes", "hidden")  # row counts of a buffer, per seed
 
 
 class RolloutCollector:
-    """Takes each decision of all environments together, and its actions one after another.
+    """Collector of rollouts. A decision is a chunk of actions, made for all environments together.
 
-    Where an episode ends within a decision, the rest of its actions are not taken, and the next
-    decision is an episode's first. What an environment does depends on its episode's seed and the
-    policy alone. Where one raises, or answers what is no number, its episode ends before that
-    decision, of which no action counts, and the environments are made anew.
+    If an episode ends within a decision, its remaining actions are not executed; the next decision
+    is the first one of a new episode. An environment's behavior depends only on the episode's seed
+    and the policy. If an environment raises, or returns NaN or infinity, its episode ends before
+    that decision, whose actions do not count, and all environments are created again.
     """
 
     def __init__(
@@ -45,17 +45,19 @@ class RolloutCollector:
         columns: Columns | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        """make(n): n environments. engine: of an algorithm with `decide` and `noise_shape`.
+        """Create the collector and its environments.
 
-        kept: where whole episodes are kept, if they are to be; columns: what it further needs, of
-        an episode. say: told of every mishap.
+        make: creates n environments. engine: its algorithm has `decide` and `noise_shape`.
+        kept: buffer for complete episodes, if they are stored. columns: computes its extra columns
+        of an episode. say: called with a message for every failure.
         """
         self.engine, self.buffer, self.transform = engine, rollouts, transform
-        self.make, self.kept, self.further, self.say = make, kept, columns, say
-        algorithm: Any = engine.at(ONLINE)[0]
-        cfg, (_, self.each) = algorithm.cfg, rollouts.size
-        self.n_action_steps, self.shape = cfg.n_action_steps, (len(engine.seeds), self.each)
-        self.noise_shape, count = algorithm.noise_shape, len(engine.seeds) * self.each
+        self.make, self.kept, self.extra_columns, self.say = make, kept, columns, say
+        algorithm: Any = engine.for_phase(ONLINE)[0]
+        cfg, (_, self.envs_per_seed) = algorithm.cfg, rollouts.size
+        self.n_action_steps = cfg.n_action_steps
+        self.shape = len(engine.seeds), self.envs_per_seed
+        self.noise_shape, count = algorithm.noise_shape, len(engine.seeds) * self.envs_per_seed
         self.env = make(count)
         try:
             self._prepare(cfg, count)
@@ -64,149 +66,156 @@ class RolloutCollector:
             raise
 
     def _prepare(self, cfg: Any, count: int) -> None:
-        """Room for the episodes of `count` environments, which begin."""
+        """Allocate the state of `count` environments and start their first episodes."""
         rollouts, kept = self.buffer, self.kept
-        if self.n_action_steps > self.env.max_episode_steps:
+        longest = self.env.max_episode_steps
+        if self.n_action_steps > longest:
             raise UserError(
-                f"n_action_steps={self.n_action_steps}: an episode here has {self.env.max_episode_steps} "
-                "steps, fewer than a decision; clone with fewer actions executed"
+                f"n_action_steps={self.n_action_steps} is more than the {longest} steps of an "
+                "episode. Train the policy with a lower n_action_steps"
             )
-        longest, each = self.env.max_episode_steps, rollouts.size[0] * self.n_action_steps
-        if kept is not None and each < longest:
+        steps = rollouts.size[0] * self.n_action_steps
+        if kept is not None and steps < longest:
             raise UserError(
                 f"algorithm.decisions={cfg.decisions} in algorithm.environments={cfg.environments} "
-                f"are {each} steps of each, fewer than an episode's {longest}: only those that end "
-                "early, as successes do, would be new data; give fewer environments"
+                f"are {steps} steps per environment, fewer than an episode's {longest}. Only "
+                "episodes that end early, such as successes, would become new data. Lower "
+                "algorithm.environments"
             )
-        self.steps = 0  # of each seed's environments, had no episode ended within a decision
-        self.episodes = np.zeros(len(self.engine.seeds), int)  # begun, of each seed
-        self.broken = set[int]()  # streams whose policy gave no number; they get 0 in its place
-        self.finished: list[list[float]] = [[] for _ in self.engine.seeds]  # returns
-        self.success: list[list[bool]] = [
-            [] for _ in self.engine.seeds
-        ]  # where the environment tells
+        self.steps = 0  # per seed; counts every decision as n_action_steps in each environment
+        self.episodes = np.zeros(len(self.engine.seeds), int)  # started episodes, per seed
+        self.broken = set[int]()  # seeds whose policy returned NaN or infinity, replaced by 0
+        self.finished: list[list[float]] = [[] for _ in self.engine.seeds]  # returns, per seed
+        # per seed, if the environment reports success
+        self.success: list[list[bool]] = [[] for _ in self.engine.seeds]
+        # of the running episode of each environment; five names are keys of checkpoints
         self._returns = np.zeros(count)
-        self._succeeded = np.zeros(count, bool)  # at any step of the running episode
-        self._seen = np.zeros((count, cfg.n_obs_steps, *self.env.observation_shape), np.float32)
-        self._number = np.zeros(count, np.int64)  # of the running episode
-        self._seeds = np.zeros(count, np.int64)  # its seed
-        self._decisions = np.zeros(count, np.int64)  # in it, so far
+        self._succeeded = np.zeros(count, bool)  # at any step
+        self._history = np.zeros((count, cfg.n_obs_steps, *self.env.observation_shape), np.float32)
+        self._number = np.zeros(count, np.int64)  # index of the episode
+        self._seeds = np.zeros(count, np.int64)
+        self._decisions = np.zeros(count, np.int64)
         self._lengths = np.zeros(count, np.int64)
-        self.mishaps = np.zeros(count, np.int64)  # broken episodes since the last whole one
-        self._played = np.zeros((count, longest, self.env.action_dim), np.float32)
-        self._paid = np.zeros((count, longest), np.float32)
-        self._watched = np.zeros((count, longest + 1, *self.env.observation_shape), np.float32)
+        self.mishaps = np.zeros(count, np.int64)  # failed episodes since the last complete one
+        self._played = np.zeros((count, longest, self.env.action_dim), np.float32)  # actions
+        self._rewards = np.zeros((count, longest), np.float32)
+        self._observations = np.zeros((count, longest + 1, *self.env.observation_shape), np.float32)
         names = kept.columns.keys() & STEP_INFOS.keys() if kept is not None else ()
-        self._told = {name: np.zeros((count, longest), np.float32) for name in names}
+        self._infos = {name: np.zeros((count, longest), np.float32) for name in names}
         for name in ("_number", "_decisions", "_lengths", "_played", "mishaps"):
-            own = torch.from_numpy(getattr(self, name))  # the same memory
-            rollouts.checkpoint_extras[name.lstrip("_")] = own.unflatten(0, self.shape)
+            array = torch.from_numpy(getattr(self, name))  # shares its memory
+            rollouts.checkpoint_extras[name.lstrip("_")] = array.unflatten(0, self.shape)
         rollouts.checkpoint_extras["episodes"] = torch.from_numpy(self.episodes)
         if kept is not None:
             counts = {name: torch.from_numpy(getattr(kept, name)) for name in COUNTS}
             rollouts.checkpoint_extras |= {f"kept_{k}": v for k, v in (kept.data | counts).items()}
-        self._begin(np.arange(count))
+        self._start_episodes(np.arange(count))
 
-    def _begin(self, rows: np.ndarray) -> None:
-        """The next episodes, in the order of the environments."""
+    def _start_episodes(self, rows: np.ndarray) -> None:
+        """Start the next episodes of the environments `rows`, in their order."""
         for row in rows:
-            s = row // self.each
+            s = row // self.envs_per_seed
             self._number[row] = self.episodes[s]
             self.episodes[s] += 1
         self._decisions[rows] = self._lengths[rows] = 0
         self._returns[rows] = self._succeeded[rows] = 0
-        self._start(rows)
+        self._try_reset(rows)
 
-    def _start(self, rows: np.ndarray) -> None:
-        """Their first observations; the next episode where one breaks at once."""
+    def _try_reset(self, rows: np.ndarray) -> None:
+        """Reset the environments `rows`. One that fails starts the episode after it."""
         try:
             self._reset(rows)
         except Broken as error:
             if len(rows) == 1:
-                self._mishap(int(rows[0]), error)
-                self._begin(rows)
+                self._report_failure(int(rows[0]), error)
+                self._start_episodes(rows)
                 return
-            for row in rows:  # which of them is it that breaks?
-                self._start(np.array([row]))
+            for row in rows:  # one by one, to find the one that fails
+                self._try_reset(np.array([row]))
 
     def _reset(self, rows: np.ndarray) -> None:
         self._seeds[rows] = [
-            seeds.training_episode_seed(self.engine.seeds[row // self.each], int(self._number[row]))
+            seeds.training_episode_seed(
+                self.engine.seeds[row // self.envs_per_seed], int(self._number[row])
+            )
             for row in rows
         ]
         first = self.transform.normalizer(self.env.reset(self._seeds[rows].tolist(), rows))
         check_finite("reset", first)
-        self._seen[rows] = first[:, None]
-        self._watched[rows, 0] = first
+        self._history[rows] = first[:, None]
+        self._observations[rows, 0] = first
 
-    def _take(self, rows: np.ndarray, actions: np.ndarray, step: Step, place: Any) -> None:
-        """Notes what came of an action in each of `rows`, an episode's number `place`."""
+    def _record(self, rows: np.ndarray, actions: np.ndarray, step: Step, t: Any) -> None:
+        """Store the result of an action in each of `rows`, the t-th action of its episode."""
         new = self.transform.normalizer(step.observations)
-        self._played[rows, place] = actions
-        self._paid[rows, place] = self.transform.rewards(step.rewards)
-        self._watched[rows, place + 1] = new
+        self._played[rows, t] = actions
+        self._rewards[rows, t] = self.transform.rewards(step.rewards)
+        self._observations[rows, t + 1] = new
         self._returns[rows] += step.rewards
-        for name, values in told(self._told, step).items():
-            self._told[name][rows, place] = values
+        for name, values in info_columns(self._infos, step).items():
+            self._infos[name][rows, t] = values
         for success in (v for k, v in step.infos.items() if k in SUCCESS):
             self._succeeded[rows] |= np.asarray(success, bool)
-        self._seen[rows] = np.concatenate([self._seen[rows, 1:], new[:, None]], 1)
+        self._history[rows] = np.concatenate([self._history[rows, 1:], new[:, None]], 1)
 
-    def _stepped(
+    def _step_envs(
         self, actions: np.ndarray, rows: np.ndarray
     ) -> tuple[Step | None, np.ndarray, dict[int, Exception]]:
-        """What came of an action in each of `rows`: of the sound ones, and how the others broke."""
+        """Step the environments `rows`.
+
+        Returns the joined results, the rows that succeeded, and the errors of the others.
+        """
         try:
-            return sound(self.env.step(actions, rows), self._told), rows, {}
+            return check_step(self.env.step(actions, rows), self._infos), rows, {}
         except Exception:
-            return self._again(actions, rows)
+            return self._step_new_envs(actions, rows)
 
-    def _again(
+    def _step_new_envs(
         self, actions: np.ndarray, rows: np.ndarray
     ) -> tuple[Step | None, np.ndarray, dict[int, Exception]]:
-        """The same in new environments, one after another: which of them is it that breaks?"""
+        """Repeat a failed step in new environments, one by one, to find those that fail."""
         self.env.close()
         self.env = self.make(len(self._number))
-        found, faults = dict[int, Step](), dict[int, Exception]()
+        steps, faults = dict[int, Step](), dict[int, Exception]()
         for action, row in zip(actions, rows, strict=True):
-            alone = np.array([row])
+            index = np.array([row])
             try:
-                self.env.reset([int(self._seeds[row])], alone)
+                self.env.reset([int(self._seeds[row])], index)
                 for played in self._played[row, : self._lengths[row]]:
-                    self.env.step(played[None], alone)
-                found[int(row)] = sound(self.env.step(action[None], alone), self._told)
+                    self.env.step(played[None], index)
+                steps[int(row)] = check_step(self.env.step(action[None], index), self._infos)
             except Exception as error:
                 faults[int(row)] = error
-        left = np.array([*found], np.int64)
-        return (joined([*found.values()]) if found else None), left, faults
+        running = np.array([*steps], np.int64)
+        return (join_steps([*steps.values()]) if steps else None), running, faults
 
-    def _mishap(self, row: int, error: Exception) -> None:
-        """Says so, and gives up where it is one too many."""
+    def _report_failure(self, row: int, error: Exception) -> None:
+        """Report a failed episode. Raises UserError after MAX_FAILURES failures in a row."""
         self.mishaps[row] += 1
-        seed, length = self.engine.seeds[row // self.each], int(self._lengths[row])
+        seed, length = self.engine.seeds[row // self.envs_per_seed], int(self._lengths[row])
         why = error if isinstance(error, Broken) else repr(error)
-        what = f"seed {seed}: the environment broke in step {length} of an episode ({why})"
-        if self.mishaps[row] >= MISHAPS:
-            raise UserError(f"{what}, for the {MISHAPS}th time in a row") from error
-        self.say(f"{what}; the episode is dropped and the next begins")
+        what = f"seed {seed}: the environment failed in step {length} of an episode ({why})"
+        if self.mishaps[row] >= MAX_FAILURES:
+            raise UserError(f"{what}, for the {MAX_FAILURES}th time in a row") from error
+        self.say(f"{what}; the episode is dropped and the next one starts")
 
     def fill(self, work: Fill) -> None:
-        """All decisions by what the algorithm's `fill` makes of a batch of the data."""
-        drawn = Drawn(work.states, work.rows)
+        """Fill the rollouts with decisions that the algorithm's `fill` computes from the data."""
+        drawn = SampleRequest(work.states, work.rows)
         self.buffer.set_columns(self.engine.apply("fill", drawn, work.phase), self.engine.updates)
 
     def step(self, *, adds: bool = False) -> None:
-        """One decision of every environment. adds: episodes that end in it are kept."""
-        seen = self._seen.copy()
-        drawn = noise.normal(self._seeds, self._decisions, self.noise_shape)
-        given = {"observations": seen, "noise": drawn}
-        inputs = {k: torch.from_numpy(v).unflatten(0, self.shape) for k, v in given.items()}
+        """Make one decision in every environment. adds: store the episodes that end in it."""
+        observed = self._history.copy()
+        noise_rows = noise.normal(self._seeds, self._decisions, self.noise_shape)
+        arrays = {"observations": observed, "noise": noise_rows}
+        inputs = {k: torch.from_numpy(v).unflatten(0, self.shape) for k, v in arrays.items()}
         inputs = {k: v.to(self.engine.device) for k, v in inputs.items()}
-        decided = self.engine.apply("decide", inputs, ONLINE)
-        actions = decided.pop("actions").flatten(0, 1).cpu().numpy()  # [S E, n_action_steps, A]
-        if not np.isfinite(actions).all():  # a diverged seed must not stop its neighbors
+        decisions = self.engine.apply("decide", inputs, ONLINE)
+        actions = decisions.pop("actions").flatten(0, 1).cpu().numpy()  # [S E, n_action_steps, A]
+        if not np.isfinite(actions).all():  # a diverged seed must not stop the others
             wrong = np.flatnonzero(~np.isfinite(actions).all((1, 2)))
-            self.broken.update((wrong // self.each).tolist())
+            self.broken.update((wrong // self.envs_per_seed).tolist())
             actions = np.nan_to_num(actions, nan=0, posinf=0, neginf=0)
         row = {"rewards": np.zeros(actions.shape[:2], np.float32)}
         row |= {"executed": np.zeros(actions.shape[:2], np.float32)}
@@ -215,67 +224,68 @@ class RolloutCollector:
         for j in range(self.n_action_steps):
             if not len(running):
                 break
-            step, running, faults = self._stepped(actions[running, j], running)
+            step, running, faults = self._step_envs(actions[running, j], running)
             for fault, error in faults.items():
-                self._mishap(fault, error)
+                self._report_failure(fault, error)
                 row["rewards"][fault] = row["executed"][fault] = 0
-                row["truncated"][fault], self._seen[fault] = 1, seen[fault]
+                row["truncated"][fault], self._history[fault] = 1, observed[fault]
             if step is None:
                 break
-            self._take(running, actions[running, j], step, self._lengths[running])
-            row["rewards"][running, j] = self._paid[running, self._lengths[running]]
+            self._record(running, actions[running, j], step, self._lengths[running])
+            row["rewards"][running, j] = self._rewards[running, self._lengths[running]]
             row["executed"][running, j] = 1
             self._lengths[running] += 1
             for name in ("terminated", "truncated"):
                 row[name][running] = getattr(step, name)
             ended = step.terminated | step.truncated
-            known = any(k in SUCCESS for k in step.infos)
+            reports_success = any(k in SUCCESS for k in step.infos)
             for k in np.flatnonzero(ended):
-                self._whole(running[k], bool(step.terminated[k]), adds)
-                s = running[k] // self.each
-                self.success[s] += [bool(self._succeeded[running[k]])] if known else []
+                self._end_episode(running[k], bool(step.terminated[k]), adds)
+                s = running[k] // self.envs_per_seed
+                self.success[s] += [bool(self._succeeded[running[k]])] if reports_success else []
             running = running[~ended]
-        row |= {"observations": seen, "next_observations": self._seen.copy()}
+        row |= {"observations": observed, "next_observations": self._history.copy()}
         rows = {k: v.reshape(*self.shape, *v.shape[1:]) for k, v in row.items()}
-        self.buffer.append(rows | {k: v.cpu().numpy() for k, v in decided.items()})
+        self.buffer.append(rows | {k: v.cpu().numpy() for k, v in decisions.items()})
         self._decisions += 1
-        self.steps += self.each * self.n_action_steps
+        self.steps += self.envs_per_seed * self.n_action_steps
         over = np.flatnonzero((row["terminated"] + row["truncated"]) > 0)
         if len(over):
-            self._begin(over)
+            self._start_episodes(over)
         if self.buffer.is_full:
             made = self.engine.apply("compute_advantages", self.buffer.tensors(), ONLINE)
             self.buffer.set_columns(made, self.engine.updates)
 
-    def _whole(self, row: int, terminated: bool, adds: bool) -> None:
-        """An episode has ended."""
-        s, length = int(row // self.each), int(self._lengths[row])
+    def _end_episode(self, row: int, terminated: bool, adds: bool) -> None:
+        """Record the return of a complete episode. adds: store it in the buffer `kept`."""
+        s, length = int(row // self.envs_per_seed), int(self._lengths[row])
         self.finished[s].append(float(self._returns[row]))
         self.mishaps[row] = 0
         if not adds:
             return
         assert self.kept is not None
-        assert self.further is not None
+        assert self.extra_columns is not None
         last = np.arange(length) == length - 1
-        rows = {"observations": self._watched[row, :length], "actions": self._played[row, :length]}
-        rows |= {"next_observations": self._watched[row, 1 : length + 1]}
-        rows |= {"rewards": self._paid[row, :length]}
+        rows = {"observations": self._observations[row, :length]}
+        rows |= {"actions": self._played[row, :length]}
+        rows |= {"next_observations": self._observations[row, 1 : length + 1]}
+        rows |= {"rewards": self._rewards[row, :length]}
         rows |= {"terminated": last & terminated, "truncated": last & (not terminated)}
-        rows |= {name: values[row, :length] for name, values in self._told.items()}
+        rows |= {name: values[row, :length] for name, values in self._infos.items()}
         self.kept.append(s, rows)
         if self.kept.awaits_ends:
-            self.kept.release(s, self.further(self.kept.newest(s, length)))
+            self.kept.release(s, self.extra_columns(self.kept.newest(s, length)))
 
     def close(self) -> None:
-        """The environments."""
+        """Close the environments."""
         self.env.close()
 
     def state(self, s: int) -> dict[str, Any]:
-        """What `restore` needs of seed s beside the rollouts."""
+        """Return the state of seed s that `restore` needs in addition to the rollouts."""
         return {"steps": self.steps}
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """Continues where each seed's state was taken: replays running episodes' actions."""
+        """Restore each seed's state by replaying the actions of the running episodes."""
         self.steps = states[0]["steps"]
         rows = np.arange(len(self._number))
         self._reset(rows)
@@ -283,11 +293,11 @@ class RolloutCollector:
         for j in range(int(self._lengths.max())):
             running = rows[self._lengths > j]
             actions = self._played[running, j]
-            self._take(running, actions, self.env.step(actions, running), j)
+            self._record(running, actions, self.env.step(actions, running), j)
 
 
-def joined(steps: list[Step]) -> Step:
-    """Steps of one environment each, side by side."""
+def join_steps(steps: list[Step]) -> Step:
+    """Join steps of one environment each to one step of all environments."""
     infos = {k: np.concatenate([step.infos[k] for step in steps]) for k in steps[0].infos}
     parts = [np.concatenate(part) for part in list(zip(*steps, strict=True))[:4]]
     return Step(parts[0], parts[1], parts[2], parts[3], infos)

@@ -1,11 +1,11 @@
-"""A frozen policy as a part of the environment: what it would do next is observed as well.
+"""Frozen base policies for residual learning. The base's next action is an extra observation.
 
-    what is observed    {channels of the environment, base_action}
-    what is done        the learner's own action, which is to be the base's and a correction
+    observation    {channels of the environment, base_action}
+    action         the complete action: that of the base plus the residual
 
-Environments and demonstrations get the base's action by the same code: `Base.observe`. A chunk is
-computed once, its noise follows from the episode's seed and the number of the decision in it, and
-an episode's end begins its queue anew.
+Environments and demonstrations get the base's action from the same code, `Base.observe`. A chunk is
+computed once. Its noise is a function of the episode's seed and the number of the decision. The
+queue of actions is emptied at the end of an episode.
 """
 
 from __future__ import annotations
@@ -36,43 +36,47 @@ from policies.policy import BundlePolicy, refuse_rewards
 from policies.residual import ResidualPolicy, ResidualQueue, add_base_action, make_queue
 from policies.spec import VECTOR
 
-EPISODES = 256  # of demonstrations that are labeled side by side
-FIRST = np.zeros(1, np.int64)  # one episode, one seed
-MOST = 1 + 1e-3  # of an action's size: what is beyond is in other units
+EPISODES = 256  # demonstrations that are labeled in parallel
+FIRST = np.zeros(1, np.int64)  # index and seed of a single episode
+MAX_ACTION = 1 + 1e-3  # a larger absolute value means other units
 
 
 class BaseFault(UserError):
-    """A base that raised, or answered no actions."""
+    """Error of a base policy that raised, or did not return valid actions."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """A frozen policy, ready to act in any number of episodes."""
+    """Frozen base policy that can act in any number of episodes."""
 
-    name: str  # as it was given
-    sha256: str  # of its file, and of its name in it
-    made: Callable[[], Queue | ResidualQueue]  # the queue of new episodes
+    name: str  # the value of base=
+    sha256: str  # of its file, and of its name in the file
+    new_queue: Callable[[], Queue | ResidualQueue]  # creates a queue for new episodes
     action_dim: int
-    bundle: Bundle | None = None  # where it is one
-    weights: Callable[[], Mapping[str, Any]] | None = field(default=None, compare=False)  # its own
-    lock: Any = field(default_factory=threading.Lock, compare=False)  # of who acts and evaluates
+    bundle: Bundle | None = None  # None for code
+    weights: Callable[[], Mapping[str, Any]] | None = field(default=None, compare=False)
+    # shared by collection and evaluation
+    lock: Any = field(default_factory=threading.Lock, compare=False)
 
     def digests(self) -> dict[str, str] | None:
-        """sha256 of its weights, as the bundle has them and as they are now; None for code."""
+        """Return the sha256 of the weights in the bundle and of the current ones; None for code."""
         if self.bundle is None or self.weights is None:
             return None
-        return {"before": digest(held(self.bundle)), "after": digest(self.weights())}
+        return {"before": digest(bundle_weights(self.bundle)), "after": digest(self.weights())}
 
     def observe(
         self, queue: Queue | ResidualQueue, observations: Observations, rows: np.ndarray
     ) -> dict[str, Any]:
-        """What is observed in episodes `rows` [R], with what the base would do. BaseFault."""
+        """Return the observations of episodes `rows`, [R], with the base's action as a channel.
+
+        Raises BaseFault.
+        """
         return add_base_action(observations, self.answer(queue, observations, rows).clip(-1, 1))
 
     def answer(
         self, queue: Queue | ResidualQueue, observations: Observations, rows: np.ndarray
     ) -> np.ndarray:
-        """Actions [R, A] as the base gives them. BaseFault."""
+        """Return the base's actions, [R, A], not clipped. Raises BaseFault."""
         try:
             with self.lock:
                 actions = np.asarray(queue.step(observations, rows), np.float32)
@@ -80,20 +84,20 @@ class Base:
             raise BaseFault(f"base={self.name} raised {error!r}") from error
         if actions.shape != (len(rows), self.action_dim):
             raise BaseFault(
-                f"base={self.name} answers {list(actions.shape[1:])} for an observation, an action "
-                f"is [{self.action_dim}]"
+                f"base={self.name} returned an action of shape {list(actions.shape[1:])}, expected "
+                f"[{self.action_dim}]"
             )
         if not np.isfinite(actions).all():
-            raise BaseFault(f"base={self.name} answers NaN or infinite numbers")
+            raise BaseFault(f"base={self.name} returned NaN or infinite numbers")
         return actions
 
 
 class WithBase(VectorEnv):
-    """The environments of `env`, which show what `base` would do next as their last channel."""
+    """Vector environment `env` whose last observation channel is the next action of `base`."""
 
     def __init__(self, env: VectorEnv, base: Base) -> None:
         super().__init__(env.num_envs)
-        self.env, self.base, self._queue = env, base, base.made()
+        self.env, self.base, self._queue = env, base, base.new_queue()
         self._queue.reset(np.zeros(env.num_envs, np.int64))
         for name in ("action_dim", "max_episode_steps", "rate_hz", "limit"):
             setattr(self, name, getattr(env, name))
@@ -110,12 +114,14 @@ class WithBase(VectorEnv):
     def step(self, actions: np.ndarray, indices: np.ndarray | None = None) -> Step:
         rows = self._all if indices is None else np.asarray(indices)
         step = self.env.step(actions, indices)
-        going = np.flatnonzero(~step.terminated)  # what is seen of an end bootstraps nothing
-        shown = np.zeros((len(rows), self.action_dim), np.float32)
-        if len(going):
-            seen = channels.take(step.observations, going)
-            shown[going] = self.base.observe(self._queue, seen, rows[going])[BASE_ACTION]
-        return step._replace(observations=add_base_action(step.observations, shown))
+        # no base action after a terminal step: its value is never bootstrapped
+        running = np.flatnonzero(~step.terminated)
+        base_actions = np.zeros((len(rows), self.action_dim), np.float32)
+        if len(running):
+            observations = channels.take(step.observations, running)
+            observed = self.base.observe(self._queue, observations, rows[running])
+            base_actions[running] = observed[BASE_ACTION]
+        return step._replace(observations=add_base_action(step.observations, base_actions))
 
     def render(self, index: int = 0) -> np.ndarray:
         return self.env.render(index)
@@ -130,83 +136,86 @@ class WithBase(VectorEnv):
         raise NotImplementedError
 
 
-def labeled(data: Dataset, base: Base) -> Dataset:
-    """`data` as `base` sees it: every episode from its beginning, what a time-out leaves included.
+def label_dataset(data: Dataset, base: Base) -> Dataset:
+    """Return `data` with the base's action as an observation channel.
 
+    The base acts through every episode from its start, including the observation after a time-out.
     Raises BaseFault.
     """
     actions = np.zeros((channels.size(data.observations), base.action_dim), np.float32)
-    beyond = np.zeros(len(actions), bool)
+    is_clipped = np.zeros(len(actions), bool)
     after = data.next_index[data.episode_ends]
-    goes_on = (after >= data.num_rows) & ~data.terminated[data.episode_ends]
+    has_last = (after >= data.num_rows) & ~data.terminated[data.episode_ends]
     starts, lengths = data.episode_starts, data.episode_lengths()
     for first in range(0, data.num_episodes, EPISODES):
-        every = np.arange(first, min(first + EPISODES, data.num_episodes))
-        running = base.made()
-        running.reset(every)
-        rows = np.arange(len(every))
-        for t in range(int(lengths[every].max()) + 1):
-            last = t == lengths[every[rows]]  # what was seen after the last row, where it is known
-            rows = rows[~last | goes_on[every[rows]]]
-            own, over = every[rows], t == lengths[every[rows]]
-            at = np.where(over, after[own], starts[own] + t)
+        block = np.arange(first, min(first + EPISODES, data.num_episodes))
+        queue = base.new_queue()
+        queue.reset(block)
+        rows = np.arange(len(block))
+        for t in range(int(lengths[block].max()) + 1):
+            last = t == lengths[block[rows]]  # the observation after the last row, if it is stored
+            rows = rows[~last | has_last[block[rows]]]
+            indices, over = block[rows], t == lengths[block[rows]]
+            at = np.where(over, after[indices], starts[indices] + t)
             if len(rows):
-                seen = channels.take(data.observations, at)
-                found = base.answer(running, seen, rows)
-                actions[at], beyond[at] = found.clip(-1, 1), (np.abs(found) > MOST).any(1)
+                observations = channels.take(data.observations, at)
+                raw = base.answer(queue, observations, rows)
+                actions[at], is_clipped[at] = raw.clip(-1, 1), (np.abs(raw) > MAX_ACTION).any(1)
             rows = rows[~over]
-    apart = data.next_index >= data.num_rows  # within an episode: stored beside the row after it
-    apart[data.episode_ends] = False
-    actions[data.next_index[apart]] = actions[: data.num_rows][np.flatnonzero(apart) + 1]
-    seen, notes = add_base_action(data.observations, actions), data.notes
-    if share := float(beyond[: data.num_rows].mean()):
+    # next observations within an episode that are stored separately get the next row's base action
+    separate = data.next_index >= data.num_rows
+    separate[data.episode_ends] = False
+    actions[data.next_index[separate]] = actions[: data.num_rows][np.flatnonzero(separate) + 1]
+    observations, notes = add_base_action(data.observations, actions), data.notes
+    if share := float(is_clipped[: data.num_rows].mean()):
         notes = (*notes, f"{share:.0%} of base={base.name}'s actions on it are clipped to [-1, 1]")
     spec = data.spec and with_base(data.spec)
-    return replace(data, observations=seen, spec=spec, notes=notes)
+    return replace(data, observations=observations, spec=spec, notes=notes)
 
 
 def without_base(data: Dataset) -> Dataset:
-    """The inverse of `labeled`: what was observed before the base's action was shown beside it."""
-    seen = {name: x for name, x in data.observations.items() if name != BASE_ACTION}
+    """Return `data` without the base's action: the inverse of `label_dataset`."""
+    parts = {name: x for name, x in data.observations.items() if name != BASE_ACTION}
     spec = data.spec and replace(data.spec, channels=data.spec.channels[:-1])
-    return replace(data, observations=seen.pop(VECTOR) if [*seen] == [VECTOR] else seen, spec=spec)
+    observations = parts.pop(VECTOR) if [*parts] == [VECTOR] else parts
+    return replace(data, observations=observations, spec=spec)
 
 
 def with_base(spec: Spec) -> Spec:
-    """`spec` of what is observed beside a base."""
-    own = Channel(BASE_ACTION, (spec.action_dim,))
-    return replace(spec, channels=(*spec.channels, own))
+    """Return `spec` with the base's action as an additional channel."""
+    channel = Channel(BASE_ACTION, (spec.action_dim,))
+    return replace(spec, channels=(*spec.channels, channel))
 
 
 def base_of(source: str, env: VectorEnv) -> Base:
-    """The policy that `source` names, which fits `env`. Raises UserError.
+    """Load the base policy that `source` names. Raises UserError if it does not fit `env`.
 
-    source: a bundle; or module:name, or file.py:name, of a function of one's own,
-    observations [B, *obs] -> actions [B, A] or chunks [B, H, A], or of what has a method `plan`,
-    as `policies.heads.head.Planner` says. It may have the attributes `n_obs_steps`, `n_action_steps` and
-    `noise_shape`. All actions are in [-1, 1].
+    source: a bundle, or module:name or file.py:name of your own code: a function of
+    observations [B, *obs] that returns actions [B, A] or chunks [B, H, A], or a class with a method
+    `plan` as in `policies.heads.head.Planner`. It may have the attributes `n_obs_steps`,
+    `n_action_steps` and `noise_shape`. All actions are in [-1, 1].
     """
     if source.endswith(".py"):
-        raise UserError(f"base={source}: say which function or class of it, as base={source}:Base")
+        raise UserError(f"base={source} lacks the function or class. Use base={source}:<name>")
     code = source.rpartition(":")[2].isidentifier() and ":" in source
-    base = of_code(source, env) if code else of_bundle(source, env)
-    running = base.made()
-    running.reset(FIRST)
-    first = base.answer(running, env.reset([0], FIRST), FIRST)  # refuses what is no number
-    if (most := np.abs(first).max()) > MOST:
+    base = code_base(source, env) if code else bundle_base(source, env)
+    queue = base.new_queue()
+    queue.reset(FIRST)
+    first = base.answer(queue, env.reset([0], FIRST), FIRST)  # refuses NaN and infinity
+    if (largest := np.abs(first).max()) > MAX_ACTION:
         raise UserError(
-            f"base={source} answers {most:g} to a first observation: actions are in [-1, 1], so "
-            "divide what is in other units by its range"
+            f"base={source} returned {largest:g} for the first observation, but actions must be in "
+            "[-1, 1]. Divide actions in other units by their range"
         )
     return base
 
 
-def of_bundle(source: str, env: VectorEnv) -> Base:
-    """The policy of a bundle. Raises UserError."""
+def bundle_base(source: str, env: VectorEnv) -> Base:
+    """Load the base policy of a bundle. Raises UserError."""
     if Path(source).is_dir():
-        found = sorted(Path(source).rglob(BUNDLE))
-        remedy = f"give the bundle, as base={found[0]}" if found else f"it holds no {BUNDLE}"
-        raise UserError(f"base={source} is a folder: {remedy}")
+        bundles = sorted(Path(source).rglob(BUNDLE))
+        remedy = f"Use base={bundles[0]}" if bundles else f"It contains no {BUNDLE}"
+        raise UserError(f"base={source} is a folder. {remedy}")
     try:
         policy = policies.load(source)
         refuse_rewards(policy, "a base")
@@ -214,88 +223,100 @@ def of_bundle(source: str, env: VectorEnv) -> Base:
         raise UserError(f"base={source}: {error}") from None
     if policy.network.remembers:
         raise UserError(
-            f"base={source}: a {policy.bundle.kind} keeps a memory of its episode, and a base can "
-            "have none; use a policy that acts on what it observes"
+            f"base={source}: a {policy.bundle.kind} has a memory, which a base policy must not "
+            "have. Use a policy that acts on its observations only"
         )
-    own, here = policy.spec, spec_of(env)
-    if any(channel.name == BASE_ACTION for channel in own.channels):
-        raise UserError(f"base={source} corrects a base that it does not hold, and can be none")
-    if (problem := differs(own, here)) is not None:
+    spec, env_spec = policy.spec, spec_of(env)
+    if any(channel.name == BASE_ACTION for channel in spec.channels):
+        raise UserError(
+            f"base={source} is a residual policy without its own base, so it cannot act"
+        )
+    if (problem := spec_difference(spec, env_spec)) is not None:
         raise UserError(f"base={source} does not fit the task: {problem}")
-    told = source, checksum(Path(source)), lambda: make_queue(policy), env.action_dim, policy.bundle
-    return Base(*told, weights=lambda: acting(policy))
+    return Base(
+        source,
+        checksum(Path(source)),
+        lambda: make_queue(policy),
+        env.action_dim,
+        policy.bundle,
+        weights=lambda: policy_weights(policy),
+    )
 
 
-def held(bundle: Bundle) -> dict[str, Any]:
-    """A bundle's weights, and those of what it corrects."""
-    below = {} if bundle.base is None else held(bundle.base)
-    return {**bundle.weights, **{f"base/{name}": weight for name, weight in below.items()}}
+def bundle_weights(bundle: Bundle) -> dict[str, Any]:
+    """Return the weights in a bundle, including those of its base."""
+    base = {} if bundle.base is None else bundle_weights(bundle.base)
+    return {**bundle.weights, **{f"base/{name}": weight for name, weight in base.items()}}
 
 
-def acting(policy: Any) -> dict[str, Any]:
-    """Those that it acts by, by the same names."""
-    below = acting(policy.base) if isinstance(policy, ResidualPolicy) else {}
-    own = policy.module.state_dict()
-    return {**own, **{f"base/{name}": weight for name, weight in below.items()}}
+def policy_weights(policy: Any) -> dict[str, Any]:
+    """Return the current weights of a policy under the names of `bundle_weights`."""
+    base = policy_weights(policy.base) if isinstance(policy, ResidualPolicy) else {}
+    weights = policy.module.state_dict()
+    return {**weights, **{f"base/{name}": weight for name, weight in base.items()}}
 
 
 def digest(weights: Mapping[str, Any]) -> str:
-    """sha256 of arrays or tensors and their names."""
-    found = sha256()
+    """Return the sha256 of arrays or tensors and their names."""
+    total = sha256()
     for name in sorted(weights):
-        found.update(name.encode() + np.ascontiguousarray(weights[name]).tobytes())
-    return found.hexdigest()
+        total.update(name.encode() + np.ascontiguousarray(weights[name]).tobytes())
+    return total.hexdigest()
 
 
-def differs(own: Spec, here: Spec) -> str | None:
-    """Which field of a base's specification contradicts that of the environment."""
-    if (problem := own.mismatch(here)) is not None:
+def spec_difference(spec: Spec, here: Spec) -> str | None:
+    """Return a sentence about a field in which a base's spec contradicts the environment's."""
+    if (problem := spec.mismatch(here)) is not None:
         return problem
-    if own.action_names and here.action_names and own.action_names != here.action_names:
-        return f"action_names: the policy has {own.action_names}, here it is {here.action_names}"
+    if spec.action_names and here.action_names and spec.action_names != here.action_names:
+        return f"action_names: the policy has {spec.action_names}, here it is {here.action_names}"
     with contextlib.suppress(ValueError):  # ranges that cannot be reconciled
-        if own.conversion(here) is None:
+        if spec.conversion(here) is None:
             return None
-    return f"action_range: the policy has {own.action_range}, here it is {here.action_range}"
+    return f"action_range: the policy has {spec.action_range}, here it is {here.action_range}"
 
 
-def of_code(source: str, env: VectorEnv) -> Base:
-    """The policy of a module or a file of the user's. Raises UserError."""
+def code_base(source: str, env: VectorEnv) -> Base:
+    """Load a base policy from a user's module or file. Raises UserError."""
     (kind, module), name = import_name("base", source), source.rpartition(":")[2]
     try:
-        own: Any = kind() if isinstance(kind, type) else kind
+        policy: Any = kind() if isinstance(kind, type) else kind
     except Exception as error:
         raise UserError(f"base={source}: {type(error).__name__}: {error}") from error
-    n_obs_steps, shape = number(source, own, "n_obs_steps"), tuple(getattr(own, "noise_shape", ()))
+    n_obs_steps = attribute(source, policy, "n_obs_steps")
+    shape = tuple(getattr(policy, "noise_shape", ()))
 
-    def answer(observations: Observations, noise: np.ndarray) -> np.ndarray:
-        """Chunks [R, chunk_size, A]."""
-        if hasattr(own, "plan"):
-            return np.asarray(own.plan(observations, noise))
-        chunk = np.asarray(own(channels.take(observations, np.s_[:, -1])))
+    def predict(observations: Observations, noise: np.ndarray) -> np.ndarray:
+        """Return chunks, [R, chunk_size, A]."""
+        if hasattr(policy, "plan"):
+            return np.asarray(policy.plan(observations, noise))
+        chunk = np.asarray(policy(channels.take(observations, np.s_[:, -1])))
         return chunk[:, None] if chunk.ndim == 2 else chunk
 
     first = channels.map_channels(lambda x: np.repeat(x[:, None], n_obs_steps, 1), env.reset([0], FIRST))
     try:
-        found = answer(first, noise.normal(FIRST, FIRST, shape or (0,))).shape
+        chunk_shape = predict(first, noise.normal(FIRST, FIRST, shape or (0,))).shape
     except Exception as error:
         raise UserError(f"base={source} raised {error!r}") from error
-    if len(found) != 3 or found[0] != 1 or not found[1] or found[2] != env.action_dim:
+    expected_dims = len(chunk_shape) == 3 and chunk_shape[0] == 1 and chunk_shape[1]
+    if not expected_dims or chunk_shape[2] != env.action_dim:
         raise UserError(
-            f"base={source} answers {list(found)} for one observation; actions "
-            f"[1, {env.action_dim}], or a chunk [1, chunk_size, {env.action_dim}], are expected"
+            f"base={source} returned shape {list(chunk_shape)} for one observation, expected "
+            f"actions [1, {env.action_dim}] or a chunk [1, chunk_size, {env.action_dim}]"
         )
 
-    def plan(observations: Observations, drawn: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        chunk = answer(observations, drawn)
-        if chunk.shape != (len(rows), *found[1:]):
-            raise ValueError(f"an answer of {list(chunk.shape)}, not {[len(rows), *found[1:]]}")
+    def plan(observations: Observations, noise_rows: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        chunk = predict(observations, noise_rows)
+        expected = [len(rows), *chunk_shape[1:]]
+        if [*chunk.shape] != expected:
+            raise ValueError(f"it returned shape {list(chunk.shape)}, expected {expected}")
         return chunk
 
-    n_action_steps = number(source, own, "n_action_steps", found[1])
-    if n_action_steps > found[1]:
+    n_action_steps = attribute(source, policy, "n_action_steps", chunk_shape[1])
+    if n_action_steps > chunk_shape[1]:
         raise UserError(
-            f"base={source}: n_action_steps={n_action_steps}, but a chunk has {found[1]} actions"
+            f"base={source}: n_action_steps={n_action_steps}, but a chunk has {chunk_shape[1]} "
+            "actions"
         )
     file = Path(inspect.getfile(module))
     return Base(
@@ -308,16 +329,16 @@ def of_code(source: str, env: VectorEnv) -> Base:
     )
 
 
-def number(source: str, own: Any, name: str, default: int = 1) -> int:
-    """The attribute `name` of a base, which may be missing. Raises UserError."""
-    found = getattr(own, name, None)
-    if found is None:
+def attribute(source: str, policy: Any, name: str, default: int = 1) -> int:
+    """Return the integer attribute `name` of a base, or the default. Raises UserError."""
+    value = getattr(policy, name, None)
+    if value is None:
         return default
-    if isinstance(found, bool) or not isinstance(found, int | np.integer) or found < 1:
-        raise UserError(f"base={source}: {name}={found!r} is no whole number of at least 1")
-    return int(found)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise UserError(f"base={source}: {name}={value!r} must be an integer of at least 1")
+    return int(value)
 
 
-def attached(correction: BundlePolicy, source: str, env: VectorEnv) -> ResidualPolicy:
-    """The policy whose bundle holds a correction alone, with its base. Raises UserError."""
-    return ResidualPolicy(correction, base_of(source, env).made)
+def attach_base(residual: BundlePolicy, source: str, env: VectorEnv) -> ResidualPolicy:
+    """Return a residual policy whose bundle lacks its base, with that base. Raises UserError."""
+    return ResidualPolicy(residual, base_of(source, env).new_queue)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 
 from offline_rl.algorithms.common.registry import algorithm_yaml
+from offline_rl.engine.cost import COMPILE_SECONDS, is_worth_compiling
 from offline_rl.engine.engine import Engine, Fallback, Precision
-from offline_rl.engine.work import COMPILE_SECONDS, compiling_pays
 from offline_rl.training.options import TrainOptions
 from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.utils import hardware
@@ -75,7 +75,7 @@ def choose_precision(o: TrainOptions, device: torch.device) -> Precision:
 
 def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update") -> Choices:
     """Return the choices for this many updates of `phase` on this machine, from counted work."""
-    work, device = engine.work(phase), engine.device.type
+    work, device = engine.update_cost(phase), engine.device.type
     size = f"{work.flops / 1e6:,.0f} MFLOP in {work.products:.0f} matrix products per update"
     if "OMP_NUM_THREADS" in os.environ:
         threads = torch.get_num_threads()
@@ -88,7 +88,7 @@ def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update")
         return Choices(engine.precision, o.compile == "always", threads, f"compile={o.compile}")
     if missing := hardware.missing_compiler():
         return Choices(engine.precision, False, threads, f"not compiling: {missing}")
-    pays = compiling_pays(seconds, updates)
+    pays = is_worth_compiling(seconds, updates)
     why = (
         f"{size}, estimated {1000 * seconds:,.3g} ms; {updates:,} updates "
         f"{'repay' if pays else 'do not repay'} {COMPILE_SECONDS:.0f} s of compilation"
@@ -105,5 +105,5 @@ def log_interval(engine: Engine, phase: str) -> int:
     """
     if engine.device.type == "cpu":
         return LOG_EVERY
-    seconds = engine.work(phase).seconds(engine.device.type, engine.precision)
+    seconds = engine.update_cost(phase).seconds(engine.device.type, engine.precision)
     return LOG_EVERY_ON_GPU if LOG_EVERY * seconds < LOG_SECONDS else LOG_EVERY

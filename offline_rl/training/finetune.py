@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.algorithms.common.config import built
-from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, label
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, run_label
 from offline_rl.data.transform import Preprocessing
 from offline_rl.training.options import FinetuneOptions, TrainOptions
 from offline_rl.training.run_folder import (
@@ -31,7 +31,7 @@ from offline_rl.training.run_folder import (
 )
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_json_object
-from offline_rl.utils.options import to_python, options_signature, format_value
+from offline_rl.utils.options import format_value, options_signature, to_python
 from offline_rl.utils.trees import to_json_values
 
 INHERITED = (  # options that are copied from the run
@@ -114,7 +114,7 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
 
 def out_option(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the folder of all runs that contains `run` as `out`; empty if `run` was moved."""
-    names = (named_task(config), label(config["algorithm"]), config["name"])
+    names = (named_task(config), run_label(config["algorithm"]), config["name"])
     run = run if len(run.parts) > len(names) else run.resolve()
     out = run.parents[len(names) - 1]
     return {"out": str(out)} if run_folder(str(out), *names) == run else {}
@@ -152,7 +152,7 @@ def keys_of(config: Mapping[str, Any], passed: Mapping[str, Any], start: Start) 
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
     keys |= {name: config[name] for name in INHERITED if config.get(name) is not None}
     keys |= out_option(start.run, config)
-    keys |= {"seeds": list(start.checkpoints), "name": f"from-{label(start.algorithm)}"}
+    keys |= {"seeds": list(start.checkpoints), "name": f"from-{run_label(start.algorithm)}"}
     kind, hyper = algorithm_class(algorithm), config["hyper"]
     if algorithm == start.algorithm:
         options = [f for f in fields(kind.Config) if f.name in hyper]
@@ -247,7 +247,7 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
         )
     train_keys: dict[str, Any] = {"task": config["task"], "seeds": list(start.checkpoints)}
     train_keys |= {name: config[name] for name in INHERITED if config.get(name) is not None}
-    train_keys |= out_option(start.run, config) | {"name": f"from-{label(start.algorithm)}"}
+    train_keys |= out_option(start.run, config) | {"name": f"from-{run_label(start.algorithm)}"}
     for name, value in sorted(teacher_config.items()):
         train_keys[f"algorithm.{name}"] = value
         if to_json_values(keys.get(f"algorithm.{name}", value)) != to_json_values(value):

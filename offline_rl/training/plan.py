@@ -19,8 +19,8 @@ from offline_rl.algorithms.common.base import Algorithm, Interaction
 from offline_rl.algorithms.common.registry import (
     algorithm_class,
     algorithm_names,
-    origin,
     prepared,
+    source_file,
     table_of,
 )
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
@@ -30,7 +30,7 @@ from offline_rl.data.formats.common import NoArraysToChoose
 from offline_rl.data.transform import center_of, range_of_returns
 from offline_rl.data.validation import columns_of, find_warnings
 from offline_rl.evaluation.rollout import starts
-from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, labeled, with_base
+from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, label_dataset, with_base
 from offline_rl.replay.columns import STEP_INFOS
 from offline_rl.training.finetune import Start
 from offline_rl.training.options import TrainOptions
@@ -435,7 +435,7 @@ def add_base_actions(data: Dataset, base: Base, scale: float) -> Dataset:
     A note reports how many actions a residual within `scale` cannot reach. Raises UserError.
     """
     try:
-        labeled_data = labeled(data, base)
+        labeled_data = label_dataset(data, base)
     except BaseFault as error:
         raise UserError(
             f"{data.path or data.name}: {error}. Is the data of another task?"
@@ -612,7 +612,7 @@ def resolved_config(plan: Resolved, name: str) -> dict[str, Any]:
     """Return the part of the config.json of run `name` that follows from its keys alone."""
     options = {k: v for k, v in asdict(plan.options).items() if k not in FREE}
     config: dict[str, Any] = {"name": name, "hyper": asdict(plan.settings[name])}
-    if code := origin(plan.options.algorithm):
+    if code := source_file(plan.options.algorithm):
         config["code_sha256"] = code["sha256"]
     if plan.options.num_env_steps:
         config["online"] = asdict(plan.interaction.online)

@@ -1,4 +1,4 @@
-"""What a run came to, and what it depends on besides its configuration."""
+"""Results of a run, and the machine, versions and data they depend on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from offline_rl.algorithms.common.registry import label, origin
+from offline_rl.algorithms.common.registry import run_label, source_file
 from offline_rl.data.writers.d4rl import write
 from offline_rl.online.collector import Collector
 from offline_rl.online.with_base import without_base
@@ -22,55 +22,55 @@ from offline_rl.version import __version__
 from policies import bundle
 from policies.golden import seal
 
-EXPERIENCE = "experience.hdf5"  # what a seed saw, with keep_data
+EXPERIENCE = "experience.hdf5"  # a seed's online experience, with keep_data
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to, or several side by side."""
+    """Results of one run, or of several that were trained in parallel."""
 
-    path: Path  # the folder above the seeds; above the runs where there are several
+    path: Path  # the run's folder; of several runs, the folder that contains them
     results: list[dict[str, Any]]  # each seed's result.json, run after run
-    names: list[str]  # of the run of each
+    names: list[str]  # the name of the run, for each result
 
     @property
     def scores(self) -> list[float]:
-        """Each seed's last normalized score; its mean return where there are no references."""
+        """Final normalized score of each seed. Tasks without references: the mean return."""
         return [r["score"] if r["score"] is not None else r["mean_return"] for r in self.results]
 
     def __fspath__(self) -> str:
-        """Return the run's folder: a result stands wherever a run is given."""
+        """Return the run's folder, so that a Result can be used in place of a path."""
         return str(self.path)
 
     def __repr__(self) -> str:
-        """A table of the seeds, and where they are."""
+        """Return a table of the seeds, and the run's folder."""
         header = ["run", "seed", "score", "return", "updates", "env steps", "wall time"]
         body = []
         for r, run in zip(self.results, self.names, strict=True):
             name = "/".join((r["task"], r["algorithm"], run))
             online = r["num_env_steps"]
             counts = (f"{r['num_updates']:,}", f"{online:,}" if online else "")
-            told = format_mean_std([r["score"]], 1), format_mean_std([r["mean_return"]])
-            body.append([name, str(r["seed"]), *told, *counts, format_duration(r["seconds"])])
+            values = format_mean_std([r["score"]], 1), format_mean_std([r["mean_return"]])
+            body.append([name, str(r["seed"]), *values, *counts, format_duration(r["seconds"])])
         return f"{table(header, body)}\n{self.path}"
 
 
 def environment(plan: Plan, choices: Choices) -> dict[str, Any]:
-    """Versions, hardware and data: what a result depends on besides its configuration."""
+    """Return the content of environment.json: versions, hardware, data and choices."""
     data = plan.dataset
     return {
         **hardware.describe_machine(),
         "dataset": None if data is None else data.path,
         "dataset_sha256": None if data is None else data.sha256,
         "choices": asdict(choices),
-        "algorithm": origin(plan.options.algorithm),
+        "algorithm": source_file(plan.options.algorithm),
     }
 
 
 def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Choices) -> None:
     """Write the policy bundle, then result.json, which marks the seed as finished.
 
-    Each replaces its predecessor, if any. A diverged seed has no policy: an earlier one is removed.
+    Both replace earlier files. A diverged seed has no policy; an earlier one is removed.
     """
     o, data, reference = plan.options, plan.dataset, plan.task.reference
     last = trainer.last[s] if trainer.last else None
@@ -80,7 +80,7 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
     rate = progress.timed_updates / progress.seconds if progress.seconds else None
     newest = list(folder.checkpoints().values())
     result = {
-        "algorithm": label(o.algorithm),
+        "algorithm": run_label(o.algorithm),
         "task": o.task,
         "dataset": None if data is None else data.path or data.name,
         "dataset_sha256": None if data is None else data.sha256,
@@ -118,17 +118,17 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         and isinstance(trainer.collector, Collector)
         and trainer.collector.buffer.added[s]
     ):
-        seen = trainer.transform.raw(trainer.collector.buffer.everything(s))
-        write(seen if plan.base is None else without_base(seen), folder.path / EXPERIENCE)
+        raw = trainer.transform.raw(trainer.collector.buffer.everything(s))
+        write(raw if plan.base is None else without_base(raw), folder.path / EXPERIENCE)
     result = to_json_values(result)
     if progress.diverged[s] is None:
-        told = {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
-        for name in ("max_episode_steps", "observation_keys"):  # what its environment was made with
+        provenance = {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
+        for name in ("max_episode_steps", "observation_keys"):  # options of the environment
             if (value := getattr(o, name)) is not None:
-                told[name] = value
-        if plan.base is not None and plan.base.bundle is None:  # it is not in the bundle
-            told |= {"base": plan.base.name, "base_sha256": plan.base.sha256}
-        policy = trainer.policy(s, told)
+                provenance[name] = value
+        if plan.base is not None and plan.base.bundle is None:  # not contained in the bundle
+            provenance |= {"base": plan.base.name, "base_sha256": plan.base.sha256}
+        policy = trainer.policy(s, provenance)
         policy = seal(policy if plan.base is None else replace(policy, base=plan.base.bundle))
         write_atomically(folder.bundle, lambda temporary: bundle.write(temporary, policy))
     write_json(folder.result, result)

@@ -26,11 +26,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from offline_rl.algorithms.common.registry import split
+from offline_rl.algorithms.common.registry import split_name
 from offline_rl.data.load import known_cards
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import is_locked, read_json_object, write_atomically, write_json, write_text
+from offline_rl.utils.files import (
+    is_locked,
+    read_json_object,
+    write_atomically,
+    write_json,
+    write_text,
+)
 from offline_rl.utils.trees import flatten, to_json_values
 from policies.bundle import BUNDLE
 
@@ -115,7 +121,7 @@ class SeedFolder:
     def algorithm(self, config: Mapping[str, Any]) -> str:
         """Return the algorithm in `config`, with its absolute path if its file is elsewhere."""
         name: str = config["algorithm"]
-        source, cls = split(name)
+        source, cls = split_name(name)
         if not source.endswith(".py") or Path(source).expanduser().is_file():
             return name
         file = self._algorithm_file().get("file")

@@ -1,4 +1,4 @@
-"""Where a run's batches come from."""
+"""Data sources of a run: the dataset, online experience and rollouts."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def sources_of(
     seeds: Sequence[int],
     device: torch.device,
 ) -> Sources:
-    """The data, where there is any, and a buffer for each seed's experience, where it makes some.
+    """Return the sources of a run: its dataset, if any, and buffers for online experience, if any.
 
-    data: what is learned from of the plan's, raw.
+    data: the raw data to learn from.
     """
     offline: ReplayBuffer | WithExpert | Stream | None = None
     every_row: ReplayBuffer | WithExpert | Stream | None = None
 
     def source(data: Dataset) -> ReplayBuffer | WithExpert | Stream:
-        if streams(plan, data, device):
-            return streamed(plan, data, transform, seeds, device)
+        if must_stream(plan, data, device):
+            return stream_source(plan, data, transform, seeds, device)
         learned, expert = transform.dataset(data), plan.expert and transform.dataset(plan.expert)
         return offline_source(plan.algorithm, plan.cfg, learned, expert, device=device)
 
@@ -60,7 +60,7 @@ def sources_of(
 
 
 def rollouts(plan: Plan, seeds: Sequence[int], device: torch.device) -> Rollouts:
-    """Room for what each seed's policy will decide in an iteration."""
+    """Return empty rollouts of the size of one on-policy iteration, for each seed."""
     cfg = plan.interaction.cfg
     learner: Any = plan.algorithm(plan.spec, cfg, interaction=plan.interaction)
     size = cfg.decisions // cfg.environments, cfg.environments
@@ -70,7 +70,7 @@ def rollouts(plan: Plan, seeds: Sequence[int], device: torch.device) -> Rollouts
 
 
 def experience(plan: Plan, steps: int, seeds: Sequence[int], device: torch.device) -> ReplayBuffer:
-    """An empty buffer for so many steps that each seed will see."""
+    """Return an empty buffer for `steps` environment steps of each seed."""
     actions = plan.spec.action_dim
     return ReplayBuffer(
         plan.spec.observation_shapes,
@@ -90,10 +90,10 @@ def offline_source(
     *,
     device: torch.device | str = "cpu",
 ) -> ReplayBuffer | WithExpert:
-    """Where offline batches come from; data and the expert's as they are learned from."""
+    """Return the source of offline batches. data, expert: already transformed."""
     data = rows_for(algorithm, data)
-    made = further_columns(algorithm, cfg, data)
-    buffer = ReplayBuffer.from_dataset(data, columns=made, device=device)
+    extra = further_columns(algorithm, cfg, data)
+    buffer = ReplayBuffer.from_dataset(data, columns=extra, device=device)
     if expert is None:
         return buffer
     return WithExpert(buffer, ReplayBuffer.from_dataset(expert, device=device))
@@ -111,40 +111,43 @@ def with_every_row(data: Dataset) -> Dataset:
     """
     if data.usable.all():
         return data
-    own = np.arange(data.num_rows)
-    return replace(data, next_index=np.where(data.usable, data.next_index, own))
+    rows = np.arange(data.num_rows)
+    return replace(data, next_index=np.where(data.usable, data.next_index, rows))
 
 
-def streams(plan: Plan, data: Dataset, device: torch.device) -> bool:
-    """Whether the data stays outside the device's memory. Raises UserError where it cannot."""
+def must_stream(plan: Plan, data: Dataset, device: torch.device) -> bool:
+    """Return True if the data must be streamed from its file.
+
+    Raises UserError if it must, but the algorithm cannot stream.
+    """
     needed = ReplayBuffer.bytes_for(data)
-    free, give = hardware.free_memory(device), plan.options.stream
+    free, stream = hardware.free_memory(device), plan.options.stream
     fits = needed < 0.8 * free
-    if give == "never" or (give == "auto" and fits):
+    if stream == "never" or (stream == "auto" and fits):
         if not fits:
             rows = int(data.num_rows * 0.8 * free / needed)
             raise UserError(
                 f"stream=never: {data.num_rows:,} rows need {needed / 2**30:.1f} GiB on {device}, "
-                f"where {free / 2**30:.1f} are free: about {rows:,} rows would fit"
+                f"which has {free / 2**30:.1f} GiB free. About {rows:,} rows would fit"
             )
         return False
     for reason, holds in {
-        "learns from windows of several steps": not plan.algorithm.can_stream(plan.cfg),
-        "has an expert's data beside the other": plan.expert is not None,
+        "learns from sequences of several steps": not plan.algorithm.can_stream(plan.cfg),
+        "uses expert_dataset": plan.expert is not None,
         "learns online": bool(plan.options.num_env_steps),
     }.items():
         if holds:
             raise UserError(
-                f"{plan.options.algorithm} {reason}, which cannot be streamed; the data needs "
-                f"{needed / 2**30:.1f} GiB on {device}, where {free / 2**30:.1f} are free"
+                f"{plan.options.algorithm} {reason}, which does not work with streaming. The data "
+                f"needs {needed / 2**30:.1f} GiB on {device}, which has {free / 2**30:.1f} GiB free"
             )
     return True
 
 
-def streamed(
+def stream_source(
     plan: Plan, data: Dataset, transform: Transform, seeds: Sequence[int], device: torch.device
 ) -> Stream:
-    """The data where it lies, for `plan`'s batches."""
+    """Return a source that reads batches from the data file."""
     raw = rows_for(plan.algorithm, transform.all_but_observations(data))
     return Stream(
         raw,
@@ -158,5 +161,5 @@ def streamed(
 
 
 def further_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[str, np.ndarray]:
-    """What `algorithm` needs of a batch beyond the usual five columns."""
+    """Return the batch columns that `algorithm` needs in addition to the usual five."""
     return columns(algorithm.extra_columns, data, partial(algorithm.mc_returns, cfg))

@@ -1,4 +1,4 @@
-"""Where curves go besides the run folder's own files: TensorBoard, Weights & Biases, or nowhere."""
+"""Loggers of learning curves: TensorBoard, Weights & Biases, or none."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from offline_rl.utils.files import read_json, write_json
 
 
 class Tracker(Protocol):
-    """Takes `group/name` -> number, with the clock: updates on the data, then environment steps.
+    """Interface of loggers. Values are named `group/name`.
 
-    An evaluation that ran beside the training comes later than it was, with its own clock.
+    clock: updates on the dataset plus environment steps. An evaluation in the background is logged
+    late, with the clock at which it started.
     """
 
     def log(self, values: Mapping[str, float], clock: int) -> None: ...
@@ -28,19 +29,19 @@ class Tracker(Protocol):
 
 
 class NoTracker:
-    """Keeps nothing."""
+    """Logger that discards all values."""
 
     def log(self, values: Mapping[str, float], clock: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class TensorBoard:
     """Event files under `<seed folder>/tensorboard`.
 
-    What an interrupted call put there from `first` on is replaced.
+    Values that an interrupted process logged at clock `first` or later are replaced.
     """
 
     def __init__(self, folder: Path, first: int) -> None:
@@ -58,7 +59,7 @@ class TensorBoard:
 
 
 class WandB:
-    """One run per seed, in the group of its run, under an id of its own that the folder keeps."""
+    """One W&B run per seed, in the group of its run. Its id is stored in the seed's folder."""
 
     def __init__(
         self, folder: SeedFolder, group: str, config: Mapping[str, Any], options: WandbOptions
@@ -66,10 +67,10 @@ class WandB:
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
-        chosen = {k: v for k, v in asdict(options).items() if v is not None}
-        with named():
+        settings = {k: v for k, v in asdict(options).items() if v is not None}
+        with wandb_errors():
             self.run = wandb.init(
-                **{"group": group, **chosen},
+                **{"group": group, **settings},
                 id=run_id(folder.path / "wandb.json"),
                 name=f"{group}/{folder.path.name}",
                 dir=str(folder.path),
@@ -77,7 +78,7 @@ class WandB:
                 config={**config, "seed": folder.seed},
                 reinit="create_new",
             )
-        self.run.define_metric("*", step_metric="clock")  # its own steps may not go back
+        self.run.define_metric("*", step_metric="clock")  # W&B's own step counter cannot go back
 
     def log(self, values: Mapping[str, float], clock: int) -> None:
         self.run.log({**values, "clock": clock})
@@ -87,32 +88,32 @@ class WandB:
 
 
 def run_id(path: Path) -> str:
-    """The id in `path`; a new one, which is put there first, where there is none."""
+    """Return the id stored in `path`. If there is none, create and store one."""
     if not path.is_file():
         write_json(path, {"id": secrets.token_hex(8)})
     return str(read_json(path)["id"])
 
 
 def log_in(options: WandbOptions) -> None:
-    """Asks for what W&B needs of its user, where it is needed. Raises UserError where it fails."""
+    """Log in to W&B if the mode is online. Raises UserError if that fails."""
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
     if (options.mode or os.environ.get("WANDB_MODE") or "online") == "online":
-        with named():
+        with wandb_errors():
             wandb.login()
 
 
 @contextmanager
-def named() -> Iterator[None]:
-    """W&B's errors as the user's, with the remedy."""
+def wandb_errors() -> Iterator[None]:
+    """Convert W&B's errors to UserError with a remedy."""
     import wandb
 
     try:
         yield
     except wandb.errors.Error as error:
-        remedy = "log in with `wandb login`, or keep it on this machine with wandb.mode=offline"
-        raise UserError(f"tracker=wandb: {error}; {remedy}") from None
+        remedy = "Log in with `wandb login`, or log to local files with wandb.mode=offline"
+        raise UserError(f"tracker=wandb: {error}. {remedy}") from None
 
 
 def tracker(
@@ -123,9 +124,9 @@ def tracker(
     options: WandbOptions,
     first: int,
 ) -> Tracker:
-    """The tracker of `tracker=<kind>` for one seed. group: <task>/<algorithm>/<name>.
+    """Return the logger of one seed for `tracker=<kind>`. group: <task>/<algorithm>/<name>.
 
-    first: the clock from which on something is still to be logged.
+    first: clock of the first value to be logged.
     """
     if kind == "tensorboard":
         return TensorBoard(folder.path, first)

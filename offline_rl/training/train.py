@@ -20,12 +20,12 @@ from tqdm import tqdm
 
 import envs
 from offline_rl.algorithms.common.base import Algorithm
-from offline_rl.algorithms.common.registry import label, rebuild_algorithm
+from offline_rl.algorithms.common.registry import rebuild_algorithm, run_label
 from offline_rl.algorithms.common.schedule import Interact, Learn
 from offline_rl.data.env_spec import note_on_shares
 from offline_rl.data.transform import Transform, small_columns
+from offline_rl.engine.cost import COMPILED_SPEEDUP
 from offline_rl.engine.engine import Engine
-from offline_rl.engine.work import COMPILED_SPEEDUP
 from offline_rl.online.collector import Collector
 from offline_rl.online.rollouts import RolloutCollector
 from offline_rl.replay.batch import Sources
@@ -60,7 +60,7 @@ from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError, close_quietly
 from offline_rl.utils.files import lock_folder, read_json_object, remove_temporaries, write_json
-from offline_rl.utils.options import options_signature, format_value
+from offline_rl.utils.options import format_value, options_signature
 from offline_rl.utils.text import at_a_time
 from offline_rl.utils.trees import to_json_values
 from policies import Spec, channels
@@ -152,7 +152,7 @@ def check(keys: Mapping[str, Any]) -> None:
 def members_of(plan: Plan) -> list[Member]:
     """Return every seed of every run, with its folder."""
     o = plan.options
-    method = str(run_folder(o.out, named_task(vars(o)), label(o.algorithm)))
+    method = str(run_folder(o.out, named_task(vars(o)), run_label(o.algorithm)))
     return [
         Member(SeedFolder(run_folder(method, name), seed), cfg, description(plan, name, seed))
         for name, cfg in plan.settings.items()
@@ -310,7 +310,7 @@ def _train_group(
         trainer.resume(done)
     first = trainer.clock + 1 if done is not None else 0
     for m in members:
-        group = f"{named_task(vars(o))}/{label(o.algorithm)}/{m.description['name']}"
+        group = f"{named_task(vars(o))}/{run_label(o.algorithm)}/{m.description['name']}"
         trackers.append(tracker(o.tracker, m.folder, group, m.description, plan.wandb, first))
         opened.callback(trackers[-1].close)
     try:
@@ -375,13 +375,13 @@ def expected_seconds(keys: Mapping[str, Any]) -> float:
     plan = prepare(keys)
     name, cfg = next(iter(plan.settings.items()))
     o = plan.options
-    run = run_folder(o.out, named_task(vars(o)), label(o.algorithm), name)
+    run = run_folder(o.out, named_task(vars(o)), run_label(o.algorithm), name)
     members = [Member(SeedFolder(run, seed), cfg, {}) for seed in plan.seeds]
     groups = [members] if plan.stackable else [[member] for member in members]
     engine, _, _ = build_engine(plan, groups[0])
     updates, phase = longest_phase(plan)
     choices = choose(plan.options, engine, updates, phase)
-    work = engine.work(phase)
+    work = engine.update_cost(phase)
     one = work.seconds(engine.device.type, choices.precision, choices.threads)
     return one * updates * len(groups) / (COMPILED_SPEEDUP if choices.compile else 1)
 

@@ -278,7 +278,7 @@ class Trainer:
 
     def _updates_due(self, phase: str, env_steps: int) -> int:
         """Return the total number of updates for this many environment steps."""
-        algorithm, _ = self.engine.at(phase)
+        algorithm, _ = self.engine.for_phase(phase)
         online = algorithm.interaction.online
         return online.updates_due(env_steps, self.engine.batch_size, algorithm.period)
 
@@ -292,7 +292,7 @@ class Trainer:
         if not isinstance(work, Interact) or not self._owed_updates(work.phase):
             return False
         now, before = (self._updates_due(work.phase, self.env_steps - k) for k in (0, 1))
-        utd = self.engine.at(work.phase)[0].interaction.online.utd
+        utd = self.engine.for_phase(work.phase)[0].interaction.online.utd
         return not self.options.overlap or now - before > utd + self.engine.period(work.phase)
 
     def _learn(
@@ -357,10 +357,10 @@ class Trainer:
         updates, metrics = self.engine.updates, dict[str, np.ndarray]()
         for phase in dict.fromkeys(work.phase for work in self.schedule):
             means = self.engine.metrics(phase)
-            self.engine.at(phase)[0].check_phase(phase, means)
+            self.engine.for_phase(phase)[0].check_phase(phase, means)
             metrics |= means
         rate = self.progress.timed_updates / max(self.progress.seconds, 1e-9)
-        broken = set(np.flatnonzero(~self.engine.finite()).tolist())
+        broken = set(np.flatnonzero(~self.engine.finite_seeds()).tolist())
         if self.collector is not None:
             broken |= self.collector.broken
         for s, (folder, tracker) in enumerate(zip(self.folders, self.trackers, strict=True)):

@@ -132,7 +132,7 @@ MORE = {
     "train algorithm=none.py": "none.py: No such file or directory",
     "train algorithm=syntax.py": "syntax.py: SyntaxError: invalid syntax (syntax.py, line 1)",
     "train algorithm=raises.py": "raises.py, line 1: RuntimeError: so it is",
-    "train algorithm=empty.py": "empty.py holds no algorithm: give it a subclass of offline_rl's",
+    "train algorithm=empty.py": "empty.py defines no algorithm. Define a subclass of offline_rl's",
     "train algorithm=small.npz": "unknown algorithm 'small.npz'; there are act, awac, bc, cal_ql",
     "train algorithm=os:path": "algorithm=os:path: unknown algorithm 'path'; --help tells those",
     "train algorithm=nothing_such:Class": "algorithm=nothing_such:Class: No module named",
@@ -233,7 +233,7 @@ MORE = {
     "train algorithm=sac algorithm.initial_alpha=[0.1,0.2]": "algorithm.initial_alpha cannot be",
     "train algorithm=iql algorithm.expectile=0.2": "algorithm.expectile=0.2 is not at least 0.5",
     "train algorithm=diffusion_policy !algorithm.hidden algorithm.horizon=0": "algorithm.horizon",
-    "train algorithm=diffusion_policy !algorithm.hidden algorithm.n_action_steps=99": "lie ahead",
+    "train algorithm=diffusion_policy !algorithm.hidden algorithm.n_action_steps=99": "actions from the current step on",
     "train algorithm=act !algorithm.hidden algorithm.temporal_ensemble_coeff=0.01": "needs n_action_steps=1, found ex",
     # data
     "train dataset=": "neorl2/DMSD: DMSD-high-100000-train.npz is not",

@@ -20,7 +20,7 @@ from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data.env_spec import in_range_of, spec_of, stated
 from offline_rl.data.read import read
 from offline_rl.data.transform import Transform
-from offline_rl.online.with_base import differs
+from offline_rl.online.with_base import spec_difference
 from offline_rl.training.plan import merge_specs, prepare
 from offline_rl.training.train import load_transform, range_note
 from policies import Channel, Normalizer, Spec, bundle
@@ -182,8 +182,8 @@ def test_a_base_of_another_range_is_refused_with_both():
         Spec((1,), 1, action_low=(2.0,), action_high=(8.0,)),
         spec_of(envs.make_vector("gauge", 1)),
     )
-    assert differs(own, here) == "action_range: the policy has [2, 8], here it is [0, 10]"
-    assert differs(replace(own, action_low=(0.0,), action_high=(10.0,)), here) is None
+    assert spec_difference(own, here) == "action_range: the policy has [2, 8], here it is [0, 10]"
+    assert spec_difference(replace(own, action_low=(0.0,), action_high=(10.0,)), here) is None
 
 
 def test_other_units_and_another_order_of_the_joints_are_refused():

@@ -158,7 +158,7 @@ def test_critics_leave_rows_without_a_next_observation_out_and_say_how_many(
     for stream in ("never", "always"):
         plan = prepare(keys | {"dataset": without_successors(), "seeds": 1, "stream": stream})
         engine, _, _ = build_engine(plan, [Member(SeedFolder(Path(), 0), plan.cfg, {})])
-        sources = {phase: engine.at(phase)[1] for phase in kept}
+        sources = {phase: engine.for_phase(phase)[1] for phase in kept}
         sizes = {
             k: len(x.rows) if isinstance(x, Stream) else x.capacity for k, x in sources.items()
         }

@@ -38,7 +38,7 @@ class Counts(nn.Module):
 class Remembers(TD3):
     Config = Config
     targets = {"critic_target": "critic"}
-    frozen = ("policy",)
+    frozen_networks = ("policy",)
 
     def networks(self):
         return super().networks() | {"policy": Counts()}

@@ -256,7 +256,7 @@ from policies.networks.mlp import Scalar
 
 
 class Remembers(TD3):
-    Config, targets, frozen = Config, {"critic_target": "critic"}, ("count",)
+    Config, targets, frozen_networks = Config, {"critic_target": "critic"}, ("count",)
 
     def networks(self):
         sizes = {"target_return": 1.0, "context_length": 3, "dim_model": 8, "num_layers": 1, "episode_steps": 10}
@@ -309,7 +309,7 @@ def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
 
     def seen(trainer: Trainer, number: int, phase: str, **how: bool) -> int:
         assert isinstance(trainer.collector, Collector)
-        waited.append(trainer.collector._begun is not None)
+        waited.append(trainer.collector._pending is not None)
         learning.set()
         return learn(trainer, number, phase, **how)
 

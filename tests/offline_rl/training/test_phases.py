@@ -24,10 +24,10 @@ from policies.networks.mlp import Scalar
 
 class Phased(TD3):
     Config = Config
-    frozen = ("a_digits", "b_digits", "online_sum", "online_count")
+    frozen_networks = ("a_digits", "b_digits", "online_sum", "online_count")
 
     def networks(self):
-        return super().networks() | {name: Scalar(0.0) for name in self.frozen}
+        return super().networks() | {name: Scalar(0.0) for name in self.frozen_networks}
 
     def schedule(self, num_updates, num_env_steps, pretrain):
         half = Interact(ONLINE, num_env_steps // 2)
