@@ -23,8 +23,8 @@ from offline_rl.online.with_base import Base
 from offline_rl.training.finetune import finetune
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Checked, Count, build, parse
-from offline_rl.utils.text import table, wrapped
+from offline_rl.utils.options import Checked, Count, build, parse_options
+from offline_rl.utils.text import table, wrap_text
 
 FILE = Path("benchmarks/results/residual/speed.json")
 WARM_UP, SETTLING = 300, 20  # environment steps before the clock goes
@@ -62,7 +62,7 @@ def measure(base: str, options: Options) -> dict[str, Any]:
 
     found = dict[str, float]()
     timed(Base, "observe", shares, "base")
-    timed(Collector, "_stepped", shares, "environments")
+    timed(Collector, "_step_envs", shares, "environments")
     timed(Collector, "_actions", shares, "acting")
     timed(Trainer, "_learn", shares, "learner")
     Collector.begin = ticking  # type: ignore[method-assign]
@@ -103,7 +103,7 @@ def page(found: dict[str, Any]) -> str:
     row = ["finetune", f"{found['steps_per_second']:.0f}", *cells]
     note = NOTE.format(seeds=found["seeds"], cores=found["machine"]["cores"], load=found["load"])
     head = "# What a base costs\n\n*Made by `python -m benchmarks.residual_speed`, not by hand.*"
-    return f"{head}\n\n{table(HEADER, [row], markdown=True)}\n\n{wrapped(note)}\n"
+    return f"{head}\n\n{table(HEADER, [row], markdown=True)}\n\n{wrap_text(note)}\n"
 
 
 def main(arguments: list[str]) -> int:
@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
     def measured() -> tuple[Path, dict[str, Any]]:
         if not arguments or "=" in arguments[0]:
             raise UserError(f"name the base first\n{__doc__}")
-        return FILE, measure(arguments[0], build(Options, parse(arguments[1:])))
+        return FILE, measure(arguments[0], build(Options, parse_options(arguments[1:])))
 
     return written(measured, page)
 

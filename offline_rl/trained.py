@@ -20,25 +20,25 @@ from torch import Tensor
 import envs
 from envs import VectorEnv
 from offline_rl.algorithms.common.base import Algorithm, Network
-from offline_rl.algorithms.common.registry import as_it_learned
+from offline_rl.algorithms.common.registry import rebuild_algorithm
 from offline_rl.data.transform import Transform
 from offline_rl.evaluation.evaluate import adapted, play
 from offline_rl.evaluation.options import check_task
 from offline_rl.evaluation.rollout import Episodes
-from offline_rl.online.with_base import attached
+from offline_rl.online.with_base import attach_base
 from offline_rl.training.run_folder import SeedFolder, common_checkpoint
 from offline_rl.training.trainer import bundled
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_object
-from offline_rl.utils.hardware import cores
-from offline_rl.utils.options import plain_python
+from offline_rl.utils.files import read_json_object
+from offline_rl.utils.hardware import num_cores
+from offline_rl.utils.options import to_python
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import BundleError, Spec
 from policies.arrays import as_array
 from policies.bundle import read
 from policies.networks.defaults import torch_defaults
 from policies.policy import BundlePolicy
-from policies.runtimes.network import network
+from policies.runtimes.network import make_network
 
 
 @torch_defaults()
@@ -72,7 +72,7 @@ class Trained:
 
     def __init__(self, folder: SeedFolder) -> None:
         """Raises UserError where there is no checkpoint."""
-        self.path, self.config = folder.path, read_object(folder.config)
+        self.path, self.config = folder.path, read_json_object(folder.config)
         self.config["algorithm"] = folder.algorithm(self.config)
         done = common_checkpoint([folder])
         if done is None:
@@ -93,7 +93,7 @@ class Trained:
             seen = Spec.from_json(spec) if spec else read(self.path / "policy.bundle").spec
         except BundleError as error:
             raise UserError(f"{self.path}: what the policy sees is not known: {error}") from None
-        return as_it_learned(self.config["algorithm"], self.config["hyper"], seen)
+        return rebuild_algorithm(self.config["algorithm"], self.config["hyper"], seen)
 
     def __repr__(self) -> str:
         algorithm, task = self.config["algorithm"], self.config["task"]
@@ -104,11 +104,11 @@ class Trained:
         """As that of a bundle: raw observations in, actions in [-1, 1] out."""
         weights = {k: v.numpy() for k, v in self.parameters[self.algorithm.policy].items()}
         made = bundled(self.algorithm, weights, self.transform, {})
-        policy = BundlePolicy(made, network(made, "torch"))
-        if not self.algorithm.corrects:
+        policy = BundlePolicy(made, make_network(made, "torch"))
+        if not self.algorithm.is_residual:
             return policy
         env = self._world(1, None)
-        whole = attached(policy, self.config["base"], env)
+        whole = attach_base(policy, self.config["base"], env)
         env.close()
         return whole
 
@@ -117,7 +117,7 @@ class Trained:
         check_task({"task": task})
         try:
             found = adapted(task or self.config["task"], self.config)
-            return envs.make_vector(found, count, num_threads=min(cores(), 8), fewer=True)
+            return envs.make_vector(found, count, num_threads=min(num_cores(), 8), fewer=True)
         except ValueError as error:
             raise UserError(str(error)) from None
 
@@ -141,7 +141,7 @@ class Trained:
         """
         if "critic" not in self.parameters:
             raise UserError(f"{self.config['algorithm']} learns no values of actions")
-        if self.algorithm.spec.lone is None:
+        if self.algorithm.spec.single_vector is None:
             seen = ", ".join(channel.name for channel in self.algorithm.spec.channels)
             raise UserError(f"values are asked of one vector, and {self.path} learned from {seen}")
         hyper = self.config["hyper"]
@@ -166,7 +166,7 @@ class Trained:
     @torch_defaults()
     def evaluate(self, episodes: int = 10, task: str | None = None) -> Episodes:
         """Whole episodes in an environment, the run's own by default. Raises UserError."""
-        episodes = plain_python(episodes)
+        episodes = to_python(episodes)
         if not isinstance(episodes, int) or episodes < 1:
             every = "; offline-rl evaluate episodes=all plays each start" * (episodes == "all")
             raise UserError(f"episodes={episodes}: a whole number from 1 on is needed{every}")

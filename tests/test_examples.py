@@ -56,7 +56,7 @@ def test_lerobots_act_is_a_base(tmp_path: Path) -> None:
     for pipeline in make_pre_post_processors(cfg, dataset_stats=told):
         pipeline.save_pretrained(tmp_path / "act")
     base = base_of(f"{EXAMPLES / 'own_base.py'}:LeRobotAct", envs.make_vector("env:Pendulum-v1", 2))
-    queue = base.made()
+    queue = base.new_queue()
     queue.reset(np.arange(2))
     seen = base.observe(queue, np.zeros((2, 3), np.float32), np.arange(2))
     normalized = dict(zip(inputs, (torch.full((2, 3), -0.25), torch.zeros(2, 3)), strict=True))

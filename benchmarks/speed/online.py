@@ -88,7 +88,7 @@ def ours(clock: Clock, task: str, device: str, overlap: bool, precision: str = "
             shares.tick(1)
         begin(collector)
 
-    timed(Collector, "_stepped", shares.seconds, "simulator")
+    timed(Collector, "_step_envs", shares.seconds, "simulator")
     timed(Collector, "_actions", shares.seconds, "acting")
     timed(Trainer, "_learn", shares.seconds, "learner")
     timed(Collector, "end", shares.seconds, "waiting")
@@ -116,7 +116,7 @@ def ours(clock: Clock, task: str, device: str, overlap: bool, precision: str = "
 
 def eager(clock: Clock, task: str, device: str) -> None:
     """The same by hand: the authors' update in plain PyTorch, batches half and half."""
-    torch.set_num_threads(hardware.cores())
+    torch.set_num_threads(hardware.num_cores())
     env = envs.make_vector(task, 1)
     (size,) = env.observation_shape
     offline = {k: torch.from_numpy(v).float().to(device) for k, v in data(env).items()}

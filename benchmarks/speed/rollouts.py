@@ -36,7 +36,7 @@ def ours(clock: Clock, task: str, device: str, seeds: int, compile: str) -> None
     shares = Shares(clock, "simulator", "acting", "learner")
     own: dict[str, Any] = {"device": device, "tracker": "none", "show": False, "seeds": seeds}
     size, whole = DECISIONS * EXECUTED, RolloutCollector.step
-    timed(RolloutCollector, "_stepped", shares.seconds, "simulator")
+    timed(RolloutCollector, "_step_envs", shares.seconds, "simulator")
     timed(Engine, "apply", shares.seconds, "acting")
     timed(Trainer, "_learn", shares.seconds, "learner")
 
@@ -89,7 +89,7 @@ def ours(clock: Clock, task: str, device: str, seeds: int, compile: str) -> None
 
 def eager(clock: Clock, task: str, device: str) -> None:
     """The same by hand: the authors' iteration in plain PyTorch."""
-    torch.set_num_threads(hardware.cores())
+    torch.set_num_threads(hardware.num_cores())
     env = envs.make_vector(task, ENVIRONMENTS)
     (size,) = env.observation_shape
     learner = DPPO(size, env.action_dim, WINDOW, EXECUTED, ROUNDS, TUNED, device)

@@ -22,7 +22,7 @@ from offline_rl.evaluation.compare import Difference, difference, note_on
 from offline_rl.evaluation.options import EvaluateOptions, check_task
 from offline_rl.evaluation.rollout import Episodes, rollout, starts
 from offline_rl.evaluation.saved import save
-from offline_rl.online.with_base import attached
+from offline_rl.online.with_base import attach_base
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import num_cores
 from offline_rl.utils.options import build, format_value, options_signature
@@ -231,7 +231,7 @@ def load(
         )
     if base is not None and not needs_base:
         raise UserError(f"base={base}: {path} needs no base policy. Leave out base=.")
-    policy = policy if base is None else attached(policy, base, env)
+    policy = policy if base is None else attach_base(policy, base, env)
     problem = policy.spec.mismatch(spec_of(env))
     if problem is not None:
         raise UserError(

@@ -28,7 +28,7 @@ from offline_rl.data.read import read
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.evaluate import play
 from offline_rl.online import with_base
-from offline_rl.online.with_base import WithBase, base_of, differs, labeled
+from offline_rl.online.with_base import WithBase, base_of, label_dataset, spec_difference
 from offline_rl.replay.batch import Batch, Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.training import trainer
@@ -220,11 +220,11 @@ def test_demonstrations_are_labeled_with_what_the_base_did_itself(
         for name in ("rewards", "terminated", "truncated")
     )
     after = np.stack([step.observations["observation"][0] for step in told])
-    made = labeled(Dataset.from_arrays(*arrays, after), base)
+    made = label_dataset(Dataset.from_arrays(*arrays, after), base)
     found = made.observations[BASE_ACTION]
     np.testing.assert_array_equal(found[: len(rows)], made.actions)
     np.testing.assert_array_equal(found[made.next_index[made.episode_ends]], after_ends)
-    apart = labeled(Dataset.from_arrays(*arrays, after + 1e-3), base)  # each stored for itself
+    apart = label_dataset(Dataset.from_arrays(*arrays, after + 1e-3), base)  # each stored for itself
     within = np.setdiff1d(np.arange(len(rows)), apart.episode_ends)
     assert (apart.next_index >= len(rows)).all()
     found = apart.observations[BASE_ACTION]
@@ -772,7 +772,7 @@ def test_what_a_base_answers_in_other_units_to_demonstrations_is_told_of(
     line: str, own: Callable[[str], str], data: Dataset
 ) -> None:
     base = base_of(own("later"), envs.make_vector(line, 1))
-    made, moved = labeled(data, base), data.observations[: data.num_rows, 1] > 0
+    made, moved = label_dataset(data, base), data.observations[: data.num_rows, 1] > 0
     np.testing.assert_array_equal(made.observations[BASE_ACTION][: data.num_rows, 0], moved)
     told = f"{moved.mean():.0%} of base={base.name}'s actions on it are clipped to [-1, 1]"
     assert told in made.notes
@@ -861,8 +861,8 @@ def test_the_field_in_which_a_base_differs_is_named(
 ) -> None:
     plain: dict[str, Any] = {"channels": (2,), "action_dim": 1}
     own, here = Spec(**{**plain, **one}), Spec(**{**plain, **two})
-    assert str(differs(own, here)).startswith(f"{field}: the policy has ")
-    assert differs(own, own) is None
+    assert str(spec_difference(own, here)).startswith(f"{field}: the policy has ")
+    assert spec_difference(own, own) is None
 
 
 def test_who_corrects_nothing_takes_no_base(
