@@ -1,6 +1,6 @@
-"""Observation -> action: network blocks, action heads, normalizer and the policy bundle.
+"""Policies: network blocks, action heads, normalizers and the policy bundle.
 
-`policies` itself needs numpy only; torch is loaded when a torch policy is asked for.
+`import policies` needs numpy and safetensors only. torch is loaded when a policy runs in torch.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from policies.bundle import Bundle, BundleError
+from policies.bundle import Bundle, BundleError, read
+from policies.golden import open_bundle
 from policies.normalizer import Normalizer
 from policies.player import Player
 from policies.policy import BundlePolicy, Policy
@@ -20,21 +21,19 @@ __all__ = ["Bundle", "BundleError", "Channel", "Normalizer", "Player", "Policy",
 def load(
     path: str | Path, *, runtime: str = "auto", units: bool = False, **arguments: Any
 ) -> BundlePolicy:
-    """Return the policy in a bundle, verified. path: a bundle, or the folder of a training seed.
+    """Load the policy in a bundle and verify it.
 
-    Raises BundleError naming what is wrong with the file.
+    path: a bundle, or the folder of a training seed.
+    runtime: `torch` runs every policy. `onnx` runs exported policies without torch. `numpy` runs
+    MLP policies with numpy and safetensors alone. `auto` takes the first of these that is installed
+    and can run this policy. Every runtime must reproduce the bundle's golden answer.
+    units: return actions in the environment's units instead of [-1, 1].
+    arguments: replace those that the policy was built with, such as `target_return`.
 
-    runtime: torch runs every policy; onnx, those that were exported, without torch; numpy,
-    perceptrons, with numpy and safetensors alone. auto is the first of these that is installed and
-    can run this one. Whichever it is has to give the bundle's golden answer.
-    units: act in the environment's units instead of [-1, 1].
-    arguments: used instead of those the policy was built with, such as `target_return`.
+    Raises BundleError, which names what is wrong with the file.
     """
-    from policies.bundle import read
-    from policies.golden import opened
-
     bundle = read(path)
     try:
-        return opened(bundle, runtime, arguments, units=units)
+        return open_bundle(bundle, runtime, arguments, units=units)
     except BundleError as error:
         raise BundleError(f"{path}: {error}") from None

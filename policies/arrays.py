@@ -1,4 +1,4 @@
-"""NumPy arrays of whatever the caller has."""
+"""Conversion of tensors, lists and numbers to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 def as_array(values: Any, dtype: DTypeLike | None = None) -> np.ndarray:
     """Return `values` as a NumPy array.
 
-    A tensor may require grad, lie on another device, or be of bfloat16, which becomes float32.
+    A tensor may require grad, be on any device, or have dtype bfloat16, which becomes float32.
     """
     if isinstance(values, list | tuple) and values and hasattr(values[0], "detach"):
         values = [as_array(value) for value in values]

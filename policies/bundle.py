@@ -1,24 +1,24 @@
-"""The policy bundle: the one file that leaves training. Nothing in it is ever executed.
+"""The policy bundle: the one file that training hands over. Loading it never executes its contents.
 
-A ZIP archive (stored, not compressed), format 2:
+A bundle is a ZIP archive (stored, not compressed) of format 3:
 
     manifest.json            {format, spec, policy: {kind, arguments}, normalizers, provenance,
                              sha256}
     weights.safetensors      the policy's parameters, float32
-    normalizers.safetensors  mean and scale: observations/<channel>/… of each vector, raw -> what
-                             the network sees; actions/…, [-1, 1] -> what the network answers
-    golden.safetensors       what it answers to something: observations/<channel> [B, n_obs_steps, …],
-                             noise where it draws any, chunk [B, chunk_size, A]
-    graphs/<name>.onnx       its network for other runtimes, where it was exported
-    base.bundle              the policy to whose actions it adds, where it is a residual
+    normalizers.safetensors  mean and scale of each normalizer: observations/<channel>/… maps a raw
+                             vector channel to the network's input; actions/… maps actions in
+                             [-1, 1] to the network's output
+    golden.safetensors       a recorded input and the policy's answer to it:
+                             observations/<channel> [B, n_obs_steps, …], noise where the policy
+                             takes any, chunk [B, chunk_size, A]
+    graphs/<name>.onnx       the network for other runtimes, if it was exported
+    base.bundle              the base policy of a residual policy
 
-`normalizers` says of which kind they are, {observations: {channel: kind}, actions: kind}. `sha256`
-has an entry for each member, the manifest's own being of what it holds besides. A sampler's tables
-are among the policy's arguments.
+`normalizers` names the kind of each normalizer: {observations: {channel: kind}, actions: kind}.
+`sha256` has an entry for each member; that of the manifest covers the manifest without this entry.
+The tables of a diffusion sampler are among the policy's arguments.
 
-Format 1, which is still read, had one vector, `normalizer.safetensors` with its mean and scale, and
-neither golden answer nor graphs; at first its manifest had no entry of its own.
-Reading needs numpy and safetensors only; torch is loaded when a torch policy is asked for.
+Reading needs numpy and safetensors only. torch is loaded when a policy is to run in torch.
 """
 
 from __future__ import annotations
@@ -39,53 +39,54 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from policies.normalizer import Normalizer
-from policies.spec import VECTOR, Spec
+from policies.spec import Spec
 
-FORMAT = 2
+FORMAT = 3
 DAMAGED = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError, RuntimeError)
-MEMBERS = {
-    1: ("weights.safetensors", "normalizer.safetensors"),
-    2: ("weights.safetensors", "normalizers.safetensors", "golden.safetensors"),
-}
+WEIGHTS, NORMALIZERS, GOLDEN = MEMBERS = (
+    "weights.safetensors",
+    "normalizers.safetensors",
+    "golden.safetensors",
+)
 GRAPHS, BASE = "graphs/", "base.bundle"
 BUNDLE = "policy.bundle"  # the bundle in the folder of a training seed
 MANIFEST: dict[str, Any] = {
     "format": int,
     "spec": dict,
     "policy": {"kind": str, "arguments": dict},
+    "normalizers": {"observations": dict, "actions": str},
     "provenance": dict,
     "sha256": dict,
 }
-KINDS = {"normalizers": {"observations": dict, "actions": str}}  # of format 2, besides
 
 
 class BundleError(ValueError):
-    """A bundle that is damaged, of another format, or of other sizes than it says."""
+    """Raised for a bundle that is damaged, of another format, or inconsistent."""
 
 
 @dataclass(frozen=True)
 class Golden:
-    """An answer by which whoever runs the policy is known to run it rightly."""
+    """A recorded input and the policy's answer, which every runtime must reproduce."""
 
-    observations: dict[str, np.ndarray]  # of each channel [B, n_obs_steps, *shape], raw
-    noise: np.ndarray | None  # [B, *noise_shape]; None: it draws none
+    observations: dict[str, np.ndarray]  # by channel: [B, n_obs_steps, *shape], raw
+    noise: np.ndarray | None  # [B, *noise_shape]; None if the policy takes no noise
     chunk: np.ndarray  # [B, chunk_size, A] in [-1, 1]
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a bundle holds, verified."""
+    """The contents of a policy bundle."""
 
     spec: Spec
-    kind: str  # the class in policies.heads
-    arguments: dict[str, Any]  # and what it is built with
+    kind: str  # name of the head's class in policies.heads
+    arguments: dict[str, Any]  # keyword arguments of that class
     weights: dict[str, np.ndarray]
-    normalizers: Mapping[str, Normalizer]  # of the vectors by name; of a lone one it may be given
+    normalizers: Mapping[str, Normalizer]  # by vector channel; one Normalizer stands for all
     provenance: dict[str, Any] = field(default_factory=dict)  # run, data, versions, scores
-    actions: Normalizer | None = None  # [-1, 1] -> what the network answers; None: the same
-    graphs: Mapping[str, bytes] = field(default_factory=dict)  # ONNX, by name
-    base: Bundle | None = None
-    golden: Golden | None = None  # `write` makes it where it is missing
+    actions: Normalizer | None = None  # [-1, 1] -> network output; None: the identity
+    graphs: Mapping[str, bytes] = field(default_factory=dict)  # ONNX models by name
+    base: Bundle | None = None  # base policy of a residual policy
+    golden: Golden | None = None  # `policies.golden.seal` attaches it; `write` needs it
 
     def __post_init__(self) -> None:
         vectors = {channel.name: channel.shape for channel in self.spec.vectors}
@@ -93,47 +94,45 @@ class Bundle:
             object.__setattr__(self, "normalizers", dict.fromkeys(vectors, self.normalizers))
         if self.actions is None:
             object.__setattr__(self, "actions", Normalizer.identity((self.spec.action_dim,)))
-        found = {name: normalizer.mean.shape for name, normalizer in self.normalizers.items()}
-        if found != vectors:
-            raise ValueError(f"the normalizers are for {found}, the observations are {vectors}")
+        shapes = {name: normalizer.mean.shape for name, normalizer in self.normalizers.items()}
+        if shapes != vectors:
+            raise ValueError(f"the normalizers are for {shapes}, the observations are {vectors}")
         assert self.actions is not None
         shape = self.actions.mean.shape
         if shape != (self.spec.action_dim,) or self.actions.kind == "z-score":
             raise ValueError(
-                f"actions are normalized by their range or not at all, {self.spec.action_dim} of "
-                f"them; found {self.actions.kind} of {list(shape)}"
+                f"the action normalizer is {self.actions.kind} of shape {list(shape)}; "
+                f"{self.spec.action_dim} actions are normalized by their range or not at all"
             )
 
 
 def write(path: str | Path, bundle: Bundle) -> None:
-    """Writes `bundle` to `path`; the same bundle gives the same bytes. Not atomic.
+    """Write `bundle` to `path`. The same bundle gives the same bytes. The write is not atomic.
 
-    Raises BundleError where its parts do not fit one another, so that it could not be loaded.
+    Raises BundleError if the bundle has no golden answer (see `policies.golden.seal`).
     """
-    Path(path).write_bytes(packed(bundle))
+    Path(path).write_bytes(pack(bundle))
 
 
-def packed(bundle: Bundle) -> bytes:
-    """`bundle` as a file."""
-    golden = bundle.golden
+def pack(bundle: Bundle) -> bytes:
+    """Return the bytes of the file that holds `bundle`."""
+    golden, actions = bundle.golden, bundle.actions
     if golden is None:
-        from policies.golden import answer  # runs the policy
-
-        golden = answer(bundle)
-    assert bundle.actions is not None
+        raise BundleError("the bundle has no golden answer. Attach it with policies.golden.seal")
+    assert actions is not None
     normalizers = {f"observations/{name}": each for name, each in bundle.normalizers.items()}
-    normalizers["actions"] = bundle.actions
-    asked = {f"observations/{name}": value for name, value in golden.observations.items()}
-    asked |= {} if golden.noise is None else {"noise": golden.noise}
+    normalizers["actions"] = actions
+    recorded = {f"observations/{name}": value for name, value in golden.observations.items()}
+    recorded |= {} if golden.noise is None else {"noise": golden.noise}
     contents = {
-        "weights.safetensors": save_tensors(bundle.weights),
-        "normalizers.safetensors": save_tensors(
+        WEIGHTS: save_tensors(bundle.weights),
+        NORMALIZERS: save_tensors(
             {f"{name}/mean": each.mean for name, each in normalizers.items()}
             | {f"{name}/scale": each.scale for name, each in normalizers.items()}
         ),
-        "golden.safetensors": save_tensors({**asked, "chunk": golden.chunk}),
+        GOLDEN: save_tensors({**recorded, "chunk": golden.chunk}),
         **{f"{GRAPHS}{name}.onnx": graph for name, graph in bundle.graphs.items()},
-        **({} if bundle.base is None else {BASE: packed(bundle.base)}),
+        **({} if bundle.base is None else {BASE: pack(bundle.base)}),
     }
     manifest = {
         "format": FORMAT,
@@ -141,13 +140,13 @@ def packed(bundle: Bundle) -> bytes:
         "policy": {"kind": bundle.kind, "arguments": bundle.arguments},
         "normalizers": {
             "observations": {name: each.kind for name, each in bundle.normalizers.items()},
-            "actions": bundle.actions.kind,
+            "actions": actions.kind,
         },
         "provenance": bundle.provenance,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
     }
-    manifest = json.loads(json.dumps(manifest, allow_nan=False))  # as it will be read
-    manifest["sha256"]["manifest.json"] = own_sha256(manifest)
+    manifest = json.loads(json.dumps(manifest, allow_nan=False))  # tuples become lists, as read
+    manifest["sha256"]["manifest.json"] = manifest_sha256(manifest)
     text, file = json.dumps(manifest, indent=2).encode(), io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, data in {"manifest.json": text, **contents}.items():
@@ -158,71 +157,74 @@ def packed(bundle: Bundle) -> bytes:
 def read(path: str | Path) -> Bundle:
     """Read and verify the bundle in a file, or the `policy.bundle` in a seed's folder.
 
-    Raises BundleError naming the file and what is wrong with it.
+    Raises BundleError, which names the file and what is wrong with it.
     """
     try:
-        path = file_of(Path(path))
+        path = find_bundle(Path(path))
         content = path.read_bytes()
     except FileNotFoundError:
         raise BundleError(f"{path}: no such policy bundle") from None
     except OSError as error:
-        raise BundleError(f"{path} is not a whole policy bundle: {error}") from None
-    return unpacked(content, str(path))
+        raise BundleError(f"{path} is not a complete policy bundle: {error}") from None
+    return unpack(content, str(path))
 
 
-def file_of(path: Path) -> Path:
+def find_bundle(path: Path) -> Path:
     """Return `path`, or the bundle in that folder. Raises BundleError for a folder without one."""
     if not path.is_dir() or (path / BUNDLE).is_file():
         return path / BUNDLE if path.is_dir() else path
     seeds = sorted(path.glob(f"seed_*/{BUNDLE}"), key=lambda f: (len(str(f)), f))
     if seeds:
         names = " or ".join(str(file.relative_to(path)) for file in seeds)
-        raise BundleError(f"{path} is a run's folder. Load {names}")
+        raise BundleError(f"{path} is the folder of a run. Load {names}")
     raise BundleError(f"{path} is a folder without a {BUNDLE}. Give the file of a policy bundle")
 
 
-def unpacked(content: bytes, where: str) -> Bundle:
-    """The bundle in a file of which errors speak as `where`."""
+def unpack(content: bytes, where: str) -> Bundle:
+    """Return the verified bundle in the bytes of a file. `where` names the file in errors."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             contents = {name: archive.read(name) for name in archive.namelist()}
         manifest = json.loads(contents.pop("manifest.json"))
     except DAMAGED as error:
         raise BundleError(
-            f"{where} is not a whole policy bundle: {error}; copy it again, or export its run again"
+            f"{where} is not a complete policy bundle: {error}. Copy it again, or export its run "
+            "again"
         ) from None
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if type(found) is not int or found not in MEMBERS:
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if type(version) is not int or version != FORMAT:
         raise BundleError(
-            f"{where}: bundle format {found!r}, this version reads formats 1 to {FORMAT}"
+            f"{where} has bundle format {version!r}, this version reads format {FORMAT}: export it "
+            "again"
         )
-    if (wrong := misfit(manifest, MANIFEST | (KINDS if found > 1 else {}))) is not None:
-        raise BundleError(f"{where}: manifest.json: {wrong}")
+    if (problem := find_type_error(manifest, MANIFEST)) is not None:
+        raise BundleError(f"{where}: manifest.json: {problem}")
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
-    if found > 1 or "manifest.json" in manifest["sha256"]:
-        sums["manifest.json"] = own_sha256(manifest)
-    for name in sums | dict.fromkeys(MEMBERS[found]) | manifest["sha256"]:
+    sums["manifest.json"] = manifest_sha256(manifest)
+    for name in sums | dict.fromkeys(MEMBERS) | manifest["sha256"]:
         if sums.get(name) is None or sums[name] != manifest["sha256"].get(name):
             raise BundleError(f"{where}: {name} does not match its SHA-256; the file is damaged")
     try:
-        tensors = {name: load_tensors(contents[name]) for name in MEMBERS[found]}
+        tensors = {name: load_tensors(contents[name]) for name in MEMBERS}
         for each in tensors.values():
             for name, value in each.items():
                 if not np.isfinite(value).all():
                     raise ValueError(f"{name} holds NaN or infinite numbers")
-        return (before if found == 1 else now)(manifest, tensors, contents, where)
+        return assemble(manifest, tensors, contents, where)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, BundleError):
-            raise  # of the bundle inside
+            raise  # about the base bundle, which it names
         raise BundleError(f"{where}: the manifest or a member is incomplete: {error}") from None
 
 
-Tensors = Mapping[str, Mapping[str, np.ndarray]]
-
-
-def now(manifest: Any, tensors: Tensors, contents: Mapping[str, bytes], where: str) -> Bundle:
-    """Of format 2."""
-    weights, statistics, answer = (dict(tensors[name]) for name in MEMBERS[2])
+def assemble(
+    manifest: Any,
+    tensors: Mapping[str, Mapping[str, np.ndarray]],
+    contents: Mapping[str, bytes],
+    where: str,
+) -> Bundle:
+    """Return the bundle made of a manifest, the tensors of each member, and the raw members."""
+    weights, statistics, recorded = (dict(tensors[name]) for name in MEMBERS)
     spec, kinds = Spec.from_json(manifest["spec"]), manifest["normalizers"]
 
     def normalizer(name: str, kind: Any) -> Normalizer:
@@ -233,7 +235,7 @@ def now(manifest: Any, tensors: Tensors, contents: Mapping[str, bytes], where: s
         for name, data in contents.items()
         if name.startswith(GRAPHS)
     }
-    asked = {channel.name: answer[f"observations/{channel.name}"] for channel in spec.channels}
+    observations = {c.name: recorded[f"observations/{c.name}"] for c in spec.channels}
     return Bundle(
         spec,
         **manifest["policy"],
@@ -244,39 +246,24 @@ def now(manifest: Any, tensors: Tensors, contents: Mapping[str, bytes], where: s
         provenance=manifest["provenance"],
         actions=normalizer("actions", kinds["actions"]),
         graphs=graphs,
-        base=unpacked(contents[BASE], f"{where}: {BASE}") if BASE in contents else None,
-        golden=Golden(asked, answer.get("noise"), answer["chunk"]),
+        base=unpack(contents[BASE], f"{where}: {BASE}") if BASE in contents else None,
+        golden=Golden(observations, recorded.get("noise"), recorded["chunk"]),
     )
 
 
-def before(manifest: Any, tensors: Tensors, contents: Mapping[str, bytes], where: str) -> Bundle:
-    """Of format 1, whose names of numbers stand beside a shape, and which has no golden answer."""
-    weights, statistics = (dict(tensors[name]) for name in MEMBERS[1])
-    given = dict(manifest["spec"])
-    vector = {"name": VECTOR, "shape": given.pop("observation_shape")}
-    vector["names"] = given.pop("observation_names")
-    spec = Spec.from_json({**given, "channels": [vector]})
-    same, told = Normalizer(statistics["mean"], statistics["scale"]), manifest["provenance"]
-    return Bundle(
-        spec, **manifest["policy"], weights=weights, normalizers={VECTOR: same}, provenance=told
-    )
-
-
-def own_sha256(manifest: dict[str, Any]) -> str:
-    """Of the manifest without its own entry, whatever its spaces and order."""
+def manifest_sha256(manifest: dict[str, Any]) -> str:
+    """Return the SHA-256 of a manifest without its own entry, independent of spaces and order."""
     others = {k: v for k, v in manifest["sha256"].items() if k != "manifest.json"}
     text = json.dumps(manifest | {"sha256": others}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def misfit(value: Any, form: Any, where: str = "") -> str | None:
-    """How `value` differs from `form`, a type or a dict of forms; None where it does not."""
+def find_type_error(value: Any, form: Any, where: str = "") -> str | None:
+    """Return how `value` differs from `form`, a type or a dict of forms. None if it matches."""
     if not isinstance(form, dict):
-        return (
-            None if type(value) is form else f"{where} is {value!r}, a {form.__name__} is expected"
-        )
+        return None if type(value) is form else f"{where} is {value!r}, expected {form.__name__}"
     if not isinstance(value, dict) or value.keys() != form.keys():
-        found = sorted(value) if isinstance(value, dict) else value
-        return f"{where or 'it'} has {found}, {sorted(form)} is expected"
-    parts = (misfit(value[k], f, f"{where}.{k}".lstrip(".")) for k, f in form.items())
-    return next((wrong for wrong in parts if wrong is not None), None)
+        keys = sorted(value) if isinstance(value, dict) else value
+        return f"{where or 'it'} has {keys}, expected {sorted(form)}"
+    problems = (find_type_error(value[k], f, f"{where}.{k}".lstrip(".")) for k, f in form.items())
+    return next((problem for problem in problems if problem is not None), None)

@@ -1,10 +1,10 @@
-"""What is observed: one vector, as a plain array, or a mapping of named channels.
+"""Observations: one vector as a plain array, or several named channels as a mapping of arrays.
 
-A channel is a vector of float32 or a picture [H, W, C] of uint8, and stays so until the network
-that looks at it. Whatever indexes, stacks or stores observations does it by the functions here: an
-array in, an array out; a mapping in, a mapping out. They need nothing of torch and take tensors
-all the same. Where columns have names, as in files, buffers and checkpoints, those of a channel are
-`observations/<channel>`, `next_observations/<channel>` and so on.
+A channel is a float32 vector or a uint8 image [H, W, C]. Images stay uint8 until they reach the
+network. Use the functions below to index, stack or store observations: they map arrays to arrays
+and mappings to mappings. They do not import torch, and they accept tensors. Files, buffers and
+checkpoints name the columns of a channel `observations/<channel>`, `next_observations/<channel>`
+and so on.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 
 from policies.normalizer import Normalizer
 
-Observations = Any  # [N, *obs], or {channel: [N, *obs]}; of arrays or of tensors
-BASE_ACTION = "base_action"  # the channel of what a frozen base would do; the last one
-PICTURE_AXES = 3  # a channel of so many axes is a picture
+Observations = Any  # [N, *obs] or {channel: [N, *obs]}, arrays or tensors
+BASE_ACTION = "base_action"  # channel with the action of a frozen base policy; always the last one
+IMAGE_AXES = 3  # a channel with this number of axes is an image
 
 
-def each(function: Callable[..., Any], *observations: Observations) -> Observations:
-    """`function` of the observations, channel by channel; the first ones say which there are."""
+def map_channels(function: Callable[..., Any], *observations: Observations) -> Observations:
+    """Apply `function` to each channel. The channels are those of the first observations."""
     first = observations[0]
     if isinstance(first, Mapping):
         return {name: function(*(every[name] for every in observations)) for name in first}
@@ -31,130 +31,131 @@ def each(function: Callable[..., Any], *observations: Observations) -> Observati
 
 
 def parts(observations: Observations) -> list[Any]:
-    """The array, or those of all channels."""
+    """Return the arrays of all channels as a list."""
     return [*observations.values()] if isinstance(observations, Mapping) else [observations]
 
 
 def size(observations: Observations) -> int:
-    """How many there are."""
+    """Return the number of observations."""
     return len(parts(observations)[0])
 
 
 def take(observations: Observations, rows: Any) -> Observations:
-    """Some of them, by an index of any kind."""
-    return each(lambda x: x[rows], observations)
+    """Return the observations at `rows`, an index of any kind."""
+    return map_channels(lambda x: x[rows], observations)
 
 
-def put(observations: Observations, rows: Any, values: Observations) -> None:
-    """Writes `values` in the place of some."""
+def assign(observations: Observations, rows: Any, values: Observations) -> None:
+    """Overwrite the observations at `rows` with `values`, in place."""
 
     def write(into: Any, value: Any) -> None:
         into[rows] = value
 
-    each(write, observations, values)
+    map_channels(write, observations, values)
 
 
-def anywhere(observations: Observations) -> np.ndarray:
-    """[N] bool of one for each channel: whether it holds in any."""
+def any_channel(observations: Observations) -> np.ndarray:
+    """Return the elementwise `or` [N] over the channels, of one bool [N] for each channel."""
     return np.any(parts(observations), axis=0)
 
 
 def stack(every: Sequence[Observations]) -> Observations:
-    """Single observations as rows."""
-    return each(lambda *xs: np.stack(xs), *every)
+    """Stack single observations along a new first axis."""
+    return map_channels(lambda *xs: np.stack(xs), *every)
 
 
 def concatenate(every: Sequence[Observations]) -> Observations:
-    """One after the other."""
-    return each(lambda *xs: np.concatenate(xs), *every)
+    """Concatenate observations along the first axis."""
+    return map_channels(lambda *xs: np.concatenate(xs), *every)
 
 
 def shapes(observations: Observations) -> Any:
-    """Of one observation, or of each of its channels."""
-    return each(lambda x: tuple(x.shape[1:]), observations)
+    """Return the shape of one observation, or of each of its channels."""
+    return map_channels(lambda x: tuple(x.shape[1:]), observations)
 
 
-def is_picture(shape: Sequence[int]) -> bool:
-    """Whether a channel of this shape is one: uint8, where all else is float32."""
-    return len(shape) == PICTURE_AXES
+def is_image(shape: Sequence[int]) -> bool:
+    """Return True if a channel of this shape is a uint8 image. All others are float32 vectors."""
+    return len(shape) == IMAGE_AXES
 
 
 def dtype(shape: Sequence[int]) -> type[np.generic]:
-    """Of a channel of this shape."""
-    return np.uint8 if is_picture(shape) else np.float32
+    """Return the dtype of a channel of this shape."""
+    return np.uint8 if is_image(shape) else np.float32
 
 
-def flat(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns with every mapping of channels as columns of their own, `<word>/<channel>`."""
-    found: dict[str, Any] = {}
-    for word, values in columns.items():
-        if isinstance(values, Mapping):
-            found |= {f"{word}/{name}": value for name, value in values.items()}
-        else:
-            found[word] = values
-    return found
-
-
-def nested(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `flat`."""
-    found: dict[str, Any] = {}
+def flatten(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `columns` with one column `<name>/<channel>` for each channel of a mapping."""
+    flat: dict[str, Any] = {}
     for name, values in columns.items():
-        word, _, channel = name.partition("/")
-        if channel:
-            found.setdefault(word, {})[channel] = values
+        if isinstance(values, Mapping):
+            flat |= {f"{name}/{channel}": value for channel, value in values.items()}
         else:
-            found[word] = values
-    return found
+            flat[name] = values
+    return flat
 
 
-def of(columns: Mapping[str, Any], word: str) -> Observations:
-    """What `flat` columns hold of `word`; None where it is not there."""
-    if word in columns:
-        return columns[word]
-    start = f"{word}/"
+def unflatten(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inverse of `flatten`."""
+    nested: dict[str, Any] = {}
+    for key, values in columns.items():
+        name, _, channel = key.partition("/")
+        if channel:
+            nested.setdefault(name, {})[channel] = values
+        else:
+            nested[name] = values
+    return nested
+
+
+def get(columns: Mapping[str, Any], name: str) -> Observations:
+    """Return the observations `name` of flat columns. None if there are none."""
+    if name in columns:
+        return columns[name]
+    start = f"{name}/"
     return {k.removeprefix(start): v for k, v in columns.items() if k.startswith(start)} or None
 
 
 @dataclass(frozen=True)
 class Normalizers:
-    """A normalizer for each channel that is a vector; pictures are their encoder's to scale."""
+    """A normalizer for each vector channel. Images pass unchanged; their encoder scales them."""
 
-    of: Mapping[str, Normalizer]
+    by_channel: Mapping[str, Normalizer]
 
     def __call__(self, observations: Observations) -> Observations:
-        """{channel: [..., *obs]} -> the same, the vectors normalized."""
-        of = self.of
-        return {k: of[k](v) if k in of else v for k, v in observations.items()}
+        """Return the observations {channel: [..., *obs]} with normalized vectors."""
+        by = self.by_channel
+        return {k: by[k](v) if k in by else v for k, v in observations.items()}
 
     def inverse(self, observations: Observations) -> Observations:
-        """What `__call__` makes them of."""
-        of = self.of
-        return {k: of[k].inverse(v) if k in of else v for k, v in observations.items()}
+        """Undo the normalization."""
+        by = self.by_channel
+        return {k: by[k].inverse(v) if k in by else v for k, v in observations.items()}
 
 
 def identity(shapes: Any) -> Normalizer | Normalizers:
-    """Leaves observations of `shapes` as they are."""
+    """Return a normalizer that leaves observations of `shapes` unchanged."""
     if not isinstance(shapes, Mapping):
         return Normalizer.identity(shapes)
-    vectors = {name: shape for name, shape in shapes.items() if not is_picture(shape)}
+    vectors = {name: shape for name, shape in shapes.items() if not is_image(shape)}
     return Normalizers({name: Normalizer.identity(shape) for name, shape in vectors.items()})
 
 
 def fit(
-    observations: Observations, *, by_range: bool = False, least: float | None = None
+    observations: Observations, *, by_range: bool = False, min_std: float | None = None
 ) -> Normalizer | Normalizers:
-    """Of observations [N, …], by `Normalizer.fit` or `fit_range`; an action stays as it is.
+    """Fit normalizers to observations [N, …]. The channel `base_action` keeps its values.
 
-    least: see `Normalizer.fit`.
+    by_range: use `Normalizer.fit_range`, not `Normalizer.fit`.
+    min_std: see `Normalizer.fit`.
     """
 
     def one(x: Any) -> Normalizer:
-        return Normalizer.fit_range(x) if by_range else Normalizer.fit(x, least=least)
+        return Normalizer.fit_range(x) if by_range else Normalizer.fit(x, min_std=min_std)
 
     if not isinstance(observations, Mapping):
         return one(observations)
-    vectors = {name: x for name, x in observations.items() if not is_picture(x.shape[1:])}
-    made = {name: one(x) for name, x in vectors.items()}
-    if BASE_ACTION in made:
-        made[BASE_ACTION] = Normalizer.identity(made[BASE_ACTION].mean.shape)
-    return Normalizers(made)
+    vectors = {name: x for name, x in observations.items() if not is_image(x.shape[1:])}
+    normalizers = {name: one(x) for name, x in vectors.items()}
+    if BASE_ACTION in normalizers:
+        normalizers[BASE_ACTION] = Normalizer.identity(normalizers[BASE_ACTION].mean.shape)
+    return Normalizers(normalizers)

@@ -1,8 +1,8 @@
-"""A bundle's network as ONNX, so that it runs where torch is not installed.
+"""Export of a bundle's network to ONNX, so that it runs without torch.
 
-One decision is exported: observations to chunk. Of a sampler it is one round of its network, with
-what encodes the observations apart; the rounds themselves are a few lines of numpy
-(`policies.heads.schedules`), and noise is drawn there too.
+The graph is one decision, from observations to a chunk. A diffusion policy is exported as two
+graphs: the encoder of the observations, and one denoising step. The loop over denoising steps runs
+in numpy (`policies.heads.schedules`), which also generates the noise.
 """
 
 from __future__ import annotations
@@ -20,41 +20,46 @@ import torch
 from torch import Tensor, nn
 
 from policies.bundle import Bundle, BundleError
-from policies.golden import TOLERANCE, answered, compared
+from policies.golden import TOLERANCE, run_golden, verify_golden
 from policies.networks.defaults import torch_defaults
 from policies.policy import BundlePolicy
 from policies.runtimes import with_onnx as onnx
 
-ROWS = 2  # of the example that is traced
+ROWS = 2  # batch size of the example that is traced
 
 
 @torch_defaults()
-def exported(bundle: Bundle) -> tuple[Bundle, float]:
-    """`bundle` with graphs, and how far they are from torch, at most. Raises BundleError.
+def export_bundle(bundle: Bundle) -> tuple[Bundle, float]:
+    """Return `bundle` with graphs, and their largest difference from torch. Raises BundleError.
 
-    Compared on the golden answer's rows, together and one by one. Of a residual the base as well.
+    The outputs are compared on the golden input, all rows at once and one by one. The base of a
+    residual policy is exported too.
     """
-    plain, golden = compared(bundle, "torch")
-    if plain.network.remembers:
+    reference, golden = verify_golden(bundle, "torch")
+    if reference.network.remembers:
         raise BundleError(
-            f"a {bundle.kind} remembers its episode, and what is exported is a network of one "
-            "decision: run it with torch"
+            f"a {bundle.kind} keeps a memory of its episode, and only networks without a memory "
+            "can be exported. Run it with torch"
         )
-    base = None if bundle.base is None else exported(bundle.base)[0]
-    made = replace(bundle, graphs={**bundle.graphs, **graphs(plain)}, golden=golden, base=base)
-    policy, again = answered(made, "onnx")
-    apart = [np.abs(again.chunk - golden.chunk).max()]
+    base = None if bundle.base is None else export_bundle(bundle.base)[0]
+    graphs = {**bundle.graphs, **make_graphs(reference)}
+    exported = replace(bundle, graphs=graphs, golden=golden, base=base)
+    policy, answer = run_golden(exported, "onnx")
+    differences = [np.abs(answer.chunk - golden.chunk).max()]
     for k in range(len(golden.chunk)):
-        one = {name: value[k : k + 1] for name, value in golden.observations.items()}
+        row = {name: value[k : k + 1] for name, value in golden.observations.items()}
         noise = None if golden.noise is None else golden.noise[k : k + 1]
-        apart.append(np.abs(policy.chunk(one, noise) - golden.chunk[k]).max())
-    if not max(apart) <= TOLERANCE:
-        raise BundleError(f"its graph is {max(apart):.2g} off what torch answers: not exported")
-    return made, float(max(apart))
+        differences.append(np.abs(policy.predict_chunk(row, noise) - golden.chunk[k]).max())
+    if not max(differences) <= TOLERANCE:
+        raise BundleError(
+            f"the exported graph differs from torch by {max(differences):.2g}, at most "
+            f"{TOLERANCE:g} is allowed. The bundle was not changed"
+        )
+    return exported, float(max(differences))
 
 
-def graphs(policy: BundlePolicy) -> dict[str, bytes]:
-    """By name, as `policies.runtimes.with_onnx` runs them."""
+def make_graphs(policy: BundlePolicy) -> dict[str, bytes]:
+    """Return the ONNX graphs by the names that `policies.runtimes.with_onnx` expects."""
     module, spec = policy.module, policy.spec
     example = {
         channel.name: torch.zeros(
@@ -65,24 +70,25 @@ def graphs(policy: BundlePolicy) -> dict[str, bytes]:
         )
         for channel in spec.channels
     }
-    seen = example if spec.lone is None else example[spec.lone.name]
+    observed = example if spec.single_vector is None else example[spec.single_vector.name]
+    observations = {onnx.OBSERVATIONS: observed}
     if not hasattr(module, "plan"):
-        return {onnx.POLICY: graph(Act(module), {onnx.OBSERVATIONS: seen}, onnx.CHUNK)}
+        return {onnx.POLICY: trace(Act(module), observations, onnx.CHUNK)}
     noise = torch.zeros(ROWS, *policy.noise_shape)
     if "table" not in module.arguments:
-        given = {onnx.OBSERVATIONS: seen} | ({onnx.NOISE: noise} if policy.noise_shape else {})
-        return {onnx.POLICY: graph(Plan(module), given, onnx.CHUNK)}
+        inputs = observations | ({onnx.NOISE: noise} if policy.noise_shape else {})
+        return {onnx.POLICY: trace(Plan(module), inputs, onnx.CHUNK)}
     with torch.no_grad():
-        features = module.encode(seen)
+        features = module.encode(observed)
     step = {onnx.FEATURES: features, onnx.X: noise[:, 0], onnx.TIME: torch.ones(ROWS)}
     return {
-        onnx.ENCODER: graph(Encode(module), {onnx.OBSERVATIONS: seen}, onnx.FEATURES),
-        onnx.POLICY: graph(Step(module), step, onnx.ANSWER),
+        onnx.ENCODER: trace(Encode(module), observations, onnx.FEATURES),
+        onnx.POLICY: trace(Step(module), step, onnx.ANSWER),
     }
 
 
 class Head(nn.Module):
-    """A part of a head, as a network of its own."""
+    """A part of a head as a separate module, so that it can be traced."""
 
     def __init__(self, head: Any) -> None:
         super().__init__()
@@ -90,21 +96,19 @@ class Head(nn.Module):
 
 
 class Act(Head):
-    """The present observation alone, a chunk of one."""
+    """The decision of a head without chunks: from the present observation to a chunk of one."""
 
     def forward(self, observations: Any) -> Tensor:
-        several = isinstance(observations, Mapping)
-        present = (
-            {name: value[:, -1] for name, value in observations.items()}
-            if several
-            else observations[:, -1]
-        )
+        if isinstance(observations, Mapping):
+            present: Any = {name: value[:, -1] for name, value in observations.items()}
+        else:
+            present = observations[:, -1]
         chunk: Tensor = self.head.act(present)[:, None]
         return chunk
 
 
 class Plan(Head):
-    """A whole decision."""
+    """The complete decision of a `Planner`."""
 
     def forward(self, observations: Any, noise: Tensor | None = None) -> Tensor:
         chunk: Tensor = self.head.plan(observations, noise)
@@ -112,7 +116,7 @@ class Plan(Head):
 
 
 class Encode(Head):
-    """What a sampler does once a decision."""
+    """The observation encoder of a diffusion policy, which runs once per decision."""
 
     def forward(self, observations: Any) -> Tensor:
         features: Tensor = self.head.encode(observations)
@@ -120,45 +124,49 @@ class Encode(Head):
 
 
 class Step(Head):
-    """What a sampler does in each round."""
+    """The network of a diffusion policy, which runs in each denoising step."""
 
     def forward(self, features: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        answer: Tensor = self.head.predict(features, x, time)
-        return answer
+        output: Tensor = self.head.predict(features, x, time)
+        return output
 
 
-def graph(module: nn.Module, given: Mapping[str, Any], answer: str) -> bytes:
-    """ONNX of any number of rows; several channels become inputs of their own names."""
+def trace(module: nn.Module, inputs: Mapping[str, Any], output: str) -> bytes:
+    """Return `module` as an ONNX graph for any batch size.
+
+    inputs: example arguments by name. A mapping of channels becomes one input for each channel.
+    output: name of the output.
+    """
     rows = torch.export.Dim("rows")
 
-    def free(value: Any) -> Any:
+    def free_batch_size(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {name: free(inner) for name, inner in value.items()}
+            return {name: free_batch_size(inner) for name, inner in value.items()}
         return {0: rows}
 
     names = list[str]()
-    for name, value in given.items():
+    for name, value in inputs.items():
         several = isinstance(value, Mapping)
         names += [f"{name}/{inner}" for inner in value] if several else [name]
-    with quiet():
+    with silenced():
         program = torch.onnx.export(
             module.eval(),
-            kwargs=dict(given),  # of arguments by place it takes a last mapping for these
+            kwargs=dict(inputs),  # if the last positional argument is a mapping, it is misread
             input_names=names,
-            output_names=[answer],
-            dynamic_shapes=free(given),
+            output_names=[output],
+            dynamic_shapes=free_batch_size(inputs),
             dynamo=True,
             external_data=False,
             verbose=False,
         )
     assert program is not None
-    found: bytes = program.model_proto.SerializeToString()
-    return found
+    content: bytes = program.model_proto.SerializeToString()
+    return content
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """What the exporter tells of its own workings is nobody's business here."""
+def silenced() -> Iterator[None]:
+    """Suppress the warnings and messages of the ONNX exporter."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

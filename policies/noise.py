@@ -1,6 +1,6 @@
-"""The noise of acting: a pure function of an episode's seed and the number of the decision in it.
+"""Noise for acting: a pure function of an episode's seed and the chunks predicted so far.
 
-Drawn by numpy whatever a policy runs on, so that torch, numpy and ONNX take the same actions.
+numpy generates it for every runtime, so that a policy gets the same noise in torch, numpy and ONNX.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import numpy as np
 
 
 def normal(seeds: np.ndarray, decisions: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """seeds, decisions: [R] integers >= 0. Standard normal numbers [R, *shape], float32."""
+    """Return standard normal numbers [R, *shape], float32.
+
+    seeds: [R] integers >= 0, one for each episode.
+    decisions: [R] integers >= 0, the number of chunks predicted in the episode so far.
+    """
     rows = np.empty((len(seeds), *shape), np.float32)
     for row, seed, decision in zip(rows, seeds, decisions, strict=True):
         if rows[0].size:

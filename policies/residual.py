@@ -1,7 +1,7 @@
-"""A frozen policy and the correction of its actions, as one policy.
+"""A frozen base policy and a residual policy that adds to its actions, as one policy.
 
-The correction is asked at every step, with the base's next action as one more channel of what it
-observes; the base plans by its own horizon, from its own history.
+The residual policy acts at every step. It observes the next action of the base policy as one more
+channel. The base policy keeps its own chunks and observation history.
 """
 
 from __future__ import annotations
@@ -21,62 +21,70 @@ from policies.spec import VECTOR
 
 
 class ResidualPolicy(BundlePolicy):
-    """A base and its correction; what is observed is the base's."""
+    """A base policy with a residual policy on top. It observes the channels of the base policy."""
 
     def __init__(
         self,
-        correction: BundlePolicy,
-        base: BundlePolicy | Callable[[], Queue | Corrected],
+        residual: BundlePolicy,
+        base: BundlePolicy | Callable[[], Queue | ResidualQueue],
         *,
         units: bool = False,
     ) -> None:
-        """base: a policy, or what makes the queue of new episodes of one that is no bundle."""
-        super().__init__(correction.bundle, correction.network, units=units)
-        self.correction, self.base = correction, base
-        seen = tuple(c for c in correction.spec.channels if c.name != BASE_ACTION)
-        self.spec = replace(correction.spec, channels=seen)
+        """Combine `residual` with `base`.
+
+        base: a policy, or, for a policy without a bundle, a function that makes a queue for it.
+        units: return actions in the environment's units instead of [-1, 1].
+        """
+        super().__init__(residual.bundle, residual.network, units=units)
+        self.residual, self.base = residual, base
+        observed = tuple(c for c in residual.spec.channels if c.name != BASE_ACTION)
+        self.spec = replace(residual.spec, channels=observed)
 
     def act(
-        self, observation: Observation, state: Corrected | None = None, reward: Any = None
-    ) -> tuple[np.ndarray, Corrected]:
+        self, observation: Observation, state: Any = None, reward: Any = None
+    ) -> tuple[np.ndarray, Any]:
         """See `Policy.act`."""
-        rows, single = self.rows(observation)
+        rows, single = self.check_observations(observation)
         count = channels.size(rows)
         if state is None:
-            state = corrected(self)
+            state = make_queue(self)
             state.reset(np.zeros(count, np.int64))
         elif len(state.seeds) != count:
-            raise ValueError("the observations are of another number of episodes than before")
+            raise ValueError(
+                f"{count} observations, but the state is of {len(state.seeds)} episodes"
+            )
         else:
             state = copy.deepcopy(state)
         actions = state.step(rows)[:, None]
         return (actions[0] if single else actions), state
 
     def plan(self, observations: Observation, noise: np.ndarray) -> np.ndarray:
-        raise NotImplementedError("a residual acts step by step: policies.Player, or act")
+        raise NotImplementedError(
+            "a residual policy acts step by step. Use policies.Player or `act`"
+        )
 
 
-class Corrected:
-    """The queue of the base's chunks in B episodes, each action corrected; as `chunks.Queue`."""
+class ResidualQueue:
+    """The queue of a residual policy in B episodes, with the interface of `chunks.Queue`."""
 
-    def __init__(self, queue: Queue | Corrected, policy: ResidualPolicy) -> None:
-        """queue: the base's, which may be a residual itself."""
+    def __init__(self, queue: Queue | ResidualQueue, policy: ResidualPolicy) -> None:
+        """queue: of the base policy, which may be a residual policy itself."""
         self.queue, self.policy = queue, policy
 
-    def __deepcopy__(self, memo: Any) -> Corrected:
-        if isinstance(self.queue, Corrected):
-            return Corrected(copy.deepcopy(self.queue), self.policy)
+    def __deepcopy__(self, memo: Any) -> ResidualQueue:
+        if isinstance(self.queue, ResidualQueue):
+            return ResidualQueue(copy.deepcopy(self.queue), self.policy)
         queue = copy.copy(self.queue)
         queue.__dict__ |= {
-            name: channels.each(np.copy, value)
+            name: channels.map_channels(np.copy, value)
             for name, value in vars(queue).items()
             if isinstance(value, np.ndarray | Mapping)
         }
-        return Corrected(queue, self.policy)
+        return ResidualQueue(queue, self.policy)
 
     @property
     def seeds(self) -> np.ndarray:
-        """[B], of the episodes."""
+        """Seeds of the episodes, [B]."""
         return self.queue.seeds
 
     def reset(self, seeds: np.ndarray, rows: np.ndarray | None = None) -> None:
@@ -86,20 +94,20 @@ class Corrected:
     def step(self, observations: Observations, rows: np.ndarray | None = None) -> np.ndarray:
         """See `Queue.step`."""
         base = self.queue.step(observations, rows).clip(-1, 1)
-        seen = {k: x[:, None] for k, x in beside(observations, base).items()}
-        actions = self.policy.correction.chunk(seen)[:, 0]
-        return self.policy.spec.in_units(actions) if self.policy.units else actions
+        inputs = {k: x[:, None] for k, x in add_base_action(observations, base).items()}
+        actions = self.policy.residual.predict_chunk(inputs)[:, 0]
+        return self.policy.spec.to_units(actions) if self.policy.units else actions
 
 
-def beside(observations: Observations, base: np.ndarray) -> dict[str, Any]:
-    """What is observed, and what the base would do: channels by name."""
+def add_base_action(observations: Observations, base: np.ndarray) -> dict[str, Any]:
+    """Return the observations by channel, with the base policy's action as the last channel."""
     named = observations if isinstance(observations, Mapping) else {VECTOR: observations}
     return {**named, BASE_ACTION: base}
 
 
-def corrected(policy: ResidualPolicy) -> Corrected:
-    """Of episodes that have not begun."""
-    from policies.player import episodes
-
+def make_queue(policy: BundlePolicy) -> Queue | ResidualQueue:
+    """Return a new queue for a policy that keeps no memory of its own."""
+    if not isinstance(policy, ResidualPolicy):
+        return Queue.from_policy(policy)
     base = policy.base
-    return Corrected(episodes(base) if isinstance(base, BundlePolicy) else base(), policy)
+    return ResidualQueue(make_queue(base) if isinstance(base, BundlePolicy) else base(), policy)

@@ -1,4 +1,4 @@
-"""What a policy sees and does: what data, environments, bundles and robots compare."""
+"""The specification of observations and actions, shared by data, environments and policies."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import numpy as np
 
 from policies.arrays import as_array
-from policies.channels import is_picture
+from policies.channels import is_image
 
-VECTOR = "observation"  # the one channel of a task that sees but one vector
-SAME_RANGE = 1e-3  # two limits are equal within this share of their range: files round them
+VECTOR = "observation"  # name of the only channel of a task that observes a single vector
+SAME_RANGE = 1e-3  # limits are equal within this share of their range, because files round them
 
 
 class Conversion(NamedTuple):
-    """Affine map of actions from [-1, 1] of one range to [-1, 1] of another: the same units."""
+    """An affine map of normalized actions, from one range of units to another range of the same."""
 
     scale: np.ndarray  # [A] float64
     offset: np.ndarray  # [A] float64
@@ -36,20 +36,20 @@ class Conversion(NamedTuple):
 
 @dataclass(frozen=True)
 class Channel:
-    """A part of what is observed, by name: a vector of float32 or a picture [H, W, C] of uint8."""
+    """A named part of the observation: a float32 vector or a uint8 image [H, W, C]."""
 
     name: str
     shape: tuple[int, ...]
-    kind: Literal["vector", "picture"] = "vector"
-    units: tuple[str, ...] = ()  # one for all numbers or one for each; empty: not said
-    names: tuple[str, ...] = ()  # of its numbers, which are taken in C order; empty: not said
+    kind: Literal["vector", "image"] = "vector"
+    units: tuple[str, ...] = ()  # one for all numbers, or one for each; empty: unknown
+    names: tuple[str, ...] = ()  # one for each number, in C order; empty: unknown
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
-            raise ValueError(f"Spec: {self.name!r} is no name for a channel")
-        if not self.shape or min(self.shape) < 1 or (self.kind == "picture") > (self.ndim == 3):
+            raise ValueError(f"Spec: {self.name!r} is not a valid channel name")
+        if not self.shape or min(self.shape) < 1 or (self.kind == "image") > (self.ndim == 3):
             raise ValueError(
-                f"Spec: {list(self.shape)} is no shape for the {self.kind} {self.name}"
+                f"Spec: {list(self.shape)} is not a valid shape for the {self.kind} {self.name}"
             )
         if len(self.names) not in (0, self.size) or len(self.units) not in (0, 1, self.size):
             raise ValueError(
@@ -63,41 +63,43 @@ class Channel:
 
     @property
     def size(self) -> int:
-        """How many numbers it is."""
+        """The number of values."""
         return prod(self.shape)
 
     @property
-    def each_unit(self) -> tuple[str, ...]:
-        """Of each number; empty: not said."""
+    def expanded_units(self) -> tuple[str, ...]:
+        """One unit for each number; empty: unknown."""
         return self.units * self.size if len(self.units) == 1 else self.units
 
     @property
     def dtype(self) -> type[np.generic]:
-        return np.uint8 if self.kind == "picture" else np.float32
+        return np.uint8 if self.kind == "image" else np.float32
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Shapes and meaning of what is observed and of one action.
+    """Shapes and meaning of the observations and actions of a policy, data set or environment.
 
-    Policies act in [-1, 1]; `action_low` and `action_high` are those in the environment's units.
+    Policies act in [-1, 1]. `action_low` and `action_high` are what -1 and 1 mean in the
+    environment's units.
     """
 
-    channels: tuple[Channel, ...]  # or a shape, for the one vector; or shapes by name, for several
+    # also accepted: a shape, for a single vector; a mapping of names to shapes, for several
+    channels: tuple[Channel, ...]
     action_dim: int
     action_low: tuple[float, ...] = ()  # [A], in `action_units`; empty: -1
-    action_high: tuple[float, ...] = ()  # [A]; empty: 1
-    n_obs_steps: int = 1  # observations a policy sees at once
-    chunk_size: int = 1  # actions it answers with: the chunk
-    n_action_steps: int = 1  # of them, before it is asked again
-    rate_hz: float | None = None  # actions a second, where time is real
-    action_names: tuple[str, ...] = ()
-    action_units: tuple[str, ...] = ()  # one for all or one for each; empty: not said
-    action_mode: Literal["absolute", "delta"] = "absolute"  # delta: to what was commanded last
-    temporal_ensemble_coeff: float | None = (
-        None  # m of `policies.chunks.Queue`; None: chunks are not blended
-    )
-    # steps from an observation to when its own action is reached; None: not said
+    action_high: tuple[float, ...] = ()  # [A], in `action_units`; empty: 1
+    n_obs_steps: int = 1  # observations in the input of the policy
+    chunk_size: int = 1  # actions that the policy predicts, the present one first
+    n_action_steps: int = 1  # actions of a chunk that are executed before the next prediction
+    rate_hz: float | None = None  # actions per second; None: unknown or not in real time
+    action_names: tuple[str, ...] = ()  # one for each action; empty: unknown
+    action_units: tuple[str, ...] = ()  # one for all actions, or one for each; empty: unknown
+    # delta: actions are relative to the previous command
+    action_mode: Literal["absolute", "delta"] = "absolute"
+    # m of temporal ensembling, see `policies.chunks.Queue`; None: no temporal ensembling
+    temporal_ensemble_coeff: float | None = None
+    # steps from an observation until its action is reached; None: unknown
     action_offset: float | None = None
 
     def __post_init__(self) -> None:
@@ -106,107 +108,108 @@ class Spec:
             object.__setattr__(self, "channels", (vector,))
         if isinstance(self.channels, Mapping):
             several = (
-                Channel(name, tuple(shape), "picture" if is_picture(shape) else "vector")
+                Channel(name, tuple(shape), "image" if is_image(shape) else "vector")
                 for name, shape in self.channels.items()
             )
             object.__setattr__(self, "channels", tuple(several))
         names = [channel.name for channel in self.channels]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"Spec: channels of different names are expected, found {names}")
+            raise ValueError(f"Spec: channels need different names, found {names}")
         sizes = (self.action_dim, self.n_obs_steps, self.chunk_size, self.n_action_steps)
         if min(sizes) < 1 or (self.rate_hz is not None and self.rate_hz <= 0):
             raise ValueError(f"Spec: sizes must be positive, found {self}")
         if self.n_action_steps > self.chunk_size:
             raise ValueError(
-                f"Spec: of {self.chunk_size} actions {self.n_action_steps} cannot be executed"
+                f"Spec: n_action_steps={self.n_action_steps} is more than "
+                f"chunk_size={self.chunk_size}"
             )
         if self.temporal_ensemble_coeff is not None and (
             self.n_action_steps > 1 or self.temporal_ensemble_coeff < 0
         ):
             raise ValueError(
-                f"Spec: temporal_ensemble_coeff={self.temporal_ensemble_coeff}, at least 0, takes one action of each chunk, "
-                f"found n_action_steps={self.n_action_steps}"
+                f"Spec: temporal_ensemble_coeff={self.temporal_ensemble_coeff} must be at least 0, "
+                f"and needs n_action_steps=1, found {self.n_action_steps}"
             )
         for name in ("action_low", "action_high", "action_names", "action_units"):
-            given = len(getattr(self, name))
-            if given not in (0, self.action_dim) and (name != "action_units" or given != 1):
-                raise ValueError(f"Spec: {name} has {given} entries for {self.action_dim} actions")
+            count = len(getattr(self, name))
+            if count not in (0, self.action_dim) and (name != "action_units" or count != 1):
+                raise ValueError(f"Spec: {name} has {count} entries for {self.action_dim} actions")
         low, high = self.action_bounds
         if not (low < high).all():
             raise ValueError(f"Spec: action_low {low.tolist()} is not below {high.tolist()}")
 
     @property
     def vectors(self) -> tuple[Channel, ...]:
-        """The channels that are no pictures."""
+        """The channels that are vectors, not images."""
         return tuple(channel for channel in self.channels if channel.kind == "vector")
 
     @property
-    def lone(self) -> Channel | None:
-        """The one vector that is all there is to see, as a plain array; None where more is."""
+    def single_vector(self) -> Channel | None:
+        """The only channel, if it is a vector, observed as a plain array. None otherwise."""
         return self.channels[0] if len(self.channels) == len(self.vectors) == 1 else None
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Of the one vector. Raises ValueError where there is more to see."""
-        if self.lone is None:
+        """Shape of the only vector. Raises ValueError if there are other channels."""
+        if self.single_vector is None:
             names = ", ".join(channel.name for channel in self.channels)
-            raise ValueError(f"what is observed is no vector but {names}")
-        return self.lone.shape
+            raise ValueError(f"the observation is not a single vector, it has channels {names}")
+        return self.single_vector.shape
 
     @property
     def observation_dim(self) -> int:
-        """Numbers in the one vector, flattened."""
+        """Size of the only vector, flattened."""
         return prod(self.observation_shape)
 
     @property
     def observation_names(self) -> tuple[str, ...]:
-        """Of all vectors' numbers, one after the other; empty where any is not named."""
+        """Names of the numbers of all vectors; empty if any name is unknown."""
         names = [channel.names for channel in self.vectors]
         return sum(names, ()) if all(names) else ()
 
     @property
     def observation_units(self) -> tuple[str, ...]:
-        """Of all vectors' numbers, as `observation_names`."""
-        units = [channel.each_unit for channel in self.vectors]
+        """Units of the numbers of all vectors; empty if any unit is unknown."""
+        units = [channel.expanded_units for channel in self.vectors]
         return sum(units, ()) if all(units) else ()
 
     @property
-    def each_action_unit(self) -> tuple[str, ...]:
-        """Of each action; empty: not said."""
+    def expanded_action_units(self) -> tuple[str, ...]:
+        """One unit for each action; empty: unknown."""
         return self.action_units * (self.action_dim if len(self.action_units) == 1 else 1)
 
     @property
     def action_bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """What -1 and 1 stand for, [A] float64 each."""
+        """The values of -1 and 1 in the environment's units, [A] float64 each."""
         ones = np.ones(self.action_dim)
         return (
             np.array(self.action_low) if self.action_low else -ones,
             np.array(self.action_high) if self.action_high else ones,
         )
 
-    def in_units(self, actions: np.ndarray) -> np.ndarray:
-        """Actions [..., A] in [-1, 1] -> in the environment's units, float32, never beyond."""
+    def to_units(self, actions: np.ndarray) -> np.ndarray:
+        """Convert actions [..., A] in [-1, 1] to the environment's units: float32, clipped."""
         low, high = self.action_bounds
         scaled = (low + high) / 2 + as_array(actions, np.float64) * ((high - low) / 2)
         return scaled.astype(np.float32).clip(low.astype(np.float32), high.astype(np.float32))
 
-    def over(self, other: Spec) -> Spec:
-        """What this says, and where it is silent what `other`, of the same channels, says."""
-        mine = self if self.action_low else other
-        known = {theirs.name: theirs for theirs in other.channels}
+    def filled_from(self, other: Spec) -> Spec:
+        """Return this spec with unknown fields taken from `other`, which has the same channels."""
+        bounds = self if self.action_low else other
+        others = {channel.name: channel for channel in other.channels}
         channels = [
             replace(
-                ours,
-                names=ours.names or known[ours.name].names,
-                units=ours.units or known[ours.name].units,
+                channel,
+                names=channel.names or others[channel.name].names,
+                units=channel.units or others[channel.name].units,
             )
-            for ours in self.channels
+            for channel in self.channels
         ]
         return replace(
             self,
             channels=tuple(channels),
-            action_low=mine.action_low,
-            action_high=mine.action_high,
+            action_low=bounds.action_low,
+            action_high=bounds.action_high,
             action_names=self.action_names or other.action_names,
             action_units=self.action_units or other.action_units,
             rate_hz=self.rate_hz or other.rate_hz,
@@ -214,27 +217,27 @@ class Spec:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and numbers."""
-        found: dict[str, Any] = listed(asdict(self))
-        return found
+        """Return the fields as plain lists, strings and numbers."""
+        values: dict[str, Any] = to_lists(asdict(self))
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Spec:
-        """The inverse of `to_json`.
+        """Return the specification of a result of `to_json`.
 
-        Raises ValueError naming a field that is unknown, missing or of another type.
+        Raises ValueError, which names the field that is unknown, missing or of another type.
         """
-        made: Spec = build(cls, values, "policy specification: ")
-        return made
+        spec: Spec = build(cls, values, "policy specification: ")
+        return spec
 
     def mismatch(self, other: Spec) -> str | None:
-        """Why a policy of this spec cannot serve `other`, in words; None where it can."""
-        for name in ("seen", "action_dim"):
+        """Return why a policy of this spec cannot act in `other`. None if it can."""
+        for name in ("observation_shapes", "action_dim"):
             if getattr(self, name) != getattr(other, name):
                 mine, theirs = getattr(self, name), getattr(other, name)
-                what = "observation_shape" if name == "seen" else name
-                return f"{what}: the policy has {mine}, here it is {theirs}"
-        if not self.same_rate(other):
+                label = "observation_shape" if name == "observation_shapes" else name
+                return f"{label}: the policy has {mine}, here it is {theirs}"
+        if not self.has_same_rate(other):
             return f"rate_hz: the policy has {self.rate_hz:g}, here it is {other.rate_hz:g}"
         if (problem := self.contradiction(other)) is not None:
             name, mine, theirs = problem
@@ -242,11 +245,11 @@ class Spec:
         return None
 
     def contradiction(self, other: Spec) -> tuple[str, Any, Any] | None:
-        """Return the field whose units or order of names differ, and both values.
+        """Return the field whose units or order of names differ, with both values.
 
-        None if there is none. A field that one of them leaves empty is not compared.
+        None if there is none. A field that is empty in one of the two is not compared.
         """
-        units = {"action_units": "each_action_unit", "observation_units": "observation_units"}
+        units = {"action_units": "expanded_action_units", "observation_units": "observation_units"}
         for name, field in units.items():
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine and theirs and mine != theirs:
@@ -259,91 +262,93 @@ class Spec:
 
     @property
     def is_normalized(self) -> bool:
-        """True if -1 and 1 mean themselves: no range is stated, or it is [-1, 1]."""
+        """True if the action range is [-1, 1] or not stated."""
         low, high = self.action_bounds
         return bool((low == -1).all() and (high == 1).all())
 
     @property
     def action_range(self) -> str:
-        """What -1 and 1 stand for, to print: `[low, high]`, lists where the actions differ."""
+        """The action bounds as text: `[low, high]`, with lists if they differ between actions."""
         low, high = ([float(f"{x:.4g}") for x in bound] for bound in self.action_bounds)
-        same = len({*low}) == len({*high}) == 1
-        return f"[{low[0]:g}, {high[0]:g}]" if same else f"[{low}, {high}]"
+        are_equal = len({*low}) == len({*high}) == 1
+        return f"[{low[0]:g}, {high[0]:g}]" if are_equal else f"[{low}, {high}]"
 
     def conversion(self, other: Spec, actions: np.ndarray | None = None) -> Conversion | None:
-        """Return the map of this spec's actions to those of `other` in the same units.
+        """Return the map from actions of this spec to actions of `other` with the same units.
 
         None if no map is needed: the ranges are equal, one is not stated, or this one is [-1, 1].
-        Actions of a policy or a file that states [-1, 1] are normalized, shares of any range.
-        actions: [N, A] in [-1, 1], those that occur. Default: any.
+        A policy or file that states [-1, 1] has normalized actions, which fit any range.
+        actions: [N, A] in [-1, 1], the actions that occur. Default: any.
         Raises ValueError, with both ranges, if an action would leave the range of `other`, or if
-        that is [-1, 1], which may mean units or normalized actions.
+        the range of `other` is [-1, 1], which may mean units or normalized actions.
         """
         if not (self.action_low and other.action_low) or self.is_normalized:
             return None
         (low, high), (to_low, to_high) = self.action_bounds, other.action_bounds
-        room = SAME_RANGE * (to_high - to_low)
-        if (np.abs([low - to_low, high - to_high]) <= room).all():
+        tolerance = SAME_RANGE * (to_high - to_low)
+        if (np.abs([low - to_low, high - to_high]) <= tolerance).all():
             return None
         half = (to_high - to_low) / 2
-        found = Conversion((high - low) / 2 / half, (low + high - to_low - to_high) / 2 / half)
-        ends = np.array([[-1.0], [1.0]]) if actions is None else actions
-        if other.is_normalized or not found.stays_within(ends):
+        conversion = Conversion((high - low) / 2 / half, (low + high - to_low - to_high) / 2 / half)
+        extremes = np.array([[-1.0], [1.0]]) if actions is None else actions
+        if other.is_normalized or not conversion.stays_within(extremes):
             raise ValueError(
                 f"actions of -1 and 1 stand for {self.action_range}, here for {other.action_range}"
             )
-        return found
+        return conversion
 
-    def same_rate(self, other: Spec) -> bool:
-        """Whether their rates are alike, to a hundredth; also where one of them says none."""
+    def has_same_rate(self, other: Spec) -> bool:
+        """Return True if the rates differ by at most 1 %, or one of them is unknown."""
         both = self.rate_hz and other.rate_hz
         return not both or abs(other.rate_hz / self.rate_hz - 1) <= 0.01  # type: ignore[operator]
 
     @property
-    def seen(self) -> Any:
-        """What must be alike where a policy is to serve: a shape, or each channel's."""
-        if self.lone is not None:
-            return self.lone.shape
+    def observation_shapes(self) -> Any:
+        """Shape of the only vector, or the shapes of all channels by name."""
+        if self.single_vector is not None:
+            return self.single_vector.shape
         return {channel.name: channel.shape for channel in self.channels}
 
 
-def listed(tree: Any) -> Any:
-    """`tree` with lists for tuples."""
+def to_lists(tree: Any) -> Any:
+    """Return a tree of dicts and tuples with lists in place of tuples."""
     if isinstance(tree, dict):
-        return {key: listed(value) for key, value in tree.items()}
-    return [listed(value) for value in tree] if isinstance(tree, list | tuple) else tree
+        return {key: to_lists(value) for key, value in tree.items()}
+    return [to_lists(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def build(kind: type, values: Any, where: str) -> Any:
-    """The dataclass `kind` of JSON's values. Raises ValueError."""
+    """Build the dataclass `kind` from JSON values. Raises ValueError, which starts with `where`."""
     hints = get_type_hints(kind)
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}{values!r}")
     for name, value in values.items():
-        if name in hints and not of_type(value, hints[name]):
+        if name in hints and not has_type(value, hints[name]):
             raise ValueError(f"{where}{name} is {value!r}")
     try:
-        return kind(**{k: made(v, hints[k], where) if k in hints else v for k, v in values.items()})
+        return kind(
+            **{k: convert(v, hints[k], where) if k in hints else v for k, v in values.items()}
+        )
     except TypeError as error:
         raise ValueError(f"{where}{error}") from None
 
 
-def made(value: Any, hint: Any, where: str) -> Any:
-    """A JSON value that is of type `hint`, as that type."""
+def convert(value: Any, hint: Any, where: str) -> Any:
+    """Convert a JSON value to the type `hint`: lists to tuples, objects to dataclasses."""
     if isinstance(value, list):
-        return tuple(made(item, get_args(hint)[0], where) for item in value)
+        return tuple(convert(item, get_args(hint)[0], where) for item in value)
     return build(hint, value, where) if is_dataclass(hint) else value  # type: ignore[arg-type]
 
 
-def of_type(value: object, hint: Any) -> bool:
-    """Whether a JSON value is of type `hint`: as it is, but that lists are tuples."""
+def has_type(value: object, hint: Any) -> bool:
+    """Return True if a JSON value matches the type `hint`. A list matches a tuple."""
     if get_origin(hint) is UnionType:
-        return any(of_type(value, option) for option in get_args(hint))
+        return any(has_type(value, option) for option in get_args(hint))
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
     if get_origin(hint) is tuple:
         item = get_args(hint)[0]
-        return isinstance(value, list) and all(of_type(v, item) for v in value)
+        return isinstance(value, list) and all(has_type(v, item) for v in value)
     if hint is float:
         return type(value) in (int, float) and isfinite(value)  # type: ignore[arg-type]
     return isinstance(value, dict) if is_dataclass(hint) else type(value) is hint

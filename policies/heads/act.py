@@ -1,4 +1,4 @@
-"""Chunks of actions by a transformer's queries, one for each step: ACT."""
+"""The head of ACT, a transformer that predicts a chunk of actions in one forward pass."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from policies.networks.act import Layer, fixed_places
+from policies.networks.act import Layer, sinusoidal_positions
+from policies.networks.chunk_head import ChunkHead, ObservationSizes
 from policies.networks.dropout import Random, hidden_dropout
 from policies.networks.mlp import MLP, LayerNorm
-from policies.networks.scaled import Scaled, Seen
 
 
-class ActionChunkingTransformer(Scaled):
+class ActionChunkingTransformer(ChunkHead):
     """A conditional VAE whose decoder attends to the observation (Zhao et al., arXiv:2304.13705).
 
-    While it learns, an encoder of the demonstrated chunk tells its style `z`; acting, z is 0. A
-    `heads.head.Planner`. The chunk begins with the present action.
+    In training, an encoder infers the style variable `z` from the demonstrated chunk. When the
+    policy acts, z is 0. The chunk starts with the present action. A `heads.head.Planner`.
     """
 
     noise_shape: tuple[int, ...] = ()
 
     def __init__(
         self,
-        observations: Seen,
+        observations: ObservationSizes,
         actions: int,
         *,
         n_obs_steps: int = 1,
@@ -44,19 +44,21 @@ class ActionChunkingTransformer(Scaled):
         temporal_ensemble_coeff: float | None = None,
         dropout_rate: float = 0.0,
     ) -> None:
-        """window: actions of a chunk.  style: numbers in z.  hidden: units in each perceptron.
+        """Create the head.
 
-        observations, encoder: as of `heads.diffusion.DiffusionActor`.  blending: of `Planner`.
+        observations, action_low, action_high, encoder: see `heads.diffusion.DiffusionActor`.
+        horizon: actions of a chunk.  n_action_steps: actions of a chunk that are executed.
+        latent_dim: size of z.  hidden: units of the MLP in each layer.
+        temporal_ensemble_coeff: see `policies.chunks.Queue`.
+        dropout_rate: in training only.
         """
         super().__init__(observations, actions, action_low, action_high, encoder)
         if dim_model % num_heads or dim_model % 2:
             raise ValueError(
-                f"{num_heads} heads do not divide a size of {dim_model}, which is to be even"
+                f"dim_model={dim_model} must be even and a multiple of num_heads={num_heads}"
             )
         if n_action_steps > horizon:
-            raise ValueError(
-                f"n_action_steps={n_action_steps} of a chunk of horizon={horizon} actions"
-            )
+            raise ValueError(f"n_action_steps={n_action_steps} is more than horizon={horizon}")
         self.arguments |= {
             "n_obs_steps": n_obs_steps,
             "horizon": horizon,
@@ -76,54 +78,60 @@ class ActionChunkingTransformer(Scaled):
         )
         self.temporal_ensemble_coeff = temporal_ensemble_coeff
         self.dim_model, self.latent_dim, self.dropout_rate = dim_model, latent_dim, dropout_rate
-        seen = self.features * n_obs_steps
+        features = self.features * n_obs_steps
 
         def stack(count: int, **kind: bool) -> nn.ModuleList:
             return nn.ModuleList(Layer(dim_model, num_heads, hidden, **kind) for _ in range(count))
 
         self.style_start = nn.Parameter(torch.randn(dim_model))
-        self.style_observation = MLP(seen, dim_model, (), inner=True)
+        self.style_observation = MLP(features, dim_model, (), inner=True)
         self.style_action = MLP(actions, dim_model, (), inner=True)
-        self.style_blocks = stack(num_vae_encoder_layers, plain=True)
+        self.style_blocks = stack(num_vae_encoder_layers, torch_init_scheme=True)
         self.style_answer = MLP(dim_model, 2 * latent_dim, ())
         self.embed_style = MLP(latent_dim, dim_model, (), inner=True)
-        self.embed_observation = MLP(seen, dim_model, (), inner=True)
+        self.embed_observation = MLP(features, dim_model, (), inner=True)
         self.place = nn.Parameter(torch.randn(2, dim_model))
         self.queries = nn.Parameter(torch.randn(horizon, dim_model))
-        self.encoder, self.decoder = stack(num_layers), stack(num_decoder_layers, recalls=True)
+        self.encoder = stack(num_layers)
+        self.decoder = stack(num_decoder_layers, cross_attends=True)
         self.norm, self.answer = LayerNorm(dim_model), MLP(dim_model, actions, ())
 
     def forward(
         self, observations: Any, chunk: Tensor, real: Tensor, random: Random
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, n_obs_steps, *obs] or channels, demonstrated chunks [B, T, A] in [-1, 1], real [B, T].
+        """Reconstruct the demonstrated chunks, with dropout.
 
-        Returns the chunk [B, T, A], and mean and log variance of z [B, latent_dim]. Under dropout.
+        observations: [B, n_obs_steps, *obs], or such channels by name.
+        chunk: [B, T, A], normalized.  real: [B, T], False for padding.
+        Returns the chunk [B, T, A], and mean and log variance of z, [B, latent_dim] each.
         """
-        seen = self.encode(observations, random).flatten(1)
-        mean, log_variance = self.styles(seen, chunk, real, random)
+        features = self.encode(observations, random).flatten(1)
+        mean, log_variance = self.encode_style(features, chunk, real, random)
         z = mean + (log_variance / 2).exp() * random.normal(mean.shape)
-        return self.decode(seen, z, random), mean, log_variance
+        return self.decode(features, z, random), mean, log_variance
 
-    def styles(
-        self, seen: Tensor, chunk: Tensor, real: Tensor, random: Random | None
+    def encode_style(
+        self, features: Tensor, chunk: Tensor, real: Tensor, random: Random | None
     ) -> tuple[Tensor, Tensor]:
-        """Mean and log variance of z, [B, latent_dim] each; actions that are not real are not seen."""
-        drop, rows = self._drop(random), len(seen)
+        """Return mean and log variance of z, [B, latent_dim] each. Padding is masked."""
+        drop, rows = self._drop(random), len(features)
         start = self.style_start.expand(rows, 1, self.dim_model)
-        observed = self.style_observation(seen)[:, None]
+        observed = self.style_observation(features)[:, None]
         x = torch.cat([start, observed, self.style_action(chunk)], 1)
-        place = fixed_places(x.shape[1], self.dim_model, x.device)
+        positions = sinusoidal_positions(x.shape[1], self.dim_model, x.device)
         allowed = torch.cat([torch.ones_like(real[:, :1]).expand(-1, 2), real], 1)[:, None, None]
         for layer in self.style_blocks:
-            x = layer(x, place, allowed, drop)
+            x = layer(x, positions, allowed, drop)
         mean, log_variance = self.style_answer(x[:, 0]).chunk(2, -1)
         return mean, log_variance
 
-    def decode(self, seen: Tensor, z: Tensor, random: Random | None = None) -> Tensor:
-        """[B, n_obs_steps * F], [B, latent_dim] -> the chunk [B, T, A] as the network sees it."""
+    def decode(self, features: Tensor, z: Tensor, random: Random | None = None) -> Tensor:
+        """Return normalized chunks [B, T, A].
+
+        features: [B, n_obs_steps * F].  z: [B, latent_dim].
+        """
         drop = self._drop(random)
-        x = torch.stack([self.embed_style(z), self.embed_observation(seen)], 1)
+        x = torch.stack([self.embed_style(z), self.embed_observation(features)], 1)
         everything = torch.ones(1, 1, dtype=torch.bool, device=x.device)
         for layer in self.encoder:
             x = layer(x, self.place, everything, drop)
@@ -134,9 +142,9 @@ class ActionChunkingTransformer(Scaled):
 
     def plan(self, observations: Any, noise: Tensor) -> Tensor:
         """See `Planner`."""
-        seen = self.encode(observations).flatten(1)
-        chunk = self.decode(seen, seen.new_zeros(seen.shape[0], self.latent_dim))
-        return self.raw(chunk.clip(-1, 1)).clip(-1, 1)
+        features = self.encode(observations).flatten(1)
+        chunk = self.decode(features, features.new_zeros(features.shape[0], self.latent_dim))
+        return self.denormalize_actions(chunk.clip(-1, 1)).clip(-1, 1)
 
     def _drop(self, random: Random | None):  # type: ignore[no-untyped-def]
         return hidden_dropout(self.dropout_rate, random) or (lambda values: values)

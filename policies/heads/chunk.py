@@ -1,4 +1,4 @@
-"""tanh of a perceptron that answers with a whole chunk."""
+"""A deterministic MLP head that predicts a chunk of actions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.networks.mlp import MLP, Activation
 
 
 class ChunkActor(nn.Module):
-    """The mean of a Gaussian over chunks, from a history: a `heads.head.Planner`."""
+    """tanh(MLP) from an observation history to a chunk of actions: a `heads.head.Planner`."""
 
     noise_shape: tuple[int, ...] = ()
 
@@ -26,7 +26,10 @@ class ChunkActor(nn.Module):
         n_obs_steps: int = 1,
         activation: Activation = "relu",
     ) -> None:
-        """window: actions of a chunk, of which `n_action_steps` are taken."""
+        """Create the head.
+
+        horizon: actions of a chunk.  n_action_steps: actions of a chunk that are executed.
+        """
         super().__init__()
         self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
         self.arguments |= {
@@ -44,7 +47,10 @@ class ChunkActor(nn.Module):
         self.trunk = MLP(*sizes, hidden, activation=activation)
 
     def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
-        """[B, n_obs_steps, *obs] -> [B, horizon, A]; random: is not drawn from."""
+        """Return chunks [B, horizon, A] for observations [B, n_obs_steps, *obs].
+
+        random: unused.
+        """
         return self.trunk(observations.flatten(1)).unflatten(-1, (self.chunk_size, -1)).tanh()
 
     def plan(self, observations: Tensor, noise: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""A causal transformer over (return to go, observation, action), and the policy made of it.
+"""The Decision Transformer, a causal transformer over return-to-go, observation and action tokens.
 
-    token    R0 o0 a0 | R1 o1 a1 | …      each sees itself and what stands left of it;
-    answer      a0    |    a1    | …      an action is read off its observation's token.
+    tokens   R0 o0 a0 | R1 o1 a1 | …      each attends to itself and to the tokens on its left;
+    output      a0    |    a1    | …      an action is predicted at its observation's token.
 
-Shapes: B batch, T step of the window, L token (3 T), D size, H head.
+Shapes: B batch, T step of the context, L token (3 T), D size, H head.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from policies.networks.transformer import Block
 
 
 class DecisionTransformer(nn.Module):
-    """Acts as the data did where such a return followed (Chen et al., arXiv:2106.01345).
+    """A return-conditioned policy (Chen et al., arXiv:2106.01345): a `heads.head.Recurrent`.
 
-    A step's three tokens share a learned embedding of its place in the episode; there is no other
-    position. Memory (see `heads.head.Recurrent`): the last `context_length` steps; the return to go
-    starts at `target_return` and falls by each reward.
+    The three tokens of a step share a learned embedding of the timestep in the episode. There is no
+    other position embedding. The memory holds the last `context_length` steps. The return-to-go
+    starts at `target_return` and decreases by each reward.
     """
 
     def __init__(
@@ -39,15 +39,17 @@ class DecisionTransformer(nn.Module):
         episode_steps: int = 1000,
         dropout_rate: float = 0.0,
     ) -> None:
-        """target_return: raw, aimed at from an episode's start.  return_scale: divides returns.
+        """Create the head.
 
-        episode_steps: embedded places; later steps count as the last.  dropout_rate: in training.
+        target_return: raw return-to-go at the start of an episode.
+        return_scale: divisor of the returns.
+        context_length: steps in the memory.
+        episode_steps: number of timestep embeddings; later timesteps use the last one.
+        dropout_rate: in training only.
         """
         super().__init__()
         if dim_model % num_heads:
-            raise ValueError(
-                f"DecisionTransformer: {num_heads} heads do not divide a size of {dim_model}"
-            )
+            raise ValueError(f"dim_model={dim_model} is not a multiple of num_heads={num_heads}")
         self.arguments = {
             "observations": observations,
             "actions": actions,
@@ -82,16 +84,19 @@ class DecisionTransformer(nn.Module):
         real: Tensor,
         random: Random | None = None,
     ) -> Tensor:
-        """[B, T, O], [B, T, A], raw returns to go [B, T], places [B, T] int, real [B, T] bool.
+        """Return the action of each step, [B, T, A].
 
-        Returns each step's action [B, T, A]. Steps that are not real are seen by no other; what is
-        answered there means nothing. With `random`, under dropout, as in training.
+        observations: [B, T, O].  actions: [B, T, A].  returns: [B, T], raw returns-to-go.
+        timesteps: [B, T], int.  real: [B, T], False for padding, which no other step attends to;
+        the actions of padding are meaningless.
+        random: source of the dropout, in training only.
         """
         drop = hidden_dropout(self.dropout_rate, random) or (lambda x: x)
         places = torch.arange(len(self.embed_place), device=timesteps.device)
-        place = timesteps.clamp(0, len(self.embed_place) - 1)[..., None] == places
-        # a product, not a look-up, whose gradient would add up in an order that threads decide
-        place_embedding = place.float() @ self.embed_place  # [B, T, D]
+        one_hot = timesteps.clamp(0, len(self.embed_place) - 1)[..., None] == places
+        # a matrix product, because the gradient of an index lookup is summed in an order that
+        # depends on threads
+        time_embedding = one_hot.float() @ self.embed_place  # [B, T, D]
         tokens = torch.stack(
             [
                 self.embed_return(returns[..., None] / self.return_scale),
@@ -100,18 +105,18 @@ class DecisionTransformer(nn.Module):
             ],
             -2,
         )
-        x = (tokens + place_embedding[..., None, :]).flatten(1, 2)  # [B, L, D]
+        x = (tokens + time_embedding[..., None, :]).flatten(1, 2)  # [B, L, D]
         count = x.shape[1]
-        seen = real[..., None].expand(*real.shape, 3).flatten(1)[:, None]  # [B, 1, L]
+        real_tokens = real[..., None].expand(*real.shape, 3).flatten(1)[:, None]  # [B, 1, L]
         order = torch.arange(count, device=x.device)
-        allowed = (order <= order[:, None]) & (seen | (order == order[:, None]))
+        allowed = (order <= order[:, None]) & (real_tokens | (order == order[:, None]))
         x = drop(self.norm_in(x))
         for block in self.blocks:
             x = block(x, allowed, drop)
         return self.head(self.norm_out(x)[:, 1::3]).tanh()
 
     def reset(self, batch: int) -> Context:
-        """See `Recurrent`: no step is real yet."""
+        """See `Recurrent`. All steps of a new memory are padding."""
         shape = (batch, self.context_length)
         return {
             "observations": torch.zeros(*shape, self.observations),
@@ -124,11 +129,11 @@ class DecisionTransformer(nn.Module):
     def step(
         self, observations: Tensor, rewards: Tensor, context: Context
     ) -> tuple[Tensor, Context]:
-        """See `Recurrent`. The window slides by one step; its last place is the present."""
+        """See `Recurrent`. The context moves by one step; its last step is the present."""
         last = {name: values[:, -1] for name, values in context.items()}
         present = {
             "observations": observations,
-            "actions": torch.zeros_like(last["actions"]),  # not chosen yet, and not seen
+            "actions": torch.zeros_like(last["actions"]),  # replaced below; masked until then
             "returns": last["returns"] - rewards,
             "timesteps": last["timesteps"] + 1,
             "real": torch.ones_like(last["real"]),

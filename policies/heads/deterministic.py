@@ -1,4 +1,4 @@
-"""tanh of a network."""
+"""A deterministic MLP head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.networks.mlp import MLP, Activation
 
 
 class DeterministicActor(nn.Module):
-    """tanh(MLP)."""
+    """The action tanh(MLP)."""
 
     def __init__(
         self,
@@ -25,7 +25,11 @@ class DeterministicActor(nn.Module):
         dropout_rate: float = 0.0,
         init: Init = torch_init,
     ) -> None:
-        """noise: deviation of the exploration's. dropout_rate: in training alone."""
+        """Create the head.
+
+        noise: standard deviation of the exploration noise.
+        dropout_rate: share of hidden units that are dropped in training.
+        """
         super().__init__()
         self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
         self.arguments |= {"activation": activation}
@@ -33,7 +37,10 @@ class DeterministicActor(nn.Module):
         self.noise, self.dropout_rate = noise, dropout_rate
 
     def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
-        """[..., O] -> [..., A]; with `random`, under dropout, as in training."""
+        """Return the actions [..., A] for observations [..., O].
+
+        random: source of the dropout, in training only.
+        """
         return self.trunk(observations, hidden_dropout(self.dropout_rate, random)).tanh()
 
     act = forward

@@ -1,4 +1,4 @@
-"""Chunks of actions from noise, round after round: diffusion, flow matching, consistency."""
+"""Diffusion, flow matching and consistency policies, which denoise chunks of actions."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from policies.heads.schedules import Table, draws, sample
-from policies.networks.denoisers import Kind, denoiser
+from policies.heads.schedules import Table, count_noises, sample
+from policies.networks.chunk_head import ChunkHead, ObservationSizes
+from policies.networks.denoisers import Kind, build_denoiser
 from policies.networks.dropout import Random, hidden_dropout
-from policies.networks.scaled import Scaled, Seen
 
 
-class DiffusionActor(Scaled):
-    """A network and the table of a sampler: a `heads.head.Planner` (Chi et al., arXiv:2303.04137).
+class DiffusionActor(ChunkHead):
+    """A denoising network with a sampler table (Chi et al., arXiv:2303.04137).
 
         time           t-1   t   t+1 … t+14
-        observations    o    o                     a history of 2
-        window          a    a    a  …   a         of 16 actions, the first beside the oldest one
-        answered             a    a  …   a         15, of which `n_action_steps` are taken
+        observations    o    o                     n_obs_steps = 2
+        horizon         a    a    a  …   a         16 actions, the first at the oldest observation
+        chunk                a    a  …   a         15 actions, `n_action_steps` of them executed
 
-    The network sees each action's range in the data as [-1, 1].
+    The network's actions are normalized: the range of each action in the data becomes [-1, 1].
+    The class is a `heads.head.Planner`.
     """
 
     def __init__(
         self,
-        observations: Seen,
+        observations: ObservationSizes,
         actions: int,
         *,
         network: Kind,
@@ -44,12 +45,18 @@ class DiffusionActor(Scaled):
         encoder: Mapping[str, Any] | None = None,
         dropout_rate: float = 0.0,
     ) -> None:
-        """options: of the network.  table: `heads.schedules`.  action_low, …: of the data, [A].
+        """Create the head.
 
-        observations: numbers in the one vector, or the shape of each channel, whose pictures
-        are looked at by an `encoder`, options of `PictureEncoder`.
-
-        until: the network is told a second time, that at which a jump ends; here, when it acts.
+        observations: size of the only vector, or the shape of each channel.
+        network: kind of denoising network.  options: its options.
+        table: of the sampler, see `heads.schedules`.
+        n_obs_steps: observations in the input.
+        horizon: actions that are denoised.  n_action_steps: actions of a chunk that are executed.
+        action_low, action_high: [A], range of the actions in the data; default -1 and 1.
+        until: if given, the network has a second time input, the end of a jump; this is its value
+        when the policy acts.
+        encoder: options of `ImageEncoder`.
+        dropout_rate: share of hidden units that are dropped in training.
         """
         super().__init__(observations, actions, action_low, action_high, encoder)
         self.table: Table = [[float(number) for number in row] for row in table]
@@ -66,14 +73,15 @@ class DiffusionActor(Scaled):
         self.chunk_size = horizon - n_obs_steps + 1
         if n_action_steps > self.chunk_size:
             raise ValueError(
-                f"n_action_steps={n_action_steps}: of a window of {horizon} actions that begins beside the "
-                f"oldest of {n_obs_steps} observations {max(self.chunk_size, 0)} lie ahead"
+                f"n_action_steps={n_action_steps} is more than {max(self.chunk_size, 0)}, the "
+                f"actions from the present on: horizon={horizon} starts at the oldest of "
+                f"n_obs_steps={n_obs_steps}"
             )
-        self.noise_shape = (draws(self.table), horizon, actions)
+        self.noise_shape = (count_noises(self.table), horizon, actions)
         self.dropout_rate = dropout_rate
         self.until, sizes = until, (actions, horizon, n_obs_steps, self.features)
         times = 1 if until is None else 2
-        self.network = denoiser(network, *sizes, times=times, **options)
+        self.network = build_denoiser(network, *sizes, times=times, **options)
 
     def forward(
         self,
@@ -83,91 +91,103 @@ class DiffusionActor(Scaled):
         random: Random | None = None,
         until: Tensor | None = None,
     ) -> Tensor:
-        """What the network answers to x [..., B, T, A] at `times` [..., B].
+        """Return the network's output for x [..., B, T, A] at `times` [..., B].
 
-        observations: [B, n_obs_steps, *obs], or such channels, encoded once for all that lies before
-        B. With `random`, under dropout, as in training. until: [..., B], where it is told a second
-        time.
+        observations: [B, n_obs_steps, *obs], or such channels by name. They are encoded once for
+        all leading dimensions of x.
+        random: source of random crops and dropout, in training only.
+        until: [..., B], second time input of a network that has one.
         """
         return self.predict(self.encode(observations, random), x, times, random, until)
 
     def predict(
         self,
-        seen: Tensor,
+        features: Tensor,
         x: Tensor,
         times: Tensor,
         random: Random | None = None,
         until: Tensor | None = None,
     ) -> Tensor:
-        """`forward` after `encode`."""
-        return self.by(self.network, seen, x, times, random, until)
+        """Return `forward` for encoded observations, `features` [B, n_obs_steps, F]."""
+        return self.run_network(self.network, features, x, times, random, until)
 
-    def by(
+    def run_network(
         self,
         network: nn.Module,
-        seen: Tensor,
+        features: Tensor,
         x: Tensor,
         times: Tensor,
         random: Random | None = None,
         until: Tensor | None = None,
     ) -> Tensor:
-        """What a network of this one's sizes answers; the rest is `predict`'s."""
+        """Return the output of `network`, which has the sizes of this head's; see `predict`."""
         drop = hidden_dropout(self.dropout_rate, random) or (lambda values: values)
-        rows, chunk = x.shape[:-2], x.shape[-2:]
-        seen = seen.expand(*rows, *seen.shape[-2:]).reshape(prod(rows), *seen.shape[-2:])
-        told = [times]
+        rows, chunk, shape = x.shape[:-2], x.shape[-2:], features.shape[-2:]
+        features = features.expand(*rows, *shape).reshape(prod(rows), *shape)
+        inputs = [times]
         if self.until is not None:
-            told.append(torch.full_like(times, self.until) if until is None else until)
-        moments = torch.stack(told, -1).reshape(prod(rows), len(told))
-        answer: Tensor = network(x.reshape(prod(rows), *chunk), moments, seen, drop)
-        return answer.reshape(x.shape)
+            inputs.append(torch.full_like(times, self.until) if until is None else until)
+        moments = torch.stack(inputs, -1).reshape(prod(rows), len(inputs))
+        output: Tensor = network(x.reshape(prod(rows), *chunk), moments, features, drop)
+        return output.reshape(x.shape)
 
-    def asked(self, seen: Tensor, x: Tensor, time: float) -> Tensor:
-        """The answer in a round of the table, that of `time`."""
-        return self.predict(seen, x, x.new_full(x.shape[:1], time))
+    def predict_at(self, features: Tensor, x: Tensor, time: float) -> Tensor:
+        """Return the network's output in the denoising step of the table that has this time."""
+        return self.predict(features, x, x.new_full(x.shape[:1], time))
 
     def plan(self, observations: Any, noise: Tensor) -> Tensor:
         """See `Planner`."""
-        seen = self.encode(observations)
+        features = self.encode(observations)
 
         def network(x: Tensor, time: float) -> Tensor:
-            return self.asked(seen, x, time)
+            return self.predict_at(features, x, time)
 
-        return self.finished(sample(self.table, network, noise))
+        return self.finish(sample(self.table, network, noise))
 
-    def finished(self, x: Tensor) -> Tensor:
-        """A sampler's last [B, T, A] -> the actions from the present one on, [B, chunk_size, A]."""
+    def finish(self, x: Tensor) -> Tensor:
+        """Convert a sampler's result [B, T, A] to a chunk [B, chunk_size, A]."""
         chunk = x[:, self.n_obs_steps - 1 :].clip(-1, 1)
-        return self.raw(chunk).clip(-1, 1)
+        return self.denormalize_actions(chunk).clip(-1, 1)
 
 
 class TunedActor(DiffusionActor):
-    """One of whose rounds the last were fine-tuned; those before ask what `network` was before."""
+    """A diffusion policy whose last denoising steps are fine-tuned.
+
+    The earlier steps use `base`, the network before fine-tuning.
+    """
 
     def __init__(self, *, tuned: int, **options: Any) -> None:
-        """tuned: rounds, fewer than all."""
+        """Create the head.
+
+        tuned: number of fine-tuned denoising steps, fewer than all.
+        options: of `DiffusionActor`.
+        """
         super().__init__(**options)
         self.arguments["tuned"] = tuned
         self.base = copy.deepcopy(self.network)
-        self.late = {row[0] for row in self.table[-tuned:]}  # their times
+        self.late = {row[0] for row in self.table[-tuned:]}  # times of the fine-tuned steps
 
     def predict(
         self,
-        seen: Tensor,
+        features: Tensor,
         x: Tensor,
         times: Tensor,
         random: Random | None = None,
         until: Tensor | None = None,
     ) -> Tensor:
-        """Of both networks each row's own: for a graph, in which a time is not known before."""
+        """Run both networks and select by the time of each row.
+
+        An exported graph needs this, because its times are not known in advance.
+        """
         late = (times[..., None] == times.new_tensor(sorted(self.late))).any(-1)
-        tuned, before = (self.by(net, seen, x, times, random) for net in (self.network, self.base))
-        return torch.where(late[..., None, None], tuned, before)
+        networks = (self.network, self.base)
+        tuned, pretrained = (self.run_network(net, features, x, times, random) for net in networks)
+        return torch.where(late[..., None, None], tuned, pretrained)
 
-    def asked(self, seen: Tensor, x: Tensor, time: float) -> Tensor:
+    def predict_at(self, features: Tensor, x: Tensor, time: float) -> Tensor:
         network = self.network if time in self.late else self.base
-        return self.by(network, seen, x, x.new_full(x.shape[:1], time))
+        return self.run_network(network, features, x, x.new_full(x.shape[:1], time))
 
-    def before(self, observations: Any, x: Tensor, times: Tensor) -> Tensor:
-        """`forward` as it was before it was fine-tuned."""
-        return self.by(self.base, self.encode(observations), x, times)
+    def predict_pretrained(self, observations: Any, x: Tensor, times: Tensor) -> Tensor:
+        """Return `forward` of the network before fine-tuning."""
+        return self.run_network(self.base, self.encode(observations), x, times)

@@ -1,4 +1,4 @@
-"""Normal distributions over actions, plain or squashed by tanh."""
+"""Heads with a normal distribution over actions, plain or squashed by tanh."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from policies.networks.mlp import MLP, Activation
 
 
 class GaussianActor(nn.Module):
-    """Normal around tanh(MLP) with a deviation that does not depend on the state (IQL's policy).
+    """A normal distribution with mean tanh(MLP) and a state-independent standard deviation (IQL).
 
-    Without `tanh_mean` around the MLP itself (AWAC's); actions are then clipped to [-1, 1].
+    Without `tanh_mean` the mean is the output of the MLP (AWAC). Actions are clipped to [-1, 1].
     """
 
     def __init__(
@@ -50,32 +50,39 @@ class GaussianActor(nn.Module):
         self.dropout_rate = dropout_rate
 
     def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
-        """[..., O] -> the mean [..., A]; with `random`, under dropout, as in training."""
+        """Return the mean [..., A] for observations [..., O].
+
+        random: source of the dropout, in training only.
+        """
         mean = self.trunk(observations, hidden_dropout(self.dropout_rate, random))
         return mean.tanh() if self.tanh_mean else mean
 
     def act(self, observations: Tensor) -> Tensor:
-        """[..., O] -> the mean [..., A], clipped to [-1, 1]."""
+        """Return the mean [..., A], clipped to [-1, 1], for observations [..., O]."""
         return self(observations).clamp(-1, 1)
 
     def log_prob(
         self, observations: Tensor, actions: Tensor, random: Random | None = None
     ) -> Tensor:
-        """[..., O], [..., A] -> log density [...]; with `random`, under dropout."""
+        """Return the log density [...] of actions [..., A] for observations [..., O].
+
+        random: source of the dropout, in training only.
+        """
         log_std = self.log_std.clamp(*self.log_std_range)
         z = (actions - self(observations, random)) / log_std.exp()
         return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def explore(self, observations: Tensor, random: Random) -> Tensor:
-        """A sample, clipped to [-1, 1]."""
+        """Return a sample, clipped to [-1, 1]."""
         mean, log_std = self(observations), self.log_std.clamp(*self.log_std_range)
         return (mean + log_std.exp() * random.normal(mean.shape)).clamp(-1, 1)
 
 
 class TanhGaussianActor(nn.Module):
-    """tanh of a Normal whose mean and log deviation depend on the state (SAC's policy).
+    """tanh of a normal distribution whose mean and log_std depend on the state (SAC).
 
-    log_std is `scale * x + shift` with both learnable where `affine` (CQL's released code: 1, -1).
+    With `affine`, log_std is `scale * x + shift`, both learned, with these initial values (CQL's
+    released code: 1, -1).
     """
 
     def __init__(
@@ -90,7 +97,10 @@ class TanhGaussianActor(nn.Module):
         layer_norm: bool = False,
         init: Init = torch_init,
     ) -> None:
-        """layer_norm: in the hidden layers."""
+        """Create the head.
+
+        layer_norm: add layer normalization to the hidden layers.
+        """
         super().__init__()
         self.arguments = {
             "observations": observations,
@@ -107,23 +117,25 @@ class TanhGaussianActor(nn.Module):
         self.affine = None if affine is None else nn.Parameter(torch.tensor([*affine]))
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., O] -> mean and log deviation before the tanh, [..., A] each."""
+        """Return mean and log_std before the tanh, [..., A] each, for observations [..., O]."""
         mean, log_std = self.trunk(observations).chunk(2, -1)
         if self.affine is not None:
             log_std = self.affine[0] * log_std + self.affine[1]
         return mean, log_std.clamp(*self.log_std_range)
 
     def act(self, observations: Tensor) -> Tensor:
-        """[..., O] -> tanh(mean) [..., A]."""
+        """Return tanh(mean) [..., A] for observations [..., O]."""
         return self(observations)[0].tanh()
 
     def sample(
         self, observations: Tensor, random: Random, samples: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """[B, O] -> actions [B, A] and log densities [B]; [N, B, ...] for `samples` = N of each.
+        """Return sampled actions [B, A] and their log densities [B] for observations [B, O].
 
-        log pi = sum_j log N(u_j) - 2 (log 2 - u_j - softplus(-2 u_j)), finite where tanh
-        saturates.
+        samples: N samples of each observation: [N, B, A] and [N, B]. Default: one, without N.
+
+        log pi = sum_j log N(u_j) - 2 (log 2 - u_j - softplus(-2 u_j)), which is finite even if
+        tanh saturates.
         """
         mean, log_std = self(observations)
         shape = mean.shape if samples is None else (samples, *mean.shape)
@@ -134,7 +146,10 @@ class TanhGaussianActor(nn.Module):
         return u.tanh(), log_prob
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Log density [...] of given actions, clipped 1e-6 inside the box so that it is finite."""
+        """Return the log density [...] of actions [..., A].
+
+        Actions are clipped to [-1 + 1e-6, 1 - 1e-6], so that the density is finite.
+        """
         mean, log_std = self(observations)
         u = actions.clamp(-1 + 1e-6, 1 - 1e-6).atanh()
         z = (u - mean) / log_std.exp()
@@ -142,5 +157,5 @@ class TanhGaussianActor(nn.Module):
         return (log_normal - 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
 
     def explore(self, observations: Tensor, random: Random) -> Tensor:
-        """A sample."""
+        """Return a sample."""
         return self.sample(observations, random)[0]

@@ -1,13 +1,13 @@
-"""Action heads: what turns an observation into an action in [-1, 1].
+"""Interfaces of action heads: networks that map observations to actions in [-1, 1].
 
-Each has `act(observations) -> actions` (deterministic, for evaluation and robots) and
-`explore(observations, random) -> actions`. `random` gives `normal(shape)` and `uniform(shape)`;
-noise is always handed in, so that an update draws the same numbers however it is run.
+A head has `act(observations) -> actions` (deterministic, for evaluation and robots) and
+`explore(observations, random) -> actions`. `random` provides `normal(shape)` and `uniform(shape)`.
+Noise is always passed in, so that an update uses the same numbers however it is run.
 
-A head with memory has, instead of `act`, what `Recurrent` says, and one that answers with a chunk
-of actions what `Planner` says. `arguments` are those of its constructor that a bundle needs to
-build it again. A bundle names its head by class; it is found in the module of this folder that
-defines it.
+Instead of `act`, a head with a memory has the methods of `Recurrent`, and a head that predicts
+chunks of actions those of `Planner`. The attribute `arguments` holds the constructor arguments that
+a bundle needs to rebuild the head. A bundle names the class of its head, which is looked up in the
+modules of this folder.
 """
 
 from __future__ import annotations
@@ -19,56 +19,60 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-Context = dict[str, Tensor]  # what a policy remembers of B running episodes, [B, …] each
+Context = dict[str, Tensor]  # memory of a policy in B episodes, tensors [B, …]
 
 
 class Recurrent(Protocol):
-    """A policy that acts on more than the present observation: history, returns, a running chunk.
+    """A policy with a memory of its episode, such as an observation history or returns.
 
-    Its memory is a dict of tensors that goes in and out, so that it lies on the device, is stacked
-    over seeds, and belongs to no one. A head whose memory reads no rewards may say so with
-    `needs_rewards = False`; then it can act where there are none, as on a robot.
+    The memory is a dict of tensors that is passed in and returned, so that it can be on the device
+    and be stacked over seeds. A head whose memory does not read rewards can set
+    `needs_rewards = False`. It can then act where there are no rewards, for example on a robot.
     """
 
     def reset(self, batch: int) -> Context:
-        """The memory at the start of `batch` episodes."""
+        """Return the memory at the start of `batch` episodes."""
         ...
 
     def step(
         self, observations: Tensor, rewards: Tensor, context: Context
     ) -> tuple[Tensor, Context]:
-        """[B, O], the raw rewards [B] of the actions before (0 at first) -> [B, A], the memory."""
-        ...
+        """Return the actions [B, A] and the next memory.
 
-
-class Planner(Protocol):
-    """A policy that answers with the actions of several steps, the present one first.
-
-    What it needs of an episode, `policies.chunks.Queue` keeps: the history, the running chunk, and
-    how many decisions were made, from which the noise of each follows.
-    """
-
-    n_obs_steps: int  # observations that it sees, the present one last
-    chunk_size: int  # actions that it answers with
-    n_action_steps: int  # of these, taken before it is asked again
-    # and maybe `blending: float | None`, of `policies.chunks.Queue`
-    noise_shape: tuple[int, ...]  # standard normal numbers that a decision takes; () for none
-
-    def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
-        """[B, n_obs_steps, *obs], [B, *noise_shape] -> [B, chunk_size, A]; a function of these alone.
-
-        Where noise_shape is (), noise is [B, 0].
+        observations: [B, O].  rewards: [B], raw, of the previous actions; 0 at the first step.
         """
         ...
 
 
-def kinds() -> dict[str, type[nn.Module]]:
-    """The heads of this folder by the names of their classes."""
-    found: dict[str, type[nn.Module]] = {}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        own = importlib.import_module(f"{__package__}.{module.name}")
-        for name, value in vars(own).items():
-            here = isinstance(value, type) and value.__module__ == own.__name__
-            if here and issubclass(value, nn.Module):
-                found[name] = value
-    return found
+class Planner(Protocol):
+    """A policy that predicts a chunk of actions, the present one first.
+
+    `policies.chunks.Queue` keeps its episode state: the observation history, the current chunk, and
+    the number of chunks predicted, which determines the noise of the next one.
+    """
+
+    n_obs_steps: int  # observations in its input, the present one last
+    chunk_size: int  # actions that it predicts
+    n_action_steps: int  # actions of a chunk that are executed before the next one is predicted
+    # optional: `temporal_ensemble_coeff: float | None`, see `policies.chunks.Queue`
+    noise_shape: tuple[int, ...]  # shape of the standard normal noise of one chunk; () for none
+
+    def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
+        """Return the chunks [B, chunk_size, A], a function of the arguments alone.
+
+        observations: [B, n_obs_steps, *obs].
+        noise: [B, *noise_shape]; [B, 0] if noise_shape is ().
+        """
+        ...
+
+
+def load_kinds() -> dict[str, type[nn.Module]]:
+    """Return the classes of the heads in this folder, by name."""
+    kinds: dict[str, type[nn.Module]] = {}
+    for info in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        module = importlib.import_module(f"{__package__}.{info.name}")
+        for name, value in vars(module).items():
+            is_local = isinstance(value, type) and value.__module__ == module.__name__
+            if is_local and issubclass(value, nn.Module):
+                kinds[name] = value
+    return kinds

@@ -1,4 +1,4 @@
-"""What is added to another policy's action."""
+"""The head of a residual policy, which adds to the action of a base policy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from policies.networks.mlp import MLP, Activation
 
 
 class ResidualActor(nn.Module):
-    """clip(base + scale * tanh(MLP), -1, 1), where base is the last A numbers of what is observed.
+    """The action clip(base + scale * tanh(MLP), -1, 1).
 
-    The output layer begins at zero: until it has learned, the actions are the base's, to the bit.
+    base is the action of the base policy, the last A numbers of the observation. The output layer
+    is initialized to zero, so that the actions before training equal those of the base policy.
     """
 
     def __init__(
@@ -29,10 +30,11 @@ class ResidualActor(nn.Module):
         layer_norm: bool = True,
         noise: float = 0.05,
     ) -> None:
-        """scale: the largest correction.  noise: deviation of the exploration's.
+        """Create the head.
 
-        The scale is kept among the parameters, where each stacked seed has its own; nothing
-        trains it.
+        scale: largest absolute residual action. It is stored among the parameters, so that each
+        stacked seed has its own, but it is not trained.
+        noise: standard deviation of the exploration noise.
         """
         super().__init__()
         self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
@@ -43,26 +45,26 @@ class ResidualActor(nn.Module):
         self.scale = nn.Parameter(torch.tensor(float(scale)))
         self.actions, self.noise = actions, noise
 
-    def correction(self, observations: Tensor, random: Random | None = None) -> Tensor:
-        """[..., O] -> [..., A], within the scale."""
+    def residual_action(self, observations: Tensor, random: Random | None = None) -> Tensor:
+        """Return the residual actions [..., A], in [-scale, scale], for observations [..., O]."""
         return self.scale.detach() * self.trunk(observations).tanh()
 
-    def added(self, observations: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-        """The base's action, its correction and some noise, clipped; [..., A]."""
+    def add_to_base(self, observations: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+        """Return base action + residual action + noise, clipped to [-1, 1]; [..., A]."""
         base = observations[..., -self.actions :]
-        return (base + (self.correction(observations) + noise)).clamp(-1, 1)
+        return (base + (self.residual_action(observations) + noise)).clamp(-1, 1)
 
     def forward(
         self, observations: Tensor, random: Random | None = None, noise: Tensor | float = 0.0
     ) -> Tensor:
-        """`added`: [..., O] -> [..., A]."""
-        return self.added(observations, noise)
+        """See `add_to_base`."""
+        return self.add_to_base(observations, noise)
 
     def act(self, observations: Tensor) -> Tensor:
         """See `heads.head`."""
-        return self.added(observations)
+        return self.add_to_base(observations)
 
     def explore(self, observations: Tensor, random: Random) -> Tensor:
-        """The action with Gaussian noise on the correction, as large whatever the scale is."""
+        """Return an action with Gaussian noise, whose size does not depend on the scale."""
         shape = (*observations.shape[:-1], self.actions)
-        return self.added(observations, self.noise * random.normal(shape))
+        return self.add_to_base(observations, self.noise * random.normal(shape))

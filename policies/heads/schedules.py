@@ -1,13 +1,13 @@
-"""How a head gets from noise to a chunk of actions: rounds of a table of numbers.
+"""Sampling of action chunks from noise, driven by a table with one row for each denoising step.
 
-In each round a network is asked once, f = network(scale x, time), and then
+In each denoising step the network is called once, f = network(input_scale x, time), and then
 
-    guess  = clip(guess_x x + guess_f f, -1, 1)        of the chunk
-    x      = keep x + follow f + trust guess + spread z       z: fresh noise
+    x0 = clip(x0_from_x x + x0_from_f f, -1, 1)                      predicted clean chunk
+    x  = x_weight x + f_weight f + x0_weight x0 + noise_std z        z: fresh noise
 
-The last round's x is the chunk. DDPM, DDIM, a flow's Euler steps and a consistency model's jumps
-differ in their tables alone. A table is plain numbers that a bundle holds: running one needs none
-of what it was made with, and no torch (x may be an array of numpy's).
+The x of the last step is the chunk. DDPM, DDIM, the Euler steps of a flow and the jumps of a
+consistency model differ in their tables only. A table is a list of numbers that a bundle stores.
+Sampling needs nothing else, and not torch: x may be a numpy array.
 """
 
 from __future__ import annotations
@@ -19,71 +19,76 @@ from typing import Any, Literal, NamedTuple
 
 Table = Sequence[Sequence[float]]
 
-FLOW_TIME = 1000.0  # a network is told a flow's time from 0 to this
-SIGMAS = (0.02, 80.0)  # EDM's least and largest deviation of the noise
-RHO, SPREAD = 7.0, 0.5  # EDM's spacing, and the deviation of what is learned
-EDM_TIME = 250.0  # a network is told so many times the logarithm of the deviation
+FLOW_TIME = 1000.0  # flow time 0 to 1 is scaled to 0 to this for the network
+SIGMAS = (0.02, 80.0)  # EDM's sigma_min and sigma_max, standard deviations of the noise
+RHO, SIGMA_DATA = 7.0, 0.5  # EDM's spacing of the noise levels, and standard deviation of the data
+EDM_TIME = 250.0  # EDM's time input of the network is this times log(sigma)
 
 
-class Round(NamedTuple):
-    """One row; the numbers are those of the module's text."""
+class DenoisingStep(NamedTuple):
+    """One row of a table. The module's docstring defines the numbers."""
 
     time: float
-    scale: float
-    guess_x: float
-    guess_f: float
-    keep: float
-    follow: float
-    trust: float
-    spread: float
+    input_scale: float
+    x0_from_x: float
+    x0_from_f: float
+    x_weight: float
+    f_weight: float
+    x0_weight: float
+    noise_std: float
 
 
-def draws(table: Table) -> int:
-    """How many noises a chunk takes: the first x, and one for each round that spreads."""
-    return 1 + sum(Round(*row).spread > 0 for row in table)
+def count_noises(table: Table) -> int:
+    """Return the noise samples per chunk: the first x, and one for each stochastic step."""
+    return 1 + sum(DenoisingStep(*row).noise_std > 0 for row in table)
 
 
 def sample(table: Table, network: Callable[[Any, float], Any], noise: Any) -> Any:
-    """noise: [B, draws, T, A], a tensor or an array. network: x [B, T, A], time -> [B, T, A].
+    """Sample chunks [B, T, A]. Those of a flow may leave [-1, 1].
 
-    Returns chunks [B, T, A]; those of a flow may leave [-1, 1].
+    network: (x [B, T, A], time) -> f [B, T, A].
+    noise: [B, count_noises(table), T, A], a tensor or an array.
     """
     x, used = noise[:, 0], 1
     for row in table:
-        r = Round(*row)
-        f = network(r.scale * x, r.time)
-        guess = (r.guess_x * x + r.guess_f * f).clip(-1, 1)
-        x = r.keep * x + r.follow * f + r.trust * guess
-        if r.spread > 0:
-            x, used = x + r.spread * noise[:, used], used + 1
+        step = DenoisingStep(*row)
+        f = network(step.input_scale * x, step.time)
+        x0 = (step.x0_from_x * x + step.x0_from_f * f).clip(-1, 1)
+        x = step.x_weight * x + step.f_weight * f + step.x0_weight * x0
+        if step.noise_std > 0:
+            x, used = x + step.noise_std * noise[:, used], used + 1
     return x
 
 
-def cosine_alphas(levels: int) -> tuple[float, ...]:
-    """alpha-bar of each noise level: diffusers' for Nichol and Dhariwal's cosine schedule.
+def cosine_alphas(num_train_timesteps: int) -> tuple[float, ...]:
+    """Return alpha-bar of each training timestep in the cosine schedule, as computed by diffusers.
 
-    arXiv:2102.09672, eq. 17; their betas are at most 0.999.
+    Nichol and Dhariwal, arXiv:2102.09672, eq. 17; beta is at most 0.999.
     """
     from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 
-    made = DDPMScheduler(num_train_timesteps=levels, beta_schedule="squaredcos_cap_v2")
-    return tuple(made.alphas_cumprod.double().tolist())
+    scheduler = DDPMScheduler(
+        num_train_timesteps=num_train_timesteps, beta_schedule="squaredcos_cap_v2"
+    )
+    return tuple(scheduler.alphas_cumprod.double().tolist())
 
 
 def ddpm(
     alphas: Sequence[float], num_inference_steps: int, prediction_type: Literal["epsilon", "sample"]
 ) -> Table:
-    """Ancestral sampling (Ho et al., arXiv:2006.11239, eq. 6 and 7) in `num_inference_steps` of the levels.
+    """Return the table of ancestral sampling (Ho et al., arXiv:2006.11239, eq. 6 and 7).
 
-    The posterior's own variance; the guess is clipped, as diffusers' `clip_sample` does.
+    The variance is that of the posterior. The predicted chunk is clipped, like `clip_sample` of
+    diffusers.
     """
     table = []
-    for k, now, before in leading(alphas, num_inference_steps):
-        step = now / before  # alpha of the jump
-        spread = ((1 - before) / (1 - now) * (1 - step)) ** 0.5
-        keep = step**0.5 * (1 - before) / (1 - now)
-        trust = before**0.5 * (1 - step) / (1 - now)
-        table.append(Round(k, 1.0, *guess(now, prediction_type), keep, 0.0, trust, spread))
+    for k, alpha, next_alpha in leading_timesteps(alphas, num_inference_steps):
+        ratio = alpha / next_alpha  # alpha of this step
+        noise_std = ((1 - next_alpha) / (1 - alpha) * (1 - ratio)) ** 0.5
+        x_weight = ratio**0.5 * (1 - next_alpha) / (1 - alpha)
+        x0_weight = next_alpha**0.5 * (1 - ratio) / (1 - alpha)
+        x0 = x0_coefficients(alpha, prediction_type)
+        table.append(DenoisingStep(k, 1.0, *x0, x_weight, 0.0, x0_weight, noise_std))
     return table
 
 
@@ -93,112 +98,119 @@ def ddim(
     prediction_type: Literal["epsilon", "sample"],
     eta: float = 0.0,
 ) -> Table:
-    """Song et al., arXiv:2010.02502, eq. 12 and 16, in `num_inference_steps` of the levels; eta 0 is certain.
+    """Return the table of DDIM (Song et al., arXiv:2010.02502, eq. 12 and 16).
 
-    The noise that is followed is not that of the clipped guess but the network's own, as in
-    diffusers.
+    eta: 0 is deterministic.
+    The direction to x uses the noise that the network predicts, not that of the clipped chunk, as
+    in diffusers.
     """
     table = []
-    for k, now, before in leading(alphas, num_inference_steps):
-        spread = eta * ((1 - before) / (1 - now) * (1 - now / before)) ** 0.5
-        direction = max(1 - before - spread**2, 0.0) ** 0.5
-        keep, follow = 0.0, direction
+    for k, alpha, next_alpha in leading_timesteps(alphas, num_inference_steps):
+        noise_std = eta * ((1 - next_alpha) / (1 - alpha) * (1 - alpha / next_alpha)) ** 0.5
+        direction = max(1 - next_alpha - noise_std**2, 0.0) ** 0.5
+        x_weight, f_weight = 0.0, direction
         if prediction_type == "sample":  # noise = (x - sqrt(alpha) f) / sqrt(1 - alpha)
-            keep = direction / (1 - now) ** 0.5
-            follow = -keep * now**0.5
-        table.append(
-            Round(k, 1.0, *guess(now, prediction_type), keep, follow, before**0.5, spread),
-        )
+            x_weight = direction / (1 - alpha) ** 0.5
+            f_weight = -x_weight * alpha**0.5
+        x0 = x0_coefficients(alpha, prediction_type)
+        table.append(DenoisingStep(k, 1.0, *x0, x_weight, f_weight, next_alpha**0.5, noise_std))
     return table
 
 
 def euler(num_inference_steps: int, eta: float = 0.0) -> Table:
-    """Along a flow from noise at time 0 to the chunk at time 1, in steps of one size.
+    """Return the table of a flow's Euler steps from noise at time 0 to the chunk at time 1.
 
-    eta: how much of the noise that is left is drawn anew in every step, all at 1, its share staying
-    as the time says (Wang and Yu, arXiv:2509.05952); the last step is certain.
+    eta: share of the remaining noise that each step replaces with fresh noise, so that the noise
+    level still follows the time (Wang and Yu, arXiv:2509.05952); 1 replaces all of it. The last
+    step is deterministic.
     """
-    step, certain = 1 / num_inference_steps, math.cos(math.pi / 2 * eta)
+    step, kept = 1 / num_inference_steps, math.cos(math.pi / 2 * eta)
     table = []
     for k in range(num_inference_steps):
         left = (
             max(1 - (k + 1) * step, 0.0) if k + 1 < num_inference_steps else 0.0
-        )  # of noise, after the step
-        fresh = (1 - certain) * left
-        keep, follow = 1.0 - fresh, step + fresh * k * step
-        spread = math.sin(math.pi / 2 * eta) * left
-        table.append(Round(FLOW_TIME * k * step, 1.0, 0.0, 0.0, keep, follow, 0.0, spread))
+        )  # noise level after the step
+        fresh = (1 - kept) * left
+        x_weight, f_weight = 1.0 - fresh, step + fresh * k * step
+        noise_std = math.sin(math.pi / 2 * eta) * left
+        time = FLOW_TIME * k * step
+        table.append(DenoisingStep(time, 1.0, 0.0, 0.0, x_weight, f_weight, 0.0, noise_std))
     return table
 
 
-def sigma(place: Any) -> Any:
-    """EDM's deviation of the noise at a place in [0, 1], 0 being the noisiest.
+def sigma(position: Any) -> Any:
+    """Return EDM's standard deviation of the noise at a position in [0, 1]; 0 is the noisiest.
 
     Karras et al., arXiv:2206.00364, eq. 5, from SIGMAS[1] down to SIGMAS[0].
     """
     low, high = (end ** (1 / RHO) for end in SIGMAS)
-    return (high + place * (low - high)) ** RHO
+    return (high + position * (low - high)) ** RHO
 
 
-def boundary(sigma: Any) -> tuple[Any, Any, Any]:
-    """c_skip, c_out, c_in: the guess c_skip x + c_out net(c_in x) is x itself at the least noise.
+def boundary_coefficients(sigma: Any) -> tuple[Any, Any, Any]:
+    """Return c_skip, c_out and c_in of the predicted chunk c_skip x + c_out net(c_in x).
 
-    Song et al., arXiv:2303.01469, appendix C.
+    At the minimum noise the predicted chunk equals x. Song et al., arXiv:2303.01469, appendix C.
     """
-    least, spread = sigma - SIGMAS[0], (sigma**2 + SPREAD**2) ** 0.5
-    return SPREAD**2 / (least**2 + SPREAD**2), least * SPREAD / spread, 1 / spread
+    excess, norm = sigma - SIGMAS[0], (sigma**2 + SIGMA_DATA**2) ** 0.5
+    return SIGMA_DATA**2 / (excess**2 + SIGMA_DATA**2), excess * SIGMA_DATA / norm, 1 / norm
 
 
 def log_time(sigma: float) -> float:
-    """What a network is told of it."""
+    """Return the time input of the network at the noise level sigma."""
     return EDM_TIME * math.log(sigma)
 
 
 def karras(num_inference_steps: int) -> Table:
-    """Euler's steps along EDM's flow, down to its least noise, which stays."""
+    """Return the table of Euler steps along EDM's flow. The minimum noise remains at the end."""
     table = []
-    for k, (now, following) in enumerate(
+    for k, (level, next_level) in enumerate(
         pairwise(sigma(k / num_inference_steps) for k in range(num_inference_steps + 1))
     ):
-        skip, out, scale = boundary(now)
-        keep, first = following / now, now if k == 0 else 1.0  # the first x is noise times sigma
-        numbers = (scale * first, skip * first, out, keep * first, 0.0, 1 - keep, 0.0)
-        table.append(Round(log_time(now), *numbers))
+        skip, out, scale = boundary_coefficients(level)
+        x_weight = next_level / level
+        first = level if k == 0 else 1.0  # the first x is unit noise times sigma
+        numbers = (scale * first, skip * first, out, x_weight * first, 0.0, 1 - x_weight, 0.0)
+        table.append(DenoisingStep(log_time(level), *numbers))
     return table
 
 
 def jumps(num_inference_steps: int, bins: int, unit: bool) -> Table:
-    """A consistency model's jumps to the least noise, noised again between them.
+    """Return the table of a consistency model: jumps to the minimum noise, with noise in between.
 
-    At `num_inference_steps` of the bins, evenly (Prasad et al., arXiv:2405.07503: 80, and for three jumps bins
-    0, 27 and 54).  unit: the first x is noise of deviation 1, as they have it, not SIGMAS[1].
+    num_inference_steps: jumps, evenly spaced over the bins. Prasad et al. (arXiv:2405.07503) have
+    80 bins, and start three jumps at bins 0, 27 and 54.
+    unit: the first x is noise of standard deviation 1, as in their code, not SIGMAS[1].
     """
-    visited = [
+    levels = [
         sigma(-(-bins * k // num_inference_steps) / (bins - 1)) for k in range(num_inference_steps)
     ]
     table = []
-    for k, now in enumerate(visited):
-        skip, out, scale = boundary(now)
-        kept, first = SIGMAS[0] / now, now if k == 0 and not unit else 1.0
+    for k, level in enumerate(levels):
+        skip, out, scale = boundary_coefficients(level)
+        kept, first = SIGMAS[0] / level, level if k == 0 and not unit else 1.0
         numbers = (scale * first, (kept + (1 - kept) * skip) * first, (1 - kept) * out)
-        spread = visited[k + 1] if k + 1 < num_inference_steps else 0.0
-        table.append(Round(log_time(now), *numbers, 0.0, 0.0, 1.0, spread))
+        noise_std = levels[k + 1] if k + 1 < num_inference_steps else 0.0
+        table.append(DenoisingStep(log_time(level), *numbers, 0.0, 0.0, 1.0, noise_std))
     return table
 
 
-def leading(alphas: Sequence[float], num_inference_steps: int) -> list[tuple[int, float, float]]:
-    """The levels that are visited, with alpha-bar there and at the next one (1 behind the last).
+def leading_timesteps(
+    alphas: Sequence[float], num_inference_steps: int
+) -> list[tuple[int, float, float]]:
+    """Return the visited timesteps, alpha-bar there, and alpha-bar at the next one (1 at the end).
 
-    diffusers' spacing "leading": multiples of the levels by `num_inference_steps`, whole.
+    They have the spacing "leading" of diffusers: multiples of len(alphas) // num_inference_steps.
     """
-    levels = len(alphas)
-    stride = levels // num_inference_steps
+    stride = len(alphas) // num_inference_steps
     visited = [k * stride for k in range(num_inference_steps)][::-1]
     return [(k, alphas[k], alphas[k - stride] if k >= stride else 1.0) for k in visited]
 
 
-def guess(alpha: float, prediction_type: Literal["epsilon", "sample"]) -> tuple[float, float]:
-    """How a chunk is guessed from x and from what the network answers."""
+def x0_coefficients(
+    alpha: float, prediction_type: Literal["epsilon", "sample"]
+) -> tuple[float, float]:
+    """Return the factors of x and of the network's output in the predicted clean chunk."""
     if prediction_type == "sample":
         return 0.0, 1.0
     return alpha**-0.5, -(((1 - alpha) / alpha) ** 0.5)

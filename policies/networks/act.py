@@ -1,6 +1,6 @@
-"""The transformer of ACT: learned or fixed places are added to queries and keys of every layer.
+"""The transformer layers of ACT. Position embeddings are added to queries and keys of each layer.
 
-DETR's post-norm layers (Carion et al., arXiv:2005.12872), as ACT has them.
+The layers are those of DETR, with post-norm (Carion et al., arXiv:2005.12872), as in ACT.
 """
 
 from __future__ import annotations
@@ -18,70 +18,92 @@ from policies.networks.transformer import Attention
 Drop = Callable[[Tensor], Tensor]
 
 
-class PlacedAttention(nn.Module):
-    """Attention whose queries and keys know their place, and whose values do not."""
+class PositionalAttention(nn.Module):
+    """Attention with position embeddings in queries and keys, but not in values."""
 
-    def __init__(self, size: int, heads: int, *, plain: bool = False) -> None:
-        """plain: begins as torch's own."""
+    def __init__(self, size: int, heads: int, *, torch_init_scheme: bool = False) -> None:
+        """Create the projections. torch_init_scheme: initialize them as torch does."""
         super().__init__()
         packed = [MLP(size, size, (), inner=True, init=xavier(4 * size)) for _ in range(3)]
-        self.query, self.key, self.value = packed  # initialized as one matrix of three times them
-        # torch's bound for weights, 1 / sqrt(size), is Xavier's for six times the inputs
-        self.out = MLP(size, size, (), inner=True, init=xavier((6 if plain else 2) * size))
+        self.query, self.key, self.value = packed  # initialized as one matrix [size, 3 * size]
+        # torch's bound for weights, 1 / sqrt(size), equals Xavier's for fans of 6 * size
+        fans = (6 if torch_init_scheme else 2) * size
+        self.out = MLP(size, size, (), inner=True, init=xavier(fans))
         self.attention = Attention(heads)
 
-    def forward(self, x: Tensor, place: Tensor, y: Tensor, there: Tensor, *how: object) -> Tensor:
-        """x: [B, L, D] at `place`, to y: [B, M, D] at `there`. how: see `Attention`."""
-        parts = self.query(x + place), self.key(y + there), self.value(y)
-        return self.out(self.attention(*parts, *how))
+    def forward(
+        self, x: Tensor, x_position: Tensor, y: Tensor, y_position: Tensor, *options: object
+    ) -> Tensor:
+        """Attend from x [B, L, D] to y [B, M, D]. options: see `Attention`."""
+        parts = self.query(x + x_position), self.key(y + y_position), self.value(y)
+        return self.out(self.attention(*parts, *options))
 
 
 class Layer(nn.Module):
-    """Attention among tokens, to a memory where there is one, then a perceptron; post-norm."""
+    """A post-norm transformer layer: self-attention, optional cross-attention, and an MLP."""
 
     def __init__(
-        self, size: int, heads: int, hidden: int, *, recalls: bool = False, plain: bool = False
+        self,
+        size: int,
+        heads: int,
+        hidden: int,
+        *,
+        cross_attends: bool = False,
+        torch_init_scheme: bool = False,
     ) -> None:
-        """plain: begins as torch's own layers, not by Xavier's rule."""
+        """Create the layer. torch_init_scheme: initialize as torch does, not by Xavier's rule."""
         super().__init__()
-        self.own = PlacedAttention(size, heads, plain=plain)
-        self.norm_own, self.norm_mlp = LayerNorm(size), LayerNorm(size)
-        if recalls:
-            self.recall, self.norm_recall = PlacedAttention(size, heads), LayerNorm(size)
-        init = torch_init if plain else xavier(size + hidden, zero_bias=False)
+        self.self_attention = PositionalAttention(size, heads, torch_init_scheme=torch_init_scheme)
+        self.norm_self, self.norm_mlp = LayerNorm(size), LayerNorm(size)
+        if cross_attends:
+            self.cross_attention = PositionalAttention(size, heads)
+            self.norm_cross = LayerNorm(size)
+        init = torch_init if torch_init_scheme else xavier(size + hidden, zero_bias=False)
         self.mlp = MLP(size, size, (hidden,), inner=True, init=init)
 
     def forward(
         self,
         x: Tensor,
-        place: Tensor,
+        position: Tensor,
         allowed: Tensor,
         drop: Drop,
         memory: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """x: [B, L, D] at `place` [L, D]. allowed: see `Attention`. memory: [B, M, D], [M, D]."""
-        x = self.norm_own(x + drop(self.own(x, place, x, place, allowed, drop)))
+        """Return the layer's output [B, L, D] for x [B, L, D].
+
+        position: [L, D], embedding.  allowed: see `Attention`.
+        memory: values [B, M, D] and position embedding [M, D] for the cross-attention.
+        """
+        attended = self.self_attention(x, position, x, position, allowed, drop)
+        x = self.norm_self(x + drop(attended))
         if memory is not None:
             everything = torch.ones(1, 1, dtype=torch.bool, device=x.device)
-            x = self.norm_recall(x + drop(self.recall(x, place, *memory, everything, drop)))
+            attended = self.cross_attention(x, position, *memory, everything, drop)
+            x = self.norm_cross(x + drop(attended))
         return self.norm_mlp(x + drop(self.mlp(x, drop)))
 
 
 def xavier(fans: int, zero_bias: bool = True) -> Callable[[Tensor, Tensor, int, bool], None]:
-    """Xavier's uniform weights for so many inputs and outputs; biases zero, or torch's."""
+    """Return Xavier's uniform initialization for fan_in + fan_out = fans.
+
+    zero_bias: set biases to zero; otherwise they are initialized as in torch.
+    """
 
     def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
         bound = math.sqrt(6 / fans)
         nn.init.uniform_(weight, -bound, bound)
-        edge = 0.0 if zero_bias else 1 / math.sqrt(fan_in)
-        nn.init.uniform_(bias, -edge, edge)
+        bias_bound = 0.0 if zero_bias else 1 / math.sqrt(fan_in)
+        nn.init.uniform_(bias, -bias_bound, bias_bound)
 
     return init
 
 
-def fixed_places(count: int, size: int, device: torch.device) -> Tensor:
-    """Sines and cosines in turn (Vaswani et al., arXiv:1706.03762), [count, size]."""
-    place = torch.arange(count, device=device)[:, None]
+def sinusoidal_positions(count: int, size: int, device: torch.device) -> Tensor:
+    """Return sinusoidal position embeddings [count, size] (Vaswani et al., arXiv:1706.03762).
+
+    Sines and cosines alternate.
+    """
+    position = torch.arange(count, device=device)[:, None]
     wave = torch.arange(size // 2, device=device) * (-2 * math.log(10_000) / size)
-    angle = place * wave.exp()
+    angle = position * wave.exp()
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)

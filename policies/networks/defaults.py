@@ -1,4 +1,4 @@
-"""PyTorch's global state as our code expects it, whatever the calling program has set."""
+"""Context managers that give our code PyTorch's default global state and restore the caller's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 def torch_defaults() -> Iterator[None]:
     """Run the block with PyTorch's initial settings, and restore the caller's afterward.
 
-    These are the default dtype and device, the precision of float32 products on the CPU, autocast
-    and inference mode. Everything within the block sees them, environments included. Usable as a
-    decorator.
+    These are the default dtype and device, the precision of float32 matrix products on the CPU,
+    autocast and inference mode. They hold for everything inside the block, environments included.
+    Can be used as a decorator.
     """
     with ExitStack() as stack:
         if (dtype := torch.get_default_dtype()) != torch.float32:
@@ -32,10 +32,10 @@ def torch_defaults() -> Iterator[None]:
 
 
 def _use_full_products(stack: ExitStack) -> None:
-    """Compute float32 products in float32 until `stack` closes."""
+    """Compute float32 matrix products in float32 until `stack` closes."""
     try:
         precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the caller has set the precision of a backend, by the newer interface
+    except RuntimeError:  # the caller used the newer interface, which sets each backend
         matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
         stack.callback(setattr, matmul, "fp32_precision", matmul.fp32_precision)
         matmul.fp32_precision = "ieee"
@@ -47,7 +47,7 @@ def _use_full_products(stack: ExitStack) -> None:
 
 @contextmanager
 def denormals_restored() -> Iterator[None]:
-    """Let the block decide whether this thread flushes denormal numbers, and undo it afterward."""
+    """Restore afterward whether this thread flushes denormal numbers to zero."""
     smallest = torch.tensor(torch.finfo(torch.float32).smallest_normal, dtype=torch.float32)
     flushed = (smallest / 2).item() == 0
     try:

@@ -1,6 +1,6 @@
 """Networks that denoise chunks of actions, by name.
 
-Each maps x [R, T, A], times [R, times] and observations [R, n_obs_steps, F] to [R, T, A].
+Each maps x [R, T, A], times [R, times] and features [R, n_obs_steps, F] to [R, T, A].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Kind = Literal["unet", "transformer", "mlp"]
 
 
 class DenoisingMLP(nn.Module):
-    """A perceptron over the whole chunk, the times and the history side by side."""
+    """An MLP on the concatenated chunk, times and observation history."""
 
     def __init__(
         self,
@@ -33,24 +33,31 @@ class DenoisingMLP(nn.Module):
         time_size: int = 32,
         times: int = 1,
     ) -> None:
-        """observations: numbers in a history."""
+        """Create the network.
+
+        observations: size of the flattened observation history.
+        time_size: size of the embedding of each of `times` times.
+        """
         super().__init__()
         self.embed_time = TimeEmbedding(time_size)
         inputs = horizon * actions + times * time_size + observations
         self.trunk = MLP(inputs, horizon * actions, hidden, activation=activation)
 
     def forward(
-        self, x: Tensor, times: Tensor, seen: Tensor, drop: Callable[[Tensor], Tensor]
+        self, x: Tensor, times: Tensor, features: Tensor, drop: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """See the module's text."""
-        parts = [x.flatten(-2), self.embed_time(times).flatten(-2), seen.flatten(-2)]
+        """See the module's docstring. drop: dropout of the hidden units."""
+        parts = [x.flatten(-2), self.embed_time(times).flatten(-2), features.flatten(-2)]
         return self.trunk(torch.cat(parts, -1), drop).unflatten(-1, x.shape[-2:])
 
 
-def denoiser(
+def build_denoiser(
     kind: Kind, actions: int, horizon: int, n_obs_steps: int, features: int, **options: Any
 ) -> nn.Module:
-    """The network of that name. features: numbers in one observation. options: its own."""
+    """Build the network `kind`.
+
+    features: size of one encoded observation.  options: arguments of its class.
+    """
     if kind == "transformer":
         return ChunkTransformer(actions, horizon, n_obs_steps, features, **options)
     network = UNet if kind == "unet" else DenoisingMLP

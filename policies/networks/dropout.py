@@ -1,4 +1,4 @@
-"""Dropout whose numbers are handed in."""
+"""Dropout with random numbers that are passed in."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Random(Protocol):
 
 
 def dropout(x: Tensor, rate: float, random: Random) -> Tensor:
-    """Zeroes a share `rate` of `x` and scales the rest up by 1/(1 - rate)."""
-    kept = random.uniform(x.shape) >= rate
-    return x * (kept.to(x.dtype) / (1 - rate))
+    """Set a random share `rate` of `x` to zero and scale the rest by 1 / (1 - rate)."""
+    mask = random.uniform(x.shape) >= rate
+    return x * (mask.to(x.dtype) / (1 - rate))
 
 
 def hidden_dropout(rate: float, random: Random | None) -> Callable[[Tensor], Tensor] | None:
-    """What `MLP` takes: dropout with the numbers of `random`, None where there is none to do."""
+    """Return the dropout function for `MLP`. None without `random` or if the rate is 0."""
     return None if random is None or not rate else partial(dropout, rate=rate, random=random)

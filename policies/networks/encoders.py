@@ -1,10 +1,10 @@
-"""What turns pictures into numbers, and several channels into one vector.
+"""Vision encoders: from images to feature vectors, and from several channels to one vector.
 
-Pictures come as they are kept, [..., H, W, C] of uint8, and are scaled here. While a network
-learns, a piece of each is cut out at random (`random`); otherwise the piece in the middle. Features
-are the places where each of some maps is strongest: Finn et al., arXiv:1509.06113.
+Images are uint8 [..., H, W, C], as they are stored, and are scaled here. In training, each image is
+cropped at random; otherwise at its center. The features are spatial softmax keypoints: the expected
+position in each feature map (Finn et al., arXiv:1509.06113).
 
-Shapes: P pictures, C channels of a convolution, K maps.
+Shapes: P images, C channels of a convolution, K feature maps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, group_norm, max_pool2d
 
-from policies.channels import is_picture
+from policies.channels import is_image
 from policies.networks.dropout import Random
 from policies.networks.init import torch_init
 
@@ -32,25 +32,23 @@ class Conv(nn.Module):
     def __init__(
         self, inputs: int, outputs: int, size: int, stride: int = 1, *, bias: bool = True
     ) -> None:
-        """size: odd; edges are padded with zeros, size // 2 on each side."""
+        """Create the convolution. size: odd; zero padding of size // 2 on each side."""
         super().__init__()
         self.size, self.stride = size, stride
-        self.weight, start = (
-            nn.Parameter(torch.empty(outputs, inputs, size, size)),
-            torch.empty(outputs),
-        )
-        torch_init(self.weight, start, inputs * size * size, False)
-        self.bias = nn.Parameter(start) if bias else None
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, size, size))
+        initial_bias = torch.empty(outputs)
+        torch_init(self.weight, initial_bias, inputs * size * size, False)
+        self.bias = nn.Parameter(initial_bias) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[P, inputs, H, W] -> [P, outputs, H / stride, W / stride]."""
-        dtype, edge = self.compute_dtype, self.size // 2
-        made = conv2d(x.to(dtype), self.weight.to(dtype), None, self.stride, edge).float()
-        return made if self.bias is None else made + self.bias[:, None, None]
+        """Return [P, outputs, H / stride, W / stride] for x [P, inputs, H, W]."""
+        dtype, padding = self.compute_dtype, self.size // 2
+        y = conv2d(x.to(dtype), self.weight.to(dtype), None, self.stride, padding).float()
+        return y if self.bias is None else y + self.bias[:, None, None]
 
 
 class GroupNorm(nn.Module):
-    """Normalized over the picture and each group of 16 channels; eps is torch's."""
+    """Normalization over the image and each group of 16 channels. eps is torch's default."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -59,12 +57,12 @@ class GroupNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[P, C, H, W] -> the same."""
+        """Return the normalized x, [P, C, H, W]."""
         return group_norm(x, self.groups, self.weight, self.bias)
 
 
 class SmallConv(nn.Module):
-    """Convolutions of ReLUs, the first of size 5, then of size 3; the first two halve the sides."""
+    """Three convolutions with ReLUs, of sizes 5, 3 and 3; the first two have stride 2."""
 
     widths = (16, 32, 32)
 
@@ -76,14 +74,14 @@ class SmallConv(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[P, colors, H, W] -> [P, 32, H / 4, W / 4]."""
+        """Return [P, 32, H / 4, W / 4] for images x [P, colors, H, W]."""
         for layer in self.layers:
             x = layer(x).relu()
         return x
 
 
-class Residual(nn.Module):
-    """Two convolutions beside a skip, each normalized: ResNet's basic block."""
+class ResidualBlock(nn.Module):
+    """ResNet's basic block: two normalized convolutions and a skip connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -92,22 +90,22 @@ class Residual(nn.Module):
             GroupNorm(outputs),
         )
         self.second, self.second_norm = Conv(outputs, outputs, 3, bias=False), GroupNorm(outputs)
-        same = inputs == outputs and stride == 1
-        self.skip = None if same else Conv(inputs, outputs, 1, stride, bias=False)
-        self.skip_norm = None if same else GroupNorm(outputs)
+        is_identity = inputs == outputs and stride == 1
+        self.skip = None if is_identity else Conv(inputs, outputs, 1, stride, bias=False)
+        self.skip_norm = None if is_identity else GroupNorm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[P, inputs, H, W] -> [P, outputs, H / stride, W / stride]."""
+        """Return [P, outputs, H / stride, W / stride] for x [P, inputs, H, W]."""
         inner = self.second_norm(self.second(self.first_norm(self.first(x)).relu()))
         skip = x if self.skip is None or self.skip_norm is None else self.skip_norm(self.skip(x))
         return (inner + skip).relu()
 
 
 class ResNet18(nn.Module):
-    """He et al., arXiv:1512.03385, up to its last map; groups of 16 channels for batches.
+    """ResNet-18 (He et al., arXiv:1512.03385) without pooling and classifier, with group norm.
 
-    So Diffusion Policy has it (arXiv:2303.04137, section 3.2), since a moving average of weights
-    and the statistics of batches do not go together.
+    As in Diffusion Policy (arXiv:2303.04137, section 3.2), groups of 16 channels replace batch
+    normalization, because batch statistics do not fit a moving average of the weights.
     """
 
     widths = (64, 64, 128, 256, 512)
@@ -119,11 +117,11 @@ class ResNet18(nn.Module):
         self.blocks = nn.ModuleList(
             block
             for k, (inputs, out) in pairs
-            for block in (Residual(inputs, out, 2 if k else 1), Residual(out, out, 1))
+            for block in (ResidualBlock(inputs, out, 2 if k else 1), ResidualBlock(out, out, 1))
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[P, colors, H, W] -> [P, 512, H / 32, W / 32]."""
+        """Return [P, 512, H / 32, W / 32] for images x [P, colors, H, W]."""
         x = max_pool2d(self.stem_norm(self.stem(x)).relu(), 3, 2, 1)
         for block in self.blocks:
             x = block(x)
@@ -133,8 +131,8 @@ class ResNet18(nn.Module):
 BACKBONES: dict[str, Callable[[int], Any]] = {"conv": SmallConv, "resnet18": ResNet18}
 
 
-class PictureEncoder(nn.Module):
-    """A camera's picture as the places of `num_keypoints` things in it: 2 * num_keypoints numbers."""
+class ImageEncoder(nn.Module):
+    """An encoder of the images of one camera: a backbone and spatial softmax keypoints."""
 
     def __init__(
         self,
@@ -144,79 +142,94 @@ class PictureEncoder(nn.Module):
         num_keypoints: int = 32,
         crop: float = 0.875,
     ) -> None:
-        """shape: [H, W, C].  crop: the share of its sides that is looked at."""
+        """Create the encoder.
+
+        shape: [H, W, C].
+        kind: backbone, a small convolutional network or ResNet-18.
+        num_keypoints: feature maps; each gives two features, the x and y of its keypoint.
+        crop: size of the crop as a share of each side of the image.
+        """
         super().__init__()
         height, width, colors = shape
-        self.piece = (max(round(height * crop), 1), max(round(width * crop), 1))
-        self.spare = (height - self.piece[0], width - self.piece[1])
+        self.crop_size = (max(round(height * crop), 1), max(round(width * crop), 1))
+        self.margin = (height - self.crop_size[0], width - self.crop_size[1])
         self.backbone = BACKBONES[kind](colors)
-        self.maps = Conv(
-            self.backbone.widths[-1], num_keypoints, 1, bias=False
-        )  # as softmax has it
+        width = self.backbone.widths[-1]
+        self.maps = Conv(width, num_keypoints, 1, bias=False)  # the softmax ignores a bias
         self.features = 2 * num_keypoints
 
-    def forward(self, pictures: Tensor, random: Random | None = None) -> Tensor:
-        """[..., H, W, C] of uint8 -> [..., features]; with `random`, cut out as in training."""
-        rows = pictures.reshape(-1, *pictures.shape[-3:])
+    def forward(self, images: Tensor, random: Random | None = None) -> Tensor:
+        """Return features [..., F] of uint8 images [..., H, W, C].
+
+        random: source of random crops, in training only. Without it, crops are at the center.
+        """
+        rows = images.reshape(-1, *images.shape[-3:])
         if random is None:
-            (top, left), (height, width) = (room // 2 for room in self.spare), self.piece
+            (top, left), (height, width) = (room // 2 for room in self.margin), self.crop_size
             x = rows[:, top : top + height, left : left + width]
         else:
-            tops, lefts = (random.integers(room + 1, rows.shape[:1]) for room in self.spare)
-            x = cut(rows, tops, lefts, self.piece)
+            tops, lefts = (random.integers(room + 1, rows.shape[:1]) for room in self.margin)
+            x = crop_images(rows, tops, lefts, self.crop_size)
         x = x.permute(0, 3, 1, 2).float() / 127.5 - 1  # [P, C, h, w] in [-1, 1]
-        places = keypoints(self.maps(self.backbone(x)))
-        return places.reshape(*pictures.shape[:-3], self.features)
+        keypoints = spatial_softmax(self.maps(self.backbone(x)))
+        return keypoints.reshape(*images.shape[:-3], self.features)
 
 
-def cut(pictures: Tensor, top: Tensor, left: Tensor, piece: tuple[int, int]) -> Tensor:
-    """[P, H, W, C], the pieces' corners [P] each -> [P, *piece, C]."""
-    own = torch.arange(pictures.shape[0], device=pictures.device)[:, None, None]
-    rows = top[:, None] + torch.arange(piece[0], device=pictures.device)
-    columns = left[:, None] + torch.arange(piece[1], device=pictures.device)
-    return pictures[own, rows[:, :, None], columns[:, None, :]]
+def crop_images(images: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return crops [P, *size, C] of images [P, H, W, C] with corners at top [P] and left [P]."""
+    index = torch.arange(images.shape[0], device=images.device)[:, None, None]
+    rows = top[:, None] + torch.arange(size[0], device=images.device)
+    columns = left[:, None] + torch.arange(size[1], device=images.device)
+    return images[index, rows[:, :, None], columns[:, None, :]]
 
 
-def keypoints(maps: Tensor) -> Tensor:
-    """[P, K, h, w] -> [P, 2 K]: where each map's softmax is on average, x then y, in [-1, 1]."""
+def spatial_softmax(maps: Tensor) -> Tensor:
+    """Return keypoints [P, 2 K], x then y, in [-1, 1], of feature maps [P, K, h, w].
+
+    A keypoint is the expected position under the softmax of its map.
+    """
     height, width = maps.shape[-2:]
     shares = maps.flatten(-2).softmax(-1).unflatten(-1, (height, width))
-    x = (shares.sum(-2) * middles(width, maps)).sum(-1)
-    y = (shares.sum(-1) * middles(height, maps)).sum(-1)
+    x = (shares.sum(-2) * pixel_positions(width, maps)).sum(-1)
+    y = (shares.sum(-1) * pixel_positions(height, maps)).sum(-1)
     return torch.stack([x, y], -1).flatten(-2)
 
 
-def middles(count: int, like: Tensor) -> Tensor:
-    """`count` places from -1 to 1; of one, the middle."""
+def pixel_positions(count: int, like: Tensor) -> Tensor:
+    """Return `count` evenly spaced positions from -1 to 1; 0 if there is only one."""
     if count == 1:
         return like.new_zeros(1)
     return torch.linspace(-1, 1, count, device=like.device, dtype=like.dtype)
 
 
-class Sees(nn.Module):
-    """Several channels as one vector: pictures encoded, each camera's by its own, vectors as is."""
+class ObservationEncoder(nn.Module):
+    """A map from several channels to one vector. Each image channel has its own `ImageEncoder`.
+
+    Vector channels are copied. The parts of the result are in the order of the channels.
+    """
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], **encoder: Any) -> None:
-        """shapes: of each channel, whose parts of the vector are in this order.
-
-        encoder: `PictureEncoder`'s options.
-        """
+        """Create the encoders. shapes: of each channel.  encoder: options of `ImageEncoder`."""
         super().__init__()
         self.axes = {name: len(shape) for name, shape in shapes.items()}
-        seen = [name for name, shape in shapes.items() if is_picture(shape)]
-        self.place = {name: k for k, name in enumerate(seen)}  # of a camera's encoder
-        cameras = [PictureEncoder(shapes[name], **encoder) for name in seen]
+        images = [name for name, shape in shapes.items() if is_image(shape)]
+        self.encoder_index = {name: k for k, name in enumerate(images)}
+        cameras = [ImageEncoder(shapes[name], **encoder) for name in images]
         self.cameras = nn.ModuleList(cameras)
-        felt = sum(torch.Size(shape).numel() for name, shape in shapes.items() if name not in seen)
-        self.features = felt + sum(camera.features for camera in cameras)
+        vectors = [shape for name, shape in shapes.items() if name not in images]
+        size = sum(torch.Size(shape).numel() for shape in vectors)
+        self.features = size + sum(camera.features for camera in cameras)
 
     def forward(self, observations: Mapping[str, Tensor], random: Random | None = None) -> Tensor:
-        """{channel: [..., *shape]} -> [..., features]."""
+        """Return features [..., F] of the observations {channel: [..., *shape]}.
+
+        random: source of random crops, in training only.
+        """
         parts = []
         for name, axes in self.axes.items():
             x = observations[name]
-            if name in self.place:
-                parts.append(self.cameras[self.place[name]](x, random))
+            if name in self.encoder_index:
+                parts.append(self.cameras[self.encoder_index[name]](x, random))
             else:
                 parts.append(x.flatten(-axes))
         return torch.cat(parts, -1)

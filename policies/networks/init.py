@@ -1,4 +1,4 @@
-"""How networks start."""
+"""Initialization of weights and biases."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ Init = Callable[[Tensor, Tensor, int, bool], None]  # weight [in, out], bias [ou
 
 
 def torch_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
-    """`torch.nn.Linear`'s own: weight and bias uniform in +-1/sqrt(fan_in)."""
+    """Initialize like `torch.nn.Linear`: weight and bias uniform in +-1/sqrt(fan_in)."""
     bound = 1 / math.sqrt(fan_in)
     nn.init.uniform_(weight, -bound, bound)
     nn.init.uniform_(bias, -bound, bound)
 
 
 def fan_out_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
-    """Weight and bias uniform in +-1/sqrt(outputs): for [in, out] what torch's is for [out, in]."""
+    """Initialize weight and bias uniformly in +-1/sqrt(fan_out).
+
+    This equals torch's initialization of a matrix [out, in] that is used as [in, out].
+    """
     torch_init(weight, bias, bias.shape[-1], is_last)
 
 
 def orthogonal_init(gain: float = math.sqrt(2), last_gain: float | None = None) -> Init:
-    """Orthogonal weights, zero biases; `last_gain` (default: `gain`) for the output layer."""
+    """Return the initialization with orthogonal weights and zero biases.
+
+    last_gain: gain of the output layer, default `gain`.
+    """
 
     def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
         nn.init.orthogonal_(weight, last_gain if is_last and last_gain is not None else gain)
@@ -33,13 +39,13 @@ def orthogonal_init(gain: float = math.sqrt(2), last_gain: float | None = None) 
 
 
 def xavier_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
-    """Xavier's uniform weights, zero biases."""
+    """Initialize with Xavier's uniform weights and zero biases."""
     nn.init.xavier_uniform_(weight)
     nn.init.zeros_(bias)
 
 
 def small_output_init(gain: float) -> Init:
-    """`torch_init`, but an output layer of Xavier's weights times `gain` and without bias."""
+    """Return `torch_init` with an output layer of Xavier's weights times `gain` and zero biases."""
 
     def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
         torch_init(weight, bias, fan_in, is_last)
@@ -51,7 +57,10 @@ def small_output_init(gain: float) -> Init:
 
 
 def uniform_output_init(bound: float, hidden_bias: float | None = None) -> Init:
-    """`torch_init`, but an output layer uniform in +-bound; `hidden_bias` for the other biases."""
+    """Return `torch_init` with an output layer uniform in +-bound.
+
+    hidden_bias: constant for the biases of the other layers; None: as in `torch_init`.
+    """
 
     def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
         torch_init(weight, bias, fan_in, is_last)
@@ -64,11 +73,11 @@ def uniform_output_init(bound: float, hidden_bias: float | None = None) -> Init:
     return init
 
 
-def normal_init(deviation: float) -> Init:
-    """Normal weights, zero biases."""
+def normal_init(std: float) -> Init:
+    """Return the initialization with normal weights and zero biases."""
 
     def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
-        nn.init.normal_(weight, std=deviation)
+        nn.init.normal_(weight, std=std)
         nn.init.zeros_(bias)
 
     return init

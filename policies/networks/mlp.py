@@ -1,7 +1,9 @@
-"""Network blocks, written for one seed: the engine stacks seeds as a leading axis of parameters.
+"""MLPs and ensembles of MLPs, with layer normalization.
 
-Shapes: B batch, E ensemble member, O observation, A action. Every block maps [..., in] to
-[..., out]; an ensemble to [E, ..., out].
+The modules are written for one seed. The engine stacks seeds along a leading axis of parameters.
+
+Shapes: B batch, E ensemble member, O observation, A action. Every module maps [..., in] to
+[..., out], an ensemble to [E, ..., out].
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class MLP(nn.Module):
-    """Linear layers, activations between; `ensemble` members side by side where it is not None.
+    """Linear layers with activations in between, or an ensemble of such networks.
 
-    The matrix products run in `compute_dtype` (set by the engine), everything else in float32, and
-    so does the output layer: bfloat16's 8 bits would lose the difference of two values near 100.
+    Matrix products run in `compute_dtype`, which the engine sets, and everything else in float32.
+    The output layer also runs in float32, because the 8 bits of bfloat16 cannot represent the
+    difference of two values near 100.
     """
 
     compute_dtype = torch.float32
@@ -49,9 +52,12 @@ class MLP(nn.Module):
         inner: bool = False,
         init: Init = torch_init,
     ) -> None:
-        """layer_norm: in each hidden layer, before its activation or after it.
+        """Create the network.
 
-        inner: a part of a larger network, whose last layer is computed like the others.
+        ensemble: number of members; None: a single network without an ensemble axis.
+        layer_norm: normalize each hidden layer, before its activation.
+        norm_after_activation: normalize after the activation instead.
+        inner: the MLP is a part of a larger network; its last layer also uses `compute_dtype`.
         """
         super().__init__()
         self.activation, self.inner = activation, inner
@@ -73,23 +79,24 @@ class MLP(nn.Module):
         x: Tensor,
         dropout: Callable[[Tensor], Tensor] | None = None,
         *,
-        own_rows: bool = False,
+        per_member: bool = False,
         members: Tensor | None = None,
     ) -> Tensor:
-        """x: [..., inputs] -> [..., outputs], or [E, ..., outputs] for an ensemble.
+        """Return [..., outputs] for x [..., inputs], or [E, ..., outputs] for an ensemble.
 
-        dropout: applied after each activation where given (training only).
-        own_rows: x is [E, ..., inputs], a slice for each member of the ensemble.
-        members: [K], of an ensemble only these answer, [K, ..., outputs].
+        dropout: applied after each activation (training only).
+        per_member: x is [E, ..., inputs], with separate inputs for each member of the ensemble.
+        members: [K], indices of the members to evaluate; the result is [K, ..., outputs].
         """
         last, activate = len(self.weights) - 1, ACTIVATIONS[self.activation]
-        slices, rows = (x.shape[:1], x.shape[1:-1]) if own_rows else ((), x.shape[:-1])
+        slices, rows = (x.shape[:1], x.shape[1:-1]) if per_member else ((), x.shape[:-1])
         flat = x.reshape(*slices, -1, x.shape[-1])
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             dtype = self.compute_dtype if layer < last or self.inner else torch.float32
-            weight, bias = of(weight, members), of(bias, members)
+            weight, bias = select_members(weight, members), select_members(bias, members)
             flat = flat.to(dtype) @ weight.to(dtype)
-            # a lone product and a sum of its own type would become one slower call of the library
+            # without the ensemble axis, a sum in the product's dtype would be fused with it into
+            # one slower library call
             flat = flat.float() + bias if self.ensemble is None else flat + bias.to(dtype)
             if layer < last:
                 flat = activate(flat) if self.norm_after_activation else flat
@@ -97,12 +104,12 @@ class MLP(nn.Module):
                     flat = self.norms[layer](flat.float(), members)
                 flat = flat if self.norm_after_activation else activate(flat)
                 flat = flat if dropout is None else dropout(flat)
-        answering = () if self.ensemble is None else flat.shape[:1]
-        return flat.float().reshape(*answering, *rows, flat.shape[-1])
+        axis = () if self.ensemble is None else flat.shape[:1]
+        return flat.float().reshape(*axis, *rows, flat.shape[-1])
 
 
 class LayerNorm(nn.Module):
-    """Layer normalization; each member of an ensemble has its own gain and shift."""
+    """Layer normalization. Each member of an ensemble has its own gain and shift."""
 
     def __init__(self, size: int, ensemble: int | None = None) -> None:
         super().__init__()
@@ -110,13 +117,16 @@ class LayerNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
 
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
-        """[..., size], or [E, R, size] for an ensemble or some of it; eps is torch's."""
-        gain, shift = of(self.weight, members), of(self.bias, members)
+        """Normalize x [..., size], or [E, R, size] for an ensemble. eps is torch's default.
+
+        members: see `MLP.forward`.
+        """
+        gain, shift = select_members(self.weight, members), select_members(self.bias, members)
         return layer_norm(x, x.shape[-1:]) * gain + shift
 
 
-def of(stacked: Tensor, members: Tensor | None) -> Tensor:
-    """[E, ...] -> [K, ...]; all of it where members is None."""
+def select_members(stacked: Tensor, members: Tensor | None) -> Tensor:
+    """Return the members [K, ...] of a stacked tensor [E, ...]; all if `members` is None."""
     return stacked if members is None else stacked.index_select(0, members)
 
 
@@ -128,5 +138,5 @@ class Scalar(nn.Module):
         self.value = nn.Parameter(torch.tensor(float(value)))
 
     def forward(self) -> Tensor:
-        """-> 0-d."""
+        """Return the number as a 0-d tensor."""
         return self.value

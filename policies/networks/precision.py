@@ -1,7 +1,7 @@
-"""In which type matrix products run: a property of the blocks that have products.
+"""The dtype of matrix products in a network.
 
-A block (linear layers, a convolution, attention) has an attribute `compute_dtype`, float32 unless
-set here; its weights, and what a network answers, stay float32.
+Modules with matrix products (linear layers, convolutions, attention) have an attribute
+`compute_dtype`. It is float32 unless it is set here. Weights and network outputs stay float32.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from torch import nn
 
 
 def set_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
-    """Of all blocks in `module`."""
-    for block in blocks(module):
-        block.compute_dtype = dtype
+    """Set the dtype of all matrix products in `module`."""
+    for part in find_product_modules(module):
+        part.compute_dtype = dtype
 
 
-def blocks(module: nn.Module) -> list[Any]:
-    """Those that have products."""
-    return [block for block in module.modules() if hasattr(block, "compute_dtype")]
+def find_product_modules(module: nn.Module) -> list[Any]:
+    """Return the submodules of `module` that have matrix products."""
+    return [part for part in module.modules() if hasattr(part, "compute_dtype")]
 
 
 @contextmanager
 def in_float32(module: nn.Module) -> Iterator[None]:
-    """All products of `module` in float32, for as long as the block lasts."""
-    before = [block.compute_dtype for block in blocks(module)]
+    """Run all matrix products of `module` in float32 inside the `with` block."""
+    dtypes = [part.compute_dtype for part in find_product_modules(module)]
     set_compute_dtype(module, torch.float32)
     try:
         yield
     finally:
-        for block, dtype in zip(blocks(module), before, strict=True):
-            block.compute_dtype = dtype
+        for part, dtype in zip(find_product_modules(module), dtypes, strict=True):
+            part.compute_dtype = dtype

@@ -1,4 +1,4 @@
-"""Blocks of transformers, and the one that Diffusion Policy denoises chunks with."""
+"""Transformer blocks, and the transformer of Diffusion Policy, which denoises chunks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ Drop = Callable[[Tensor], Tensor]
 
 
 class Attention(nn.Module):
-    """Of `heads` heads, between given queries, keys and values; its products are in the engine's
-    precision, the weights that they make in float32.
+    """Multi-head attention without projections.
+
+    Its matrix products run in `compute_dtype`, which the engine sets, the softmax in float32.
     """
 
     compute_dtype = torch.float32
@@ -29,9 +30,10 @@ class Attention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, drop: Drop
     ) -> Tensor:
-        """query: [B, L, D]. key, value: [B, M, D]. -> [B, L, D].
+        """Return [B, L, D] for query [B, L, D] and key, value [B, M, D].
 
-        allowed: [B, 1, L, M] or [L, M], which token (second) each one (first) may see.
+        allowed: [B, 1, L, M] or [L, M]; True where query token L may attend to key token M.
+        drop: dropout of the attention weights.
         """
         dtype, parts = self.compute_dtype, (query, key, value)
         q, k, v = (x.to(dtype).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in parts)
@@ -41,9 +43,9 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron of 4 D ReLUs, each on normalized input and added to it.
+    """The pre-norm block of GPT-2 (openai/gpt-2:src/model.py), with its initialization.
 
-    The pre-norm block of GPT-2 (openai/gpt-2:src/model.py), with its initialization.
+    It has self-attention and an MLP of 4 D hidden units, here with ReLU.
     """
 
     def __init__(self, size: int, heads: int) -> None:
@@ -55,14 +57,17 @@ class Block(nn.Module):
         self.mlp = MLP(size, size, (4 * size,), inner=True, init=init)
 
     def forward(self, x: Tensor, allowed: Tensor, drop: Drop) -> Tensor:
-        """x: [B, L, D]. allowed: [B, L, L], which token (second) each one (first) may see."""
+        """Return [B, L, D] for x [B, L, D].
+
+        allowed: [B, L, L]; True where the first token may attend to the second.
+        """
         parts = self.attention_in(self.norm_attention(x)).chunk(3, -1)
         x = x + drop(self.attention_out(self.attention(*parts, allowed[:, None], drop)))
         return x + drop(self.mlp(self.norm_mlp(x)))
 
 
 class DecoderBlock(nn.Module):
-    """Attention among tokens, then to a memory, then a perceptron of 4 D GELUs; pre-norm."""
+    """A pre-norm decoder block: self-attention, cross-attention, MLP of 4 D hidden units (GELU)."""
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
@@ -78,24 +83,25 @@ class DecoderBlock(nn.Module):
         self.mlp = MLP(size, size, (4 * size,), activation="gelu", inner=True, init=init)
 
     def forward(
-        self, x: Tensor, memory: Tensor, allowed: Tensor, recalled: Tensor, drop: Drop
+        self, x: Tensor, memory: Tensor, allowed: Tensor, memory_allowed: Tensor, drop: Drop
     ) -> Tensor:
-        """x: [B, L, D]. memory: [B, M, D].
+        """Return [B, L, D] for x [B, L, D] and memory [B, M, D].
 
-        allowed: [L, L], recalled: [L, M]: which (second) each token (first) may see.
+        allowed: [L, L], and memory_allowed: [L, M]; True where the first may attend to the second.
         """
         parts = self.self_in(self.norm_self(x)).chunk(3, -1)
         x = x + drop(self.self_out(self.attention(*parts, allowed, drop)))
         query, parts = self.cross_query(self.norm_cross(x)), self.cross_in(memory).chunk(2, -1)
-        x = x + drop(self.cross_out(self.attention(query, *parts, recalled, drop)))
+        x = x + drop(self.cross_out(self.attention(query, *parts, memory_allowed, drop)))
         return x + drop(self.mlp(self.norm_mlp(x), drop))
 
 
 class ChunkTransformer(nn.Module):
-    """Actions attend to each other and to (time, observations), never to what lies after them.
+    """A causal decoder: actions attend to earlier actions, the times and earlier observations.
 
-    The reference's decoder (real-stanford/diffusion_policy:diffusion_policy/model/diffusion/
-    transformer_for_diffusion.py), its memory a perceptron of four times the size over each token.
+    It is the decoder of real-stanford/diffusion_policy:diffusion_policy/model/diffusion/
+    transformer_for_diffusion.py. Its memory encoder is an MLP of four times the size, applied to
+    each token.
     """
 
     def __init__(
@@ -110,10 +116,13 @@ class ChunkTransformer(nn.Module):
         heads: int = 4,
         times: int = 1,
     ) -> None:
-        """observations: numbers in one of them. The first action lies beside the oldest one."""
+        """Create the network.
+
+        observations: size of one encoded observation. The first action is that of the oldest one.
+        """
         super().__init__()
         if size % heads:
-            raise ValueError(f"{heads} heads do not divide a size of {size}")
+            raise ValueError(f"size={size} is not a multiple of heads={heads}")
         init = normal_init(0.02)
         self.times, self.size = times, size
         self.embed_action = MLP(actions, size, (), inner=True, init=init)
@@ -125,14 +134,17 @@ class ChunkTransformer(nn.Module):
         self.norm = LayerNorm(size)
         self.answer = MLP(size, actions, (), init=init)
 
-    def forward(self, x: Tensor, times: Tensor, seen: Tensor, drop: Drop) -> Tensor:
-        """x: [R, L, actions]. times: [R, times]. seen: [R, n_obs_steps, F]. -> [R, L, actions]."""
+    def forward(self, x: Tensor, times: Tensor, features: Tensor, drop: Drop) -> Tensor:
+        """Return [R, L, actions] for x [R, L, actions].
+
+        times: [R, times].  features: [R, n_obs_steps, F].
+        """
         moments = sinusoids(times, self.size)
-        memory = torch.cat([moments, self.embed_observation(seen)], 1) + self.memory_place
+        memory = torch.cat([moments, self.embed_observation(features)], 1) + self.memory_place
         memory = self.memory(memory)
         step = torch.arange(x.shape[1], device=x.device)[:, None]
-        moment = torch.arange(memory.shape[1], device=x.device) - self.times  # of a memory
+        memory_step = torch.arange(memory.shape[1], device=x.device) - self.times  # times: < 0
         x = self.embed_action(x) + self.place
         for block in self.blocks:
-            x = block(x, memory, step >= step.T, moment <= step, drop)
+            x = block(x, memory, step >= step.T, memory_step <= step, drop)
         return self.answer(self.norm(x))

@@ -1,7 +1,7 @@
-"""A U-Net along time: Diffusion Policy's network for chunks (Chi et al., arXiv:2303.04137).
+"""The 1-D U-Net of Diffusion Policy, which denoises chunks (Chi et al., arXiv:2303.04137).
 
-Shapes: R rows, L steps, C channels. Channels come last and convolutions are products of matrices:
-so they are stacked over seeds and take the engine's precision like any linear layer.
+Shapes: R rows, L steps, C channels. Channels come last, and convolutions are matrix products, so
+that they can be stacked over seeds and run in the engine's dtype like linear layers.
 """
 
 from __future__ import annotations
@@ -21,116 +21,121 @@ Drop = Callable[[Tensor], Tensor]
 
 
 class Conv(nn.Module):
-    """A convolution along time: `size` neighbors of every `stride`-th step."""
+    """A convolution along time."""
 
     compute_dtype = torch.float32
 
     def __init__(
         self, inputs: int, outputs: int, size: int, stride: int = 1, init: Init = torch_init
     ) -> None:
-        """size: odd; edges are padded with zeros, size // 2 on each side."""
+        """Create the convolution. size: odd; zero padding of size // 2 on each side."""
         super().__init__()
         self.size, self.stride = size, stride
-        self.weight = nn.Parameter(torch.empty(size * inputs, outputs))  # earliest neighbor first
+        self.weight = nn.Parameter(torch.empty(size * inputs, outputs))  # earliest step first
         self.bias = nn.Parameter(torch.empty(outputs))
         init(self.weight, self.bias, size * inputs, False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, L, inputs] -> [R, L / stride, outputs]."""
+        """Return [R, L / stride, outputs] for x [R, L, inputs]."""
         edge, dtype = self.size // 2, self.compute_dtype
-        near = shifted(x, range(-edge, edge + 1), self.stride)
-        return (near.to(dtype) @ self.weight.to(dtype)).float() + self.bias
+        windows = gather_neighbors(x, range(-edge, edge + 1), self.stride)
+        return (windows.to(dtype) @ self.weight.to(dtype)).float() + self.bias
 
 
 class Upsample(nn.Module):
-    """Twice as many steps: a transposed convolution of size 4, stride 2 and padding 1."""
+    """A transposed convolution of size 4, stride 2 and padding 1, which doubles the steps."""
 
     compute_dtype = torch.float32
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.even = nn.Parameter(torch.empty(2 * channels, channels))  # of the step before and its
-        self.odd = nn.Parameter(torch.empty(2 * channels, channels))  # own; its own and the next
+        # output step 2 k is a product with input steps k - 1 and k, step 2 k + 1 with k and k + 1
+        self.even = nn.Parameter(torch.empty(2 * channels, channels))
+        self.odd = nn.Parameter(torch.empty(2 * channels, channels))
         self.bias = nn.Parameter(torch.empty(channels))
         for weight in (self.even, self.odd):
-            torch_init(weight, self.bias, 4 * channels, False)  # as torch counts it
+            torch_init(weight, self.bias, 4 * channels, False)  # torch's fan_in of this layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, L, C] -> [R, 2 L, C]."""
+        """Return [R, 2 L, C] for x [R, L, C]."""
         dtype, halves = self.compute_dtype, (((-1, 0), self.even), ((0, 1), self.odd))
-        made = [(shifted(x, near).to(dtype) @ w.to(dtype)).float() for near, w in halves]
-        return (torch.stack(made, -2) + self.bias).flatten(-3, -2)
+        outputs = [
+            (gather_neighbors(x, offsets).to(dtype) @ w.to(dtype)).float() for offsets, w in halves
+        ]
+        return (torch.stack(outputs, -2) + self.bias).flatten(-3, -2)
 
 
 class GroupNorm(nn.Module):
-    """Normalized over time and each of `groups` of channels; eps is torch's."""
+    """Normalization over time and each group of channels. eps is torch's default."""
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
         if channels % groups:
-            raise ValueError(f"{channels} channels do not divide into {groups} groups")
+            raise ValueError(f"{channels} channels are not a multiple of {groups} groups")
         self.groups = groups
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, L, C] -> the same."""
+        """Return the normalized x, [R, L, C]."""
         grouped = x.unflatten(-1, (self.groups, -1)).transpose(-3, -2)  # [R, G, L, C / G]
         normal = layer_norm(grouped, grouped.shape[-2:]).transpose(-3, -2).flatten(-2)
         return normal * self.weight + self.bias
 
 
 class ConvBlock(nn.Module):
-    """Convolution, normalization, Mish."""
+    """A convolution, group normalization and Mish."""
 
     def __init__(self, inputs: int, outputs: int, size: int, groups: int) -> None:
         super().__init__()
         self.conv, self.norm = Conv(inputs, outputs, size), GroupNorm(outputs, groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, L, inputs] -> [R, L, outputs]."""
+        """Return [R, L, outputs] for x [R, L, inputs]."""
         return mish(self.norm(self.conv(x)))
 
 
 class FilmBlock(nn.Module):
-    """Two convolutions beside a skip; between them what is known scales and shifts each channel.
+    """Two convolution blocks and a skip connection, with FiLM conditioning in between.
 
-    FiLM (Perez et al., arXiv:1709.07871): scale * x + shift, both a linear map of Mish(known); the
-    scale is not 1 plus it.
+    FiLM (Perez et al., arXiv:1709.07871) is scale * x + shift, with both a linear map of
+    Mish(condition). The scale has no offset of 1.
     """
 
-    def __init__(self, inputs: int, outputs: int, known: int, size: int, groups: int) -> None:
+    def __init__(self, inputs: int, outputs: int, condition: int, size: int, groups: int) -> None:
         super().__init__()
         self.first = ConvBlock(inputs, outputs, size, groups)
-        self.film = MLP(known, 2 * outputs, (), inner=True)
+        self.film = MLP(condition, 2 * outputs, (), inner=True)
         self.second = ConvBlock(outputs, outputs, size, groups)
         self.skip = MLP(inputs, outputs, (), inner=True) if inputs != outputs else None
 
-    def forward(self, x: Tensor, known: Tensor, drop: Drop) -> Tensor:
-        """x: [R, L, inputs]. known: [R, known]. drop: in training. -> [R, L, outputs]."""
-        scale, shift = self.film(mish(known))[..., None, :].chunk(2, -1)
+    def forward(self, x: Tensor, condition: Tensor, drop: Drop) -> Tensor:
+        """Return [R, L, outputs] for x [R, L, inputs] and condition [R, condition].
+
+        drop: dropout, in training only.
+        """
+        scale, shift = self.film(mish(condition))[..., None, :].chunk(2, -1)
         inner = self.second(scale * drop(self.first(x)) + shift)
         return drop(inner + (x if self.skip is None else self.skip(x)))
 
 
 class Level(nn.Module):
-    """Two blocks with FiLM."""
+    """Two FiLM blocks, one level of the U-Net."""
 
-    def __init__(self, inputs: int, outputs: int, known: int, size: int, groups: int) -> None:
+    def __init__(self, inputs: int, outputs: int, condition: int, size: int, groups: int) -> None:
         super().__init__()
-        self.first = FilmBlock(inputs, outputs, known, size, groups)
-        self.second = FilmBlock(outputs, outputs, known, size, groups)
+        self.first = FilmBlock(inputs, outputs, condition, size, groups)
+        self.second = FilmBlock(outputs, outputs, condition, size, groups)
 
-    def forward(self, x: Tensor, known: Tensor, drop: Drop) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor, drop: Drop) -> Tensor:
         """See `FilmBlock`."""
-        return self.second(self.first(x, known, drop), known, drop)
+        return self.second(self.first(x, condition, drop), condition, drop)
 
 
 class UNet(nn.Module):
-    """Down through `widths`, halving the steps between them, and up again beside what was there.
+    """A U-Net: levels of `widths` channels that halve the steps, and back up with skip connections.
 
-    As the authors' code has it, the widest and the first level differ: the first one's own steps
-    come back by no skip.
+    As in the authors' code, the output of the first level has no skip connection.
     """
 
     def __init__(
@@ -145,20 +150,23 @@ class UNet(nn.Module):
         size: int = 5,
         groups: int = 8,
     ) -> None:
-        """window: steps, a multiple of 2 ** (levels - 1).  observations: numbers in a history.
+        """Create the network.
 
-        time_size: of the embedding of each of `times` times.  size: of convolutions.
+        horizon: steps of a chunk, a multiple of 2 ** (levels - 1).
+        observations: size of the flattened observation history.
+        time_size: size of the embedding of each of `times` times.
+        size: size of the convolutions.
         """
         super().__init__()
         if horizon % 2 ** (len(widths) - 1):
             raise ValueError(
-                f"a U-Net of {len(widths)} levels halves its window {len(widths) - 1} times: "
-                f"horizon={horizon} is no multiple of {2 ** (len(widths) - 1)}"
+                f"horizon={horizon} is not a multiple of {2 ** (len(widths) - 1)}, which a U-Net "
+                f"of {len(widths)} levels needs"
             )
-        known = times * time_size + observations
+        condition = times * time_size + observations
 
         def level(inputs: int, outputs: int) -> Level:
-            return Level(inputs, outputs, known, size, groups)
+            return Level(inputs, outputs, condition, size, groups)
 
         self.embed_time = TimeEmbedding(time_size)
         self.down = nn.ModuleList(level(a, b) for a, b in pairwise([actions, *widths]))
@@ -170,22 +178,25 @@ class UNet(nn.Module):
         self.last = ConvBlock(widths[0], widths[0], size, groups)
         self.answer = MLP(widths[0], actions, ())
 
-    def forward(self, x: Tensor, times: Tensor, seen: Tensor, drop: Drop) -> Tensor:
-        """x: [R, L, actions]. times: [R, times]. seen: [R, n_obs_steps, F]. -> [R, L, actions]."""
-        known = torch.cat([self.embed_time(times).flatten(-2), seen.flatten(-2)], -1)
+    def forward(self, x: Tensor, times: Tensor, features: Tensor, drop: Drop) -> Tensor:
+        """Return [R, L, actions] for x [R, L, actions].
+
+        times: [R, times].  features: [R, n_obs_steps, F].
+        """
+        condition = torch.cat([self.embed_time(times).flatten(-2), features.flatten(-2)], -1)
         skips = []
-        for place, level in enumerate(self.down):
-            x = level(x, known, drop)
+        for k, level in enumerate(self.down):
+            x = level(x, condition, drop)
             skips.append(x)
-            x = self.narrow[place](x) if place < len(self.narrow) else x
-        x = self.middle(x, known, drop)
+            x = self.narrow[k](x) if k < len(self.narrow) else x
+        x = self.middle(x, condition, drop)
         for level, widen in zip(self.up, self.widen, strict=True):
-            x = widen(level(torch.cat([x, skips.pop()], -1), known, drop))
+            x = widen(level(torch.cat([x, skips.pop()], -1), condition, drop))
         return self.answer(self.last(x))
 
 
-def shifted(x: Tensor, offsets: Sequence[int], stride: int = 1) -> Tensor:
-    """Beside every `stride`-th step those at `offsets` from it, zero outside.
+def gather_neighbors(x: Tensor, offsets: Sequence[int], stride: int = 1) -> Tensor:
+    """Concatenate the steps at `offsets` from every `stride`-th step; steps outside are zero.
 
     [R, L, C] -> [R, L / stride, offsets C].
     """

@@ -1,4 +1,4 @@
-"""Perceptrons in numpy alone: `policies.heads`' deterministic, gaussian and chunk without torch."""
+"""MLP policies in numpy: the deterministic, Gaussian and chunk heads of `policies.heads`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from policies.bundle import Bundle
-from policies.runtimes.network import Seen
+from policies.runtimes.network import Inputs
 
 KINDS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor")
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """x * Phi(x), by the error function."""
+    """Return x * Phi(x), computed with the error function."""
     erf = np.array([math.erf(v) for v in (x / math.sqrt(2)).ravel().tolist()], np.float32)
     return 0.5 * x * (1 + erf.reshape(x.shape))
 
 
 def silu(x: np.ndarray) -> np.ndarray:
-    """x * sigmoid(x); the tanh keeps exp from overflowing."""
+    """Return x * sigmoid(x). The form with tanh does not overflow."""
     return x * 0.5 * (1 + np.tanh(0.5 * x))
 
 
@@ -36,8 +36,8 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def lacks(bundle: Bundle) -> str | None:
-    """Why numpy cannot run it; None where it can."""
+def find_obstacle(bundle: Bundle) -> str | None:
+    """Return why numpy cannot run `bundle`. None if it can."""
     return None if bundle.kind in KINDS else f"runs {', '.join(KINDS)}, and this is {bundle.kind}"
 
 
@@ -46,7 +46,7 @@ def make(bundle: Bundle) -> NumpyNetwork:
 
 
 class NumpyNetwork:
-    """Linear layers, between them normalized or not and activated, then the head's own squashing.
+    """Linear layers with optional layer normalization and activations, then the head's squashing.
 
     See `Network`.
     """
@@ -62,31 +62,32 @@ class NumpyNetwork:
         norms = [(f"trunk.norms.{k}.weight", f"trunk.norms.{k}.bias") for k in range(layers - 1)]
         self._norms = [(weights[gain], weights[bias]) for gain, bias in norms if gain in weights]
         self._activation = ACTIVATIONS[arguments.get("activation", "relu")]
-        self._squash, self._window = squash(bundle.kind, arguments), arguments.get("horizon", 1)
+        self._squash = choose_squashing(bundle.kind, arguments)
+        self._horizon = arguments.get("horizon", 1)
 
-    def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
+    def plan(self, observations: Inputs, noise: np.ndarray) -> np.ndarray:
         assert isinstance(observations, np.ndarray)
-        x = observations.reshape(len(observations), -1)  # a history of one, but for chunks
+        x = observations.reshape(len(observations), -1)
         for k, (weight, bias) in enumerate(self._layers):
             x = (self._activation(x) if k else x) @ weight + bias
-            x = normal(x, *self._norms[k]) if k < len(self._norms) else x
-        return self._squash(x).reshape(len(x), self._window, -1)
+            x = normalize_layer(x, *self._norms[k]) if k < len(self._norms) else x
+        return self._squash(x).reshape(len(x), self._horizon, -1)
 
     def reset(self, batch: int) -> Any:
         raise NotImplementedError
 
-    def step(self, observations: Seen, rewards: np.ndarray, memory: Any) -> Any:
+    def step(self, observations: Inputs, rewards: np.ndarray, memory: Any) -> Any:
         raise NotImplementedError
 
 
-def normal(x: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """Layer normalization, as `policies.networks.mlp.LayerNorm` has it."""
-    apart = x - x.mean(-1, keepdims=True)
-    return apart / np.sqrt(np.square(apart).mean(-1, keepdims=True) + 1e-5) * gain + shift
+def normalize_layer(x: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """Apply layer normalization, equal to `policies.networks.mlp.LayerNorm`."""
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / np.sqrt(np.square(centered).mean(-1, keepdims=True) + 1e-5) * gain + shift
 
 
-def squash(kind: str, arguments: dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
-    """From what the perceptron answers to actions, as the head's `act`."""
+def choose_squashing(kind: str, arguments: dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function from the output of the MLP to actions; it equals `act` of the head."""
     if kind == "TanhGaussianActor":
         return lambda x: np.tanh(x[:, : arguments["actions"]])
     if kind == "GaussianActor" and not arguments.get("tanh_mean", True):

@@ -1,4 +1,4 @@
-"""What was exported (`policies.export`), by onnxruntime; torch is not loaded."""
+"""Exported policies (see `policies.export`) in onnxruntime, without torch."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from typing import Any
 import numpy as np
 
 from policies.bundle import Bundle, BundleError
-from policies.heads.schedules import draws, sample
+from policies.heads.schedules import count_noises, sample
 from policies.normalizer import center_and_extent
-from policies.runtimes.network import Network, Seen
+from policies.runtimes.network import Inputs, Network
 
-POLICY, ENCODER = (
-    "policy",
-    "encoder",
-)  # graphs: of a decision, or of a sampler's round and what it sees
-OBSERVATIONS, NOISE, CHUNK = "observations", "noise", "chunk"  # what goes in and out of a decision
-FEATURES, X, TIME, ANSWER = "features", "x", "time", "answer"  # and of a round
+# graphs: `policy` is a complete decision; for a diffusion sampler it is one denoising step, and
+# `encoder` encodes the observations
+POLICY, ENCODER = "policy", "encoder"
+OBSERVATIONS, NOISE, CHUNK = "observations", "noise", "chunk"  # inputs and output of a decision
+FEATURES, X, TIME, ANSWER = "features", "x", "time", "answer"  # and of a denoising step
 
 
-def lacks(bundle: Bundle) -> str | None:
-    """Why onnxruntime cannot run it; None where it can."""
+def find_obstacle(bundle: Bundle) -> str | None:
+    """Return why onnxruntime cannot run `bundle`. None if it can."""
     if POLICY not in bundle.graphs:
         return (
-            "needs its network as a graph: offline-rl export run=… where torch is installed; what "
-            "remembers its episode, as a decision transformer, runs by torch alone"
+            "needs an exported network: run `offline-rl export run=…` where torch is installed "
+            "(a policy with a memory, such as a decision transformer, runs in torch only)"
         )
     if find_spec("onnxruntime") is None:
         return 'needs onnxruntime: pip install "offline-rl-suite[export]", or onnxruntime alone'
@@ -39,45 +38,45 @@ def make(bundle: Bundle) -> Network:
 
 
 class Graph:
-    """On one thread of the CPU, which it does not keep busy while it waits."""
+    """An ONNX model that runs on one CPU thread, without spinning while it waits."""
 
     def __init__(self, graph: bytes) -> None:
-        """Raises BundleError."""
+        """Load an ONNX model. Raises BundleError."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3  # errors; it warns of nodes that it does not fold
-        with told():
+        options.log_severity_level = 3  # errors only; it warns about nodes that it does not fold
+        with raise_bundle_errors():
             self._session = onnxruntime.InferenceSession(graph, options, ["CPUExecutionProvider"])
         self.inputs = {each.name: each.shape for each in self._session.get_inputs()}
 
-    def __call__(self, given: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Its one output. Raises BundleError."""
-        with told():
-            found: np.ndarray = self._session.run(None, given)[0]
-        return found
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the only output of the model. Raises BundleError."""
+        with raise_bundle_errors():
+            output: np.ndarray = self._session.run(None, inputs)[0]
+        return output
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Raises BundleError for what onnxruntime raises: classes without a base of their own."""
+def raise_bundle_errors() -> Iterator[None]:
+    """Turn every exception into a BundleError: those of onnxruntime share no base class."""
     try:
         yield
     except Exception as error:
         raise BundleError(f"its graph cannot be run: {' '.join(str(error).split())}") from None
 
 
-def fed(observations: Seen) -> dict[str, np.ndarray]:
-    """A graph's inputs: one vector by itself, several channels by their names."""
+def name_inputs(observations: Inputs) -> dict[str, np.ndarray]:
+    """Return observations under the input names of a graph."""
     if isinstance(observations, Mapping):
         return {f"{OBSERVATIONS}/{name}": value for name, value in observations.items()}
     return {OBSERVATIONS: observations}
 
 
 class OnnxNetwork:
-    """A graph of one decision; see `Network`."""
+    """A network whose complete decision is one graph; see `Network`."""
 
     name, remembers, needs_rewards = "onnx", False, False
 
@@ -85,35 +84,39 @@ class OnnxNetwork:
         self._graph = Graph(bundle.graphs[POLICY])
         self.noise_shape = tuple(self._graph.inputs.get(NOISE, ())[1:])
 
-    def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
-        return self._graph(fed(observations) | ({NOISE: noise} if self.noise_shape else {}))
+    def plan(self, observations: Inputs, noise: np.ndarray) -> np.ndarray:
+        return self._graph(name_inputs(observations) | ({NOISE: noise} if self.noise_shape else {}))
 
     def reset(self, batch: int) -> Any:
         raise NotImplementedError
 
-    def step(self, observations: Seen, rewards: np.ndarray, memory: Any) -> Any:
+    def step(self, observations: Inputs, rewards: np.ndarray, memory: Any) -> Any:
         raise NotImplementedError
 
 
 class SamplerNetwork(OnnxNetwork):
-    """A graph of what it sees and one of a round; the rounds are numpy's. See `DiffusionActor`."""
+    """A diffusion policy: graphs of the encoder and of one denoising step, sampled in numpy.
+
+    See `policies.heads.diffusion.DiffusionActor`.
+    """
 
     def __init__(self, bundle: Bundle) -> None:
-        given = bundle.arguments
-        self._encoder, self._round = Graph(bundle.graphs[ENCODER]), Graph(bundle.graphs[POLICY])
-        self._table, self._present = given["table"], given["n_obs_steps"] - 1
-        ends = zip(given["action_low"], given["action_high"], strict=True)
-        ranges = np.array([center_and_extent(*each) for each in ends], np.float32)
+        arguments = bundle.arguments
+        self._encoder, self._denoiser = Graph(bundle.graphs[ENCODER]), Graph(bundle.graphs[POLICY])
+        self._table, self._present = arguments["table"], arguments["n_obs_steps"] - 1
+        bounds = zip(arguments["action_low"], arguments["action_high"], strict=True)
+        ranges = np.array([center_and_extent(*each) for each in bounds], np.float32)
         self._center, self._extent = ranges.T
-        self.noise_shape = (draws(self._table), given["horizon"], given["actions"])
+        sizes = arguments["horizon"], arguments["actions"]
+        self.noise_shape = (count_noises(self._table), *sizes)
 
-    def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
-        features = self._encoder(fed(observations))
+    def plan(self, observations: Inputs, noise: np.ndarray) -> np.ndarray:
+        features = self._encoder(name_inputs(observations))
 
         def network(x: np.ndarray, time: float) -> np.ndarray:
             times = np.full(len(x), time, np.float32)
-            return self._round({FEATURES: features, X: x, TIME: times})
+            return self._denoiser({FEATURES: features, X: x, TIME: times})
 
         chunk = sample(self._table, network, noise).clip(-1, 1)[:, self._present :]
-        found: np.ndarray = (chunk * self._extent + self._center).clip(-1, 1)
-        return found
+        actions: np.ndarray = (chunk * self._extent + self._center).clip(-1, 1)
+        return actions

@@ -1,4 +1,4 @@
-"""Any head, by torch."""
+"""All heads of `policies.heads` in torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.bundle import Bundle, BundleError
-from policies.runtimes.network import Seen
+from policies.runtimes.network import Inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def lacks(bundle: Bundle) -> str | None:
-    """Why torch cannot run it; None where it can."""
+def find_obstacle(bundle: Bundle) -> str | None:
+    """Return why torch cannot run `bundle`. None if it can."""
     return None if find_spec("torch") else "needs torch: pip install torch"
 
 
@@ -32,24 +32,24 @@ class TorchNetwork:
     def __init__(self, bundle: Bundle) -> None:
         import torch
 
-        from policies.heads.head import kinds
+        from policies.heads.head import load_kinds
         from policies.networks.defaults import torch_defaults
 
-        known = kinds()
-        if bundle.kind not in known:
+        kinds = load_kinds()
+        if bundle.kind not in kinds:
             raise BundleError(
-                f"unknown policy {bundle.kind!r}; known are {', '.join(sorted(known))}"
+                f"unknown policy {bundle.kind!r}. Known are {', '.join(sorted(kinds))}"
             )
         self._defaults = torch_defaults
         with torch_defaults():
-            self.module: Any = known[bundle.kind](**bundle.arguments)
+            self.module: Any = kinds[bundle.kind](**bundle.arguments)
         self.module.load_state_dict({k: torch.from_numpy(v) for k, v in bundle.weights.items()})
         self.module.eval()
         self.noise_shape = tuple(getattr(self.module, "noise_shape", ()))
         self.remembers = hasattr(self.module, "step")
         self.needs_rewards = self.remembers and getattr(self.module, "needs_rewards", True)
 
-    def plan(self, observations: Seen, noise: np.ndarray) -> np.ndarray:
+    def plan(self, observations: Inputs, noise: np.ndarray) -> np.ndarray:
         import torch
 
         if self.remembers:
@@ -57,33 +57,34 @@ class TorchNetwork:
             return self.step(observations, rewards, self.reset(len(noise)))[0]
         with self._defaults(), torch.inference_mode():
             if hasattr(self.module, "plan"):
-                chunk = self.module.plan(tensors(observations), torch.from_numpy(noise))
+                chunk = self.module.plan(to_tensors(observations), torch.from_numpy(noise))
             else:
-                chunk = self.module.act(last(tensors(observations)))[:, None]
-        found: np.ndarray = chunk.numpy()
-        return found
+                chunk = self.module.act(take_last(to_tensors(observations)))[:, None]
+        array: np.ndarray = chunk.numpy()
+        return array
 
     def reset(self, batch: int) -> dict[str, Tensor]:
         with self._defaults():
-            found: dict[str, Tensor] = self.module.reset(batch)
-        return found
+            memory: dict[str, Tensor] = self.module.reset(batch)
+        return memory
 
     def step(
-        self, observations: Seen, rewards: np.ndarray, memory: dict[str, Tensor]
+        self, observations: Inputs, rewards: np.ndarray, memory: dict[str, Tensor]
     ) -> tuple[np.ndarray, dict[str, Tensor]]:
         import torch
 
-        given = torch.from_numpy(rewards)
-        if any(len(value) != len(given) for value in memory.values()):
+        reward = torch.from_numpy(rewards)
+        if any(len(value) != len(reward) for value in memory.values()):
             count = len(next(iter(memory.values())))
-            raise ValueError(f"{len(given)} observations: the episodes' memory is for {count}")
+            raise ValueError(f"{len(reward)} observations, but the memory is of {count} episodes")
         with self._defaults(), torch.inference_mode():
-            actions, memory = self.module.step(last(tensors(observations)), given, memory)
+            inputs = take_last(to_tensors(observations))
+            actions, memory = self.module.step(inputs, reward, memory)
         return actions.numpy()[:, None], memory
 
 
-def tensors(observations: Seen) -> Any:
-    """The arrays as tensors of the same memory."""
+def to_tensors(observations: Inputs) -> Any:
+    """Return the arrays as tensors that share their memory."""
     import torch
 
     if isinstance(observations, Mapping):
@@ -91,8 +92,8 @@ def tensors(observations: Seen) -> Any:
     return torch.from_numpy(observations)
 
 
-def last(observations: Any) -> Any:
-    """Of each history the present."""
+def take_last(observations: Any) -> Any:
+    """Return the present observation of each observation history."""
     if isinstance(observations, Mapping):
         return {name: value[:, -1] for name, value in observations.items()}
     return observations[:, -1]

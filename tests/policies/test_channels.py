@@ -27,7 +27,7 @@ def test_an_array_stays_an_array_and_a_mapping_a_mapping_of_the_same_channels() 
 def test_what_is_put_is_joined_by_the_channels_names_and_not_by_their_order() -> None:
     into = {name: array.copy() for name, array in BOTH.items()}
     fresh = {"picture": PICTURE[:1] + 100, "state": VECTOR[:1] - 7}
-    channels.put(into, np.array([3]), fresh)
+    channels.assign(into, np.array([3]), fresh)
     np.testing.assert_array_equal(into["state"][3], VECTOR[0] - 7)
     np.testing.assert_array_equal(into["picture"][3], PICTURE[0] + 100)
     np.testing.assert_array_equal(into["state"][:3], VECTOR[:3])
@@ -44,26 +44,26 @@ def test_stacked_and_joined_rows_are_those_that_were_taken_apart() -> None:
 
 def test_flat_columns_name_the_channel_behind_the_word_and_nested_undoes_it() -> None:
     columns = {"observations": BOTH, "actions": VECTOR, "next_observations": BOTH}
-    flat = channels.flat(columns)
+    flat = channels.flatten(columns)
     assert list(flat) == [
         *("observations/state", "observations/picture", "actions"),
         *("next_observations/state", "next_observations/picture"),
     ]
-    assert channels.nested(flat) == columns
-    assert channels.of(flat, "observations") == BOTH
-    assert channels.of(flat, "actions") is VECTOR
-    assert channels.of(flat, "final_observations") is None
+    assert channels.unflatten(flat) == columns
+    assert channels.get(flat, "observations") == BOTH
+    assert channels.get(flat, "actions") is VECTOR
+    assert channels.get(flat, "final_observations") is None
 
 
 def test_each_vector_has_a_normalizer_of_its_own_and_pictures_pass_untouched() -> None:
     fitted = channels.fit(BOTH)
     assert isinstance(fitted, Normalizers)
-    assert fitted.of.keys() == {"state"}
+    assert fitted.by_channel.keys() == {"state"}
     seen = fitted(BOTH)
     assert seen["picture"] is PICTURE
     mean, deviation = VECTOR.mean(0), VECTOR.std(0) + 1e-3
     np.testing.assert_allclose(seen["state"], (VECTOR - mean) / deviation, rtol=1e-6)
     assert isinstance(channels.fit(VECTOR), Normalizer)
     nothing = channels.identity(channels.shapes(BOTH))
-    assert nothing.of["state"].kind == "identity"
+    assert nothing.by_channel["state"].kind == "identity"
     np.testing.assert_array_equal(nothing(BOTH)["state"], VECTOR)

@@ -82,9 +82,9 @@ def test_where_no_noise_is_wanted_rows_are_empty():
 def test_a_user_who_decides_gets_the_whole_chunk_at_any_time():
     planner = Planner()
     made = queue(planner)
-    made.see(np.array([[1.0], [2.0]]))
-    made.see(np.array([[3.0], [4.0]]))
-    chunk = made.decide(np.array([1]))
+    made.observe(np.array([[1.0], [2.0]]))
+    made.observe(np.array([[3.0], [4.0]]))
+    chunk = made.predict_chunk(np.array([1]))
     assert chunk.shape == (1, 5, 1)
     assert chunk[0, 0, 0] == 204
     assert made.decisions.tolist() == [0, 1]

@@ -150,7 +150,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     The sampler draws noise in some of its rounds, and its last one leaves the data's range.
     """
-    from policies.export import exported
+    from policies.export import export_bundle
 
     folder, found = tmp_path_factory.mktemp("exports"), dict[str, Path]()
     heads = {
@@ -159,7 +159,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     for name, (head, spec) in heads.items():
         found[name] = write(folder / f"{name}.bundle", head, **spec)
-        made, apart = exported(bundle.read(found[name]))
+        made, apart = export_bundle(bundle.read(found[name]))
         assert apart < 1e-5
         bundle.write(found[name], made)
     return found
@@ -221,28 +221,28 @@ def test_a_graph_that_is_off_is_not_exported(
 
     other = replace(bundle.read(exports["perceptron"]), golden=None)
     weights = {name: 1.001 * value for name, value in other.weights.items()}
-    monkeypatch.setattr(export, "graphs", lambda policy: other.graphs)
+    monkeypatch.setattr(export, "make_graphs", lambda policy: other.graphs)
     with pytest.raises(BundleError, match="off what torch answers: not exported"):
-        export.exported(replace(other, graphs={}, weights=weights))
+        export.export_bundle(replace(other, graphs={}, weights=weights))
 
 
 def test_a_bundle_whose_golden_answer_does_not_come_out_is_not_exported(tmp_path: Path) -> None:
     """Else it would be given a new one, and what is wrong with it would be lost."""
-    from policies.export import exported
+    from policies.export import export_bundle
 
     whole = bundle.read(write(tmp_path / "p", DeterministicActor(5, 2, (8,))))
     wrong = {name: value + 0.1 for name, value in whole.weights.items()}
     with pytest.raises(BundleError, match="golden answer does not come out"):
-        exported(replace(whole, weights=wrong))
+        export_bundle(replace(whole, weights=wrong))
 
 
 def test_what_remembers_its_episode_is_not_exported(tmp_path: Path) -> None:
-    from policies.export import exported
+    from policies.export import export_bundle
 
     head = DecisionTransformer(5, 2, target_return=1.0, context_length=2, dim_model=8, num_layers=1)
     path = write(tmp_path / "policy.bundle", head)
     with pytest.raises(BundleError, match="a DecisionTransformer remembers its episode"):
-        exported(bundle.read(path))
+        export_bundle(bundle.read(path))
 
 
 def chunked(kind: Any) -> Any:
@@ -272,12 +272,12 @@ def chunked(kind: Any) -> Any:
 @pytest.mark.parametrize("kind", ["unet", "transformer", "consistency", "act"])
 def test_every_head_of_chunks_is_exported(tmp_path: Path, kind: str) -> None:
     """Convolutions, attention, a model of jumps, which is told two times, and one without noise."""
-    from policies.export import exported
+    from policies.export import export_bundle
 
     path = write(
         tmp_path / "policy.bundle", chunked(kind), n_obs_steps=2, chunk_size=7, n_action_steps=3
     )
-    made, apart = exported(bundle.read(path))
+    made, apart = export_bundle(bundle.read(path))
     assert apart < 1e-4
     bundle.write(path, made)
     ours, theirs = (policies.load(path, runtime=each) for each in ("onnx", "torch"))
@@ -308,7 +308,7 @@ def test_what_sees_pictures_is_exported_with_every_channel_by_name(
     tmp_path: Path, kind: str
 ) -> None:
     """Of a sampler its encoder is a graph of its own, which takes pictures as they are kept."""
-    from policies.export import exported
+    from policies.export import export_bundle
     from policies.runtimes.with_onnx import Graph
 
     head, path = seeing(kind), tmp_path / "policy.bundle"
@@ -319,7 +319,7 @@ def test_what_sees_pictures_is_exported_with_every_channel_by_name(
     same = {"state": Normalizer.fit(SEEN[:, :3])}
     made = Bundle(spec, type(head).__name__, head.arguments, weights, same)
     bundle.write(path, made)
-    whole, apart = exported(bundle.read(path))
+    whole, apart = export_bundle(bundle.read(path))
     assert apart < 1e-4
     bundle.write(path, whole)
     looks = Graph(whole.graphs["encoder" if kind == "sampler" else "policy"])

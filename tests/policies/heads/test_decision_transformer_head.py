@@ -191,5 +191,5 @@ def test_dropout_is_where_gpt2_has_it():
 
 
 def test_heads_must_divide_the_size():
-    with pytest.raises(ValueError, match="3 heads do not divide a size of 8"):
+    with pytest.raises(ValueError, match="dim_model=8 is not a multiple of num_heads=3"):
         made(num_heads=3)

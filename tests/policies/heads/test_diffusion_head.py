@@ -5,11 +5,11 @@ import torch
 
 from offline_rl.utils.random import Random
 from policies.heads.diffusion import DiffusionActor
-from policies.heads.schedules import Round, cosine_alphas, ddim
+from policies.heads.schedules import DenoisingStep, cosine_alphas, ddim
 
 SIZES = {"network": "mlp", "options": {"hidden": [16], "time_size": 8}}
 SIZES |= {"n_obs_steps": 3, "horizon": 8, "n_action_steps": 4}
-ECHO = [Round(0, 1, 0, 0, 1, 0, 0, 0)]  # the noise itself is the chunk
+ECHO = [DenoisingStep(0, 1, 0, 0, 1, 0, 0, 0)]  # the noise itself is the chunk
 
 
 def made(table=ECHO, **options) -> DiffusionActor:
@@ -28,10 +28,10 @@ def test_the_answer_begins_with_the_present_action():
 def test_actions_are_scaled_to_the_datas_range_and_back():
     head = made(action_low=[-0.5, 0.3], action_high=[1.0, 0.3])
     actions = torch.tensor([[-0.5, 0.3], [1.0, 0.3], [0.25, 0.4]])
-    unit = head.unit(actions)
+    unit = head.normalize_actions(actions)
     assert unit[:, 0].tolist() == pytest.approx([-1, 1, 0])
     assert unit[:, 1].tolist() == pytest.approx([0, 0, 0.1])  # hardly moves: shifted alone
-    assert torch.allclose(head.raw(unit), actions)
+    assert torch.allclose(head.denormalize_actions(unit), actions)
     noise = torch.full((1, 1, 8, 2), 5.0)
     chunk = head.plan(torch.zeros(1, 3, 5), noise)[0, 0]
     assert chunk.tolist() == pytest.approx([1.0, 1.0])  # never outside [-1, 1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler
 
-from policies.heads.schedules import cosine_alphas, ddim, ddpm, draws, euler, sample
+from policies.heads.schedules import cosine_alphas, ddim, ddpm, count_noises, euler, sample
 
 LEVELS = 100
 KINDS = ("epsilon", "sample")
@@ -49,7 +49,7 @@ def some_noise(count: int) -> torch.Tensor:
 @pytest.mark.parametrize("num_inference_steps", [100, 10, 7])
 def test_ddpm_is_that_of_diffusers(num_inference_steps: int, prediction_type: str):
     table = ddpm(cosine_alphas(LEVELS), num_inference_steps, prediction_type)
-    noise = some_noise(draws(table))
+    noise = some_noise(count_noises(table))
     scheduler = DDPMScheduler(
         LEVELS, beta_schedule="squaredcos_cap_v2", prediction_type=prediction_type
     )
@@ -63,8 +63,8 @@ def test_ddpm_is_that_of_diffusers(num_inference_steps: int, prediction_type: st
 )
 def test_ddim_is_that_of_diffusers(num_inference_steps: int, eta: float, prediction_type: str):
     table = ddim(cosine_alphas(LEVELS), num_inference_steps, prediction_type, eta)
-    assert draws(table) == (num_inference_steps if eta else 1)
-    noise = some_noise(draws(table))
+    assert count_noises(table) == (num_inference_steps if eta else 1)
+    noise = some_noise(count_noises(table))
     scheduler = DDIMScheduler(
         LEVELS, beta_schedule="squaredcos_cap_v2", prediction_type=prediction_type
     )
@@ -85,7 +85,7 @@ def test_a_network_that_knows_the_chunk_leads_every_sampler_to_it():
         ddim(alphas, 10, "epsilon"),
         ddim(alphas, 4, "epsilon"),
     ):
-        found = sample(table, knows, some_noise(draws(table)))
+        found = sample(table, knows, some_noise(count_noises(table)))
         assert (found - chunk).abs().max() < 1e-5
 
 
@@ -99,6 +99,6 @@ def test_euler_steps_along_the_true_velocity_end_in_the_chunk():
 
 def test_the_loop_runs_on_numpys_arrays_as_on_tensors():
     table = ddpm(cosine_alphas(LEVELS), 10, "epsilon")
-    noise = some_noise(draws(table))
+    noise = some_noise(count_noises(table))
     by_torch = sample(table, network, noise).numpy()
     np.testing.assert_allclose(sample(table, network, noise.numpy()), by_torch, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from policies.networks.denoisers import denoiser
+from policies.networks.denoisers import build_denoiser
 from policies.networks.time import TimeEmbedding, sinusoids
 from policies.networks.transformer import ChunkTransformer
 from policies.networks.unet import Conv, FilmBlock, GroupNorm, UNet, Upsample
@@ -25,7 +25,7 @@ def same(values):
 
 def made(kind: str, horizon: int = 8, **options):
     torch.manual_seed(0)
-    net = denoiser(kind, 3, horizon, 2, 5, **(OPTIONS[kind] | options))
+    net = build_denoiser(kind, 3, horizon, 2, 5, **(OPTIONS[kind] | options))
     for p in net.parameters():
         p.data += 0.1 * torch.randn_like(p)
     return net
@@ -72,7 +72,7 @@ def test_film_scales_by_its_first_half_and_shifts_by_its_second():
 
 def test_a_unets_window_halves_as_often_as_it_has_levels():
     assert UNet(3, 8, 10, widths=[8, 8, 8, 8], time_size=8).widen is not None
-    with pytest.raises(ValueError, match=r"horizon=12 is no multiple of 8"):
+    with pytest.raises(ValueError, match=r"horizon=12 is not a multiple of 8"):
         UNet(3, 12, 10, widths=[8, 8, 8, 8], time_size=8)
 
 
@@ -157,12 +157,12 @@ def test_every_network_sees_all_that_it_is_told_and_rows_do_not_mix(kind: str):
 
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_network_holds_no_buffers_and_answers_in_float32_at_any_precision(kind: str):
-    from policies.networks.precision import blocks, set_compute_dtype
+    from policies.networks.precision import find_product_modules, set_compute_dtype
 
     net = made(kind)
     exact = net(*inputs(), same)
     assert not list(net.buffers())
-    assert len(blocks(net)) > 1
+    assert len(find_product_modules(net)) > 1
     set_compute_dtype(net, torch.bfloat16)
     rough = net(*inputs(), same)
     assert rough.dtype == torch.float32
@@ -170,5 +170,5 @@ def test_a_network_holds_no_buffers_and_answers_in_float32_at_any_precision(kind
 
 
 def test_a_size_that_heads_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match="3 heads do not divide a size of 16"):
+    with pytest.raises(ValueError, match="size=16 is not a multiple of heads=3"):
         ChunkTransformer(3, 8, 2, 5, size=16, heads=3)

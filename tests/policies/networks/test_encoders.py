@@ -6,15 +6,15 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from offline_rl.utils.random import Random
-from policies.heads.seeing import Seeing
+from policies.heads.vision import VisionHead
 from policies.networks.encoders import (
     Conv,
-    PictureEncoder,
+    ImageEncoder,
     ResNet18,
-    Sees,
+    ObservationEncoder,
     SmallConv,
-    cut,
-    keypoints,
+    crop_images,
+    spatial_softmax,
 )
 from policies.networks.precision import set_compute_dtype
 
@@ -80,7 +80,7 @@ def test_a_keypoint_is_where_its_map_is_strong() -> None:
     maps = torch.zeros(1, 3, 5, 9)
     maps[0, 0, 0, 8] = 100.0  # above, right
     maps[0, 1, 4, 2] = 100.0  # below, half way to the left
-    found = keypoints(maps).reshape(3, 2)
+    found = spatial_softmax(maps).reshape(3, 2)
     expected = torch.tensor([[1.0, -1.0], [-0.5, 1.0], [0.0, 0.0]])
     torch.testing.assert_close(found, expected)
 
@@ -88,7 +88,7 @@ def test_a_keypoint_is_where_its_map_is_strong() -> None:
 def test_a_piece_is_cut_where_it_is_said() -> None:
     whole = pictures(3, 6, 7, 2)
     top, left = torch.tensor([0, 2, 1]), torch.tensor([3, 0, 2])
-    pieces = cut(whole, top, left, (4, 4))
+    pieces = crop_images(whole, top, left, (4, 4))
     for k in range(3):
         expected = whole[k, top[k] : top[k] + 4, left[k] : left[k] + 4]
         torch.testing.assert_close(pieces[k], expected)
@@ -97,7 +97,7 @@ def test_a_piece_is_cut_where_it_is_said() -> None:
 def test_acting_looks_at_the_middle_and_learning_at_pieces_all_over() -> None:
     """Pixels at the rim are seen while it learns, at some draw, and never when it acts."""
     torch.manual_seed(0)
-    encoder, plain = PictureEncoder((16, 16, 3), crop=0.5), pictures(1, 16, 16, 3)
+    encoder, plain = ImageEncoder((16, 16, 3), crop=0.5), pictures(1, 16, 16, 3)
     rim = plain.clone()
     rim[:, :4] ^= 255
     rim[:, :, :4] ^= 255
@@ -115,7 +115,7 @@ def test_acting_looks_at_the_middle_and_learning_at_pieces_all_over() -> None:
 def test_every_camera_has_an_encoder_of_its_own_and_vectors_pass() -> None:
     torch.manual_seed(0)
     shapes = {"left": (12, 12, 3), "state": (2,), "right": (8, 10, 1), "pose": (2, 3)}
-    eyes = Sees(shapes, num_keypoints=4)
+    eyes = ObservationEncoder(shapes, num_keypoints=4)
     seen = {
         "left": pictures(5, 12, 12, 3),
         "right": pictures(5, 8, 10, 1),
@@ -133,7 +133,7 @@ def test_every_camera_has_an_encoder_of_its_own_and_vectors_pass() -> None:
 
 
 def test_a_history_is_encoded_picture_by_picture() -> None:
-    encoder, long = PictureEncoder((8, 8, 3)), pictures(3, 2, 8, 8, 3)
+    encoder, long = ImageEncoder((8, 8, 3)), pictures(3, 2, 8, 8, 3)
     features = encoder(long)
     assert features.shape == (3, 2, 64)
     torch.testing.assert_close(features[:, 1], encoder(long[:, 1]))
@@ -144,7 +144,7 @@ def test_stacked_seeds_see_what_single_ones_see(kind: str) -> None:
     torch.manual_seed(0)
     arguments = {"channels": {"picture": [32, 32, 3], "state": [2]}, "head": "DeterministicActor"}
     arguments |= {"head_arguments": {"actions": 2, "hidden": [8]}, "encoder": {"kind": kind}}
-    heads = [Seeing(**arguments) for _ in range(2)]
+    heads = [VisionHead(**arguments) for _ in range(2)]
     params = [dict(head.named_parameters()) for head in heads]
     stacked = {name: torch.stack([p[name] for p in params]) for name in params[0]}
     seen = {"picture": pictures(2, 3, 32, 32, 3), "state": torch.randn(2, 3, 2)}
@@ -161,7 +161,7 @@ def test_stacked_seeds_see_what_single_ones_see(kind: str) -> None:
 
 def test_products_take_the_precision_that_is_asked_for() -> None:
     torch.manual_seed(0)
-    encoder, seen = PictureEncoder((16, 16, 3)), pictures(2, 16, 16, 3)
+    encoder, seen = ImageEncoder((16, 16, 3)), pictures(2, 16, 16, 3)
     exact = encoder(seen)
     set_compute_dtype(encoder, torch.bfloat16)
     rough = encoder(seen)
@@ -172,7 +172,7 @@ def test_products_take_the_precision_that_is_asked_for() -> None:
 @pytest.mark.parametrize("kind", ["conv", "resnet18"])
 def test_every_weight_of_an_encoder_is_taught(kind: str) -> None:
     torch.manual_seed(0)
-    encoder = PictureEncoder((64, 64, 3), kind=kind, num_keypoints=4)
+    encoder = ImageEncoder((64, 64, 3), kind=kind, num_keypoints=4)
     (encoder(pictures(2, 64, 64, 3)) * torch.randn(8)).sum().backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None

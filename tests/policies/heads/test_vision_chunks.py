@@ -10,7 +10,7 @@ from offline_rl.utils.random import Random
 from policies.heads.act import ActionChunkingTransformer
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import cosine_alphas, ddim
-from policies.networks.encoders import PictureEncoder
+from policies.networks.encoders import ImageEncoder
 
 CHANNELS = {"picture": (12, 12, 3), "state": (2,)}
 ENCODER = {"num_keypoints": 4, "crop": 0.5}
@@ -50,13 +50,13 @@ def random(update: int = 0) -> Random:
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes of all pictures that any encoder is shown."""
-    found, forward = list[torch.Size](), PictureEncoder.forward
+    found, forward = list[torch.Size](), ImageEncoder.forward
 
-    def told(self: PictureEncoder, pictures: Tensor, *rest: Any) -> Tensor:
+    def told(self: ImageEncoder, pictures: Tensor, *rest: Any) -> Tensor:
         found.append(pictures.shape)
         return forward(self, pictures, *rest)
 
-    monkeypatch.setattr(PictureEncoder, "forward", told)
+    monkeypatch.setattr(ImageEncoder, "forward", told)
     return found
 
 
@@ -78,8 +78,8 @@ def test_several_noise_levels_of_pictures_equal_separate_passes() -> None:
 def test_what_is_seen_is_the_encoders_word_of_each_picture_beside_the_vector() -> None:
     head, given = denoiser(), seen()
     told = head.encode(given)
-    assert head.eyes is not None
-    (camera,) = head.eyes.cameras
+    assert head.observation_encoder is not None
+    (camera,) = head.observation_encoder.cameras
     pictures = given["picture"].flatten(0, 1)
     torch.testing.assert_close(told[..., :8].flatten(0, 1), camera(pictures))
     torch.testing.assert_close(told[..., 8:], given["state"])

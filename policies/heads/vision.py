@@ -1,0 +1,72 @@
+"""Heads for observations of several channels, which may include images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from policies.heads.head import load_kinds
+from policies.networks.encoders import ObservationEncoder
+
+
+class VisionHead(nn.Module):
+    """A head on the vector that an `ObservationEncoder` makes of the channels."""
+
+    def __init__(
+        self,
+        channels: Mapping[str, Sequence[int]],
+        head: str,
+        head_arguments: Mapping[str, Any],
+        encoder: Mapping[str, Any],
+    ) -> None:
+        """Create the encoder and the head.
+
+        channels: shape of each channel.
+        head: class of `policies.heads`.  head_arguments: its arguments, without `observations`.
+        encoder: options of `ImageEncoder`.
+        """
+        super().__init__()
+        self.arguments = {
+            "channels": {name: [*shape] for name, shape in channels.items()},
+            "head": head,
+            "head_arguments": dict(head_arguments),
+            "encoder": dict(encoder),
+        }
+        self.observation_encoder = ObservationEncoder(channels, **encoder)
+        features = self.observation_encoder.features
+        self.head: Any = load_kinds()[head](features, **head_arguments)
+
+    def forward(self, observations: Mapping[str, Tensor], random: Any = None, *rest: Any) -> Tensor:
+        """Return the head's output for the observations {channel: [..., *shape]}.
+
+        random: source of random crops and dropout, in training only.  rest: passed to the head.
+        """
+        return self.head(self.observation_encoder(observations, random), random, *rest)
+
+    def act(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """See `heads.head`."""
+        return self.head.act(self.observation_encoder(observations))
+
+    def explore(self, observations: Mapping[str, Tensor], random: Any) -> Tensor:
+        """See `heads.head`."""
+        return self.head.explore(self.observation_encoder(observations), random)
+
+    def residual_action(self, observations: Mapping[str, Tensor], random: Any = None) -> Tensor:
+        """Return the residual action, if the head is a `ResidualActor`."""
+        return self.head.residual_action(self.observation_encoder(observations, random))
+
+
+class VisionPlanner(VisionHead):
+    """A `VisionHead` whose head predicts chunks: a `heads.head.Planner`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """See `VisionHead`."""
+        super().__init__(*arguments, **options)
+        self.n_obs_steps, self.chunk_size = self.head.n_obs_steps, self.head.chunk_size
+        self.n_action_steps, self.noise_shape = self.head.n_action_steps, self.head.noise_shape
+
+    def plan(self, observations: Mapping[str, Tensor], noise: Tensor) -> Tensor:
+        """See `Planner`."""
+        return self.head.plan(self.observation_encoder(observations), noise)

@@ -1,0 +1,66 @@
+"""The base class of chunk heads: encodes observations and normalizes actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from policies.networks.dropout import Random
+from policies.networks.encoders import ObservationEncoder
+from policies.normalizer import center_and_extent
+
+ObservationSizes = int | Mapping[str, Sequence[int]]  # size of the only vector, or channel shapes
+
+
+class ChunkHead(nn.Module):
+    """A head that normalizes actions by their range, because samplers clip at its ends."""
+
+    def __init__(
+        self,
+        observations: ObservationSizes,
+        actions: int,
+        low: Sequence[float] | None,
+        high: Sequence[float] | None,
+        encoder: Mapping[str, Any] | None,
+    ) -> None:
+        """Create the observation encoder, if there are channels, and the action normalization.
+
+        low, high: [A], range of the actions, default -1 and 1.
+        encoder: options of `ImageEncoder`.
+        """
+        super().__init__()
+        low, high = [*(low or [-1.0] * actions)], [*(high or [1.0] * actions)]
+        self.arguments: dict[str, Any] = {"actions": actions, "action_low": low}
+        self.arguments["action_high"] = high
+        self.observation_encoder: ObservationEncoder | None = None
+        if isinstance(observations, Mapping):
+            shapes = {k: [*shape] for k, shape in observations.items()}
+            options = dict(encoder or {})
+            self.arguments |= {"observations": shapes, "encoder": options}
+            self.observation_encoder = ObservationEncoder(shapes, **options)
+            self.features = self.observation_encoder.features  # size of an encoded observation
+        else:
+            self.arguments["observations"] = self.features = observations
+        ranges = [center_and_extent(*bounds) for bounds in zip(low, high, strict=True)]
+        self.center, self.extent = ([pair[k] for pair in ranges] for k in (0, 1))
+
+    def encode(self, observations: Any, random: Random | None = None) -> Tensor:
+        """Return features [B, n_obs_steps, F].
+
+        observations: [B, n_obs_steps, *obs], or such channels by name.
+        random: source of random crops of images, in training only.
+        """
+        if self.observation_encoder is None:
+            flat: Tensor = observations.flatten(2)
+            return flat
+        return self.observation_encoder(observations, random)
+
+    def normalize_actions(self, actions: Tensor) -> Tensor:
+        """Scale actions [..., A] from their range in the data to [-1, 1]."""
+        return (actions - actions.new_tensor(self.center)) / actions.new_tensor(self.extent)
+
+    def denormalize_actions(self, chunk: Tensor) -> Tensor:
+        """Return the inverse of `normalize_actions`."""
+        return chunk * chunk.new_tensor(self.extent) + chunk.new_tensor(self.center)
