@@ -1,1 +1,1 @@
-"""Every claim of this project, and the program that measures it."""
+"""Programs that measure the numbers published by this project."""

@@ -1,1 +1,1 @@
-"""Our updates beside public code: same weights, batches and random numbers, in float64."""
+"""Comparison of updates with public code: same weights, batches and random numbers, in float64."""

@@ -1,4 +1,4 @@
-"""What is compared with what: one row each, and the repositories at the commit that was read."""
+"""Comparison cases: algorithm, reference file and commit, options, and removed differences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-REPOSITORIES = {  # the command's key: repository, commit
+REPOSITORIES = {  # key of the command: repository, commit
     "corl": ("tinkoff-ai/CORL", "6afec90484bbf47dee05fdf525e26a3ebe028e9b"),
     "td3": ("sfujim/TD3", "34770ccdcb51df6f6c7d85c1ba7e40d71b940d16"),
     "td3_bc": ("sfujim/TD3_BC", "8791ad7d7656cb8396f1b3ac8c37f170b2a2dd5f"),
@@ -43,26 +43,26 @@ REPOSITORIES = {  # the command's key: repository, commit
     "dppo": ("irom-princeton/dppo", "cc7234ad7ff39a8f32de3af903606723a16f0648"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
-EPSILON = "log density: 1e-6 inside its logarithm -> 0"
-SILENT = "its losses are not told"
-CRITICS = "its critics' loss is not told"
+EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
+SILENT = "the reference does not report its losses"
+CRITICS = "the reference does not report its critic loss"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One algorithm beside one file of public code."""
+    """Comparison of one algorithm with one file of public code."""
 
     algorithm: str
-    repository: str  # of REPOSITORIES; the adapter is references/<repository>.py:<algorithm>
+    repository: str  # key of REPOSITORIES; the adapter is references/<repository>.py:<algorithm>
     file: str
-    draws: tuple[str, ...] = ()  # names of our random draws in an update, in their order
-    config: Mapping[str, Any] = field(default_factory=dict)  # beside the sizes
-    online: Mapping[str, Any] = field(default_factory=dict)  # of how it goes on in an environment
+    draws: tuple[str, ...] = ()  # names of our random draws in an update, in order
+    config: Mapping[str, Any] = field(default_factory=dict)  # options other than network sizes
+    online: Mapping[str, Any] = field(default_factory=dict)  # options of online training
     phase: str = "update"
-    variant: str = ""  # tells cases of one algorithm and repository apart
-    adapted: tuple[str, ...] = ()  # declared differences that their side was relieved of
-    aims: tuple[str, ...] = ("rewards", "discount")  # of what it learns toward, for a fault
-    updates: int = 10  # even: some do more at each second one
+    variant: str = ""  # distinguishes cases with the same algorithm and repository
+    adapted: tuple[str, ...] = ()  # differences removed by changing the reference
+    aims: tuple[str, ...] = ("rewards", "discount")  # target columns, for the fault test
+    updates: int = 10  # even, because some algorithms do more in every second update
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class Case:
 
     @property
     def inputs(self) -> str:
-        """What its numbers depend on: other code of the same must come to the same."""
+        """Return a key of everything the numbers depend on; cases with equal keys must agree."""
         options = sorted(self.config.items()), sorted(self.online.items())
         return repr((self.algorithm, *options, self.draws, self.phase, self.updates))
 
@@ -79,11 +79,17 @@ SOFT = ("temperature", "policy", "next")
 ROBUST = (*SOFT[:2], "policy_noise", "next", "q_noise", "ood_noise", "ood")
 PENALTY = ("policy", "next", "here", "there", "uniform")
 NORM = "layer normalization: 1e-6 added to the variance -> 1e-5"
-SHARED = "samples for each of the losses -> the same for all"
-START = "short windows stand at their end -> at their start"
+SHARED = "separate action samples for each loss -> the same samples for all losses"
+START = "short windows are right-aligned -> left-aligned"
 TRAINER = "lifelong_rl/trainers/q_learning/sac.py"
-NEWEST = "losses at the old parameters -> each at what is new by then"
-SEQUENCE = {"context_length": 6, "dim_model": 8, "num_layers": 2, "num_heads": 2, "episode_steps": 12}
+NEWEST = "all losses at the old parameters -> each loss at the latest parameters"
+SEQUENCE = {
+    "context_length": 6,
+    "dim_model": 8,
+    "num_layers": 2,
+    "num_heads": 2,
+    "episode_steps": 12,
+}
 SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "num_warmup_updates": 8}
 DENOISING = {
     "n_obs_steps": 2,
@@ -118,19 +124,22 @@ JUMPED = {
 PATH = ("place", "later", "noise", *JUMPED["target"], *JUMPED["target_rest"])
 PATH += ("half", "deviation", "noised")
 PATH += JUMPED["jump"] + JUMPED["rest"] + JUMPED["denoised"]
-STATE = "a robot's state alone, refused there -> allowed"
-OTHERS = "its network and optimizer -> a perceptron and AdamW"
+STATE = "observations with the robot state only: refused -> allowed"
+OTHERS = "its network and optimizer -> an MLP and AdamW"
 FLOW = {"n_obs_steps": 2, "horizon": 4, "n_action_steps": 2, "network": "mlp", "widths": [8, 8]}
 FLOW |= {"time_size": 4, "num_warmup_updates": 0, "decay_lr": False, "ema_max": 0.0}
 ENSEMBLE = {"num_critics": 3, "num_min_critics": 2}
 SUBSETS = ("policy", "next", "next_subset", *PENALTY[2:], "subset")
 OPTIONS = (
     NORM,
-    "a deviation without scale and shift -> with",
-    "critics share their output layer -> each its own",
-    "the critics' losses' mean -> their sum",
+    "log standard deviation without learned scale and shift -> with them",
+    "critics share the output layer -> separate output layers",
+    "mean of the critic losses -> sum",
 )
-TEMPERED = "the temperature's loss in itself, of next states -> in its logarithm, of these"
+TEMPERED = (
+    "temperature loss: linear in the temperature, at next states -> linear in its logarithm, at "
+    "current states"
+)
 LOWDIM = "diffusion_policy/policy/diffusion_{}_lowdim_policy.py"
 REINFORCED: dict[str, Any] = {"network": "mlp", "widths": [8, 8], "time_size": 4, "n_obs_steps": 2}
 REINFORCED |= {
@@ -151,15 +160,17 @@ DENOISED: dict[str, Any] = {
 }
 DENOISED |= {"tuned": 3, "batch_size": 60_000, "n_obs_steps": 1, "horizon": 4, "n_action_steps": 2}
 DENOISED |= {"first_clip": 0.001, "policy_lr": 1e-3}
-WIDER = "a time's perceptron twice as wide as its input -> four times"
+WIDER = "hidden width of the time embedding: 2 times its input -> 4 times"
 RESIDUAL: dict[str, Any] = {"mean_first": True, "noise": 0.2, "actor_lr": 1e-3}
 BLIND = (
-    "a subset of critics by choice -> as ours draws it",
-    "what is made of pictures, a layer of all critics among it, -> 0",
+    "subset of critics drawn by `choice` -> drawn as here",
+    "image features, including a layer shared by all critics -> 0",
 )
-VECTORS = "points and pictures, encoders of them -> vectors and perceptrons"
-LEVELS = "a last jump to the least noisy level, from whose number times are counted -> to none"
-BESIDE = "1e-{} beside advantages' deviation -> 1e-8"
+VECTORS = "point clouds and images with encoders -> vectors and MLPs"
+LEVELS = (
+    "last denoising step to the lowest noise level, from which times are counted -> to no noise"
+)
+ADDED = "1e-{} added to the advantages' standard deviation -> 1e-8"
 CASES = (
     Case(
         "diffusion_policy",
@@ -195,7 +206,7 @@ CASES = (
             "num_warmup_updates": 3,
         }
         | {"widths": [16], "time_size": 4},
-        adapted=("dropout in its middle, which no setting reaches -> none",),
+        adapted=("dropout in the middle block, which no option controls -> none",),
         aims=("actions",),
         updates=4,
     ),
@@ -228,8 +239,8 @@ CASES = (
         {"n_obs_steps": 2, "horizon": 4, "n_action_steps": 2, "num_warmup_updates": 3}
         | {"widths": [16, 16], "time_size": 4, "ema_max": 0.0},
         adapted=(
-            "some paths end where they begin -> none does",
-            "half of a batch is noised by each rule -> every other chunk",
+            "some sampled paths start and end at the same time -> none do",
+            "each half of a batch is noised by one of two rules -> alternating chunks",
         ),
         aims=("actions",),
         updates=4,
@@ -267,7 +278,7 @@ CASES = (
         "model/diffusion/diffusion_ppo.py",
         config=DENOISED | {"num_train_timesteps": 20, "sampler": "ddim"},
         variant="ddim",
-        adapted=(WIDER, "followed is the clipped guess's noise -> the network's"),
+        adapted=(WIDER, "DDIM follows the noise of the clipped prediction -> the network's noise"),
         aims=("advantages", "returns"),
     ),
     Case(
@@ -279,8 +290,8 @@ CASES = (
         variant="judges",
         adapted=(
             VECTORS,
-            "targets follow each second update -> each",
-            "the model's weights decay -> not",
+            "target networks follow every second update -> every update",
+            "weight decay of the transition model -> none",
             "V's ReLU -> Mish",
         ),
     ),
@@ -292,7 +303,12 @@ CASES = (
         REINFORCED,
         phase="improve",
         variant="offline",
-        adapted=(VECTORS, LEVELS, BESIDE.format(10), "chunks are judged as drawn -> as taken"),
+        adapted=(
+            VECTORS,
+            LEVELS,
+            ADDED.format(10),
+            "critics evaluate sampled chunks -> chunks clipped to the action range",
+        ),
         aims=("observations",),
         updates=4,
     ),
@@ -306,9 +322,10 @@ CASES = (
         adapted=(
             VECTORS,
             LEVELS,
-            BESIDE.format(5),
-            "Adam's 1e-5 -> 1e-8",
-            "V learns once for all steps of a chain, its gradient and values cut -> with each, not",
+            ADDED.format(5),
+            "Adam's epsilon: 1e-5 -> 1e-8",
+            "V: one update for all denoising steps, gradient and values clipped -> one update per "
+            "step, not clipped",
         ),
         aims=("rewards",),
     ),
@@ -323,9 +340,9 @@ CASES = (
         adapted=(
             VECTORS,
             LEVELS,
-            "a share of the noise, less than 1e-6, in what the head tells -> none",
-            "the time that the head is told, 99 -> the policy's first, 90",
-            "its gradient is cut -> not",
+            "less than 1e-6 of the noise in the one-step head's output -> none",
+            "time input of the one-step head: 99 -> 90, the policy's first",
+            "gradient clipping -> none",
         ),
         aims=("observations",),
     ),
@@ -338,8 +355,8 @@ CASES = (
         "corl",
         "algorithms/offline/iql.py",
         adapted=(
-            "the old V in Q's target and the advantage -> the new",
-            "half Q's loss -> all of it",
+            "Q's target and the advantage use the old V -> the new V",
+            "half of Q's loss -> the full loss",
         ),
     ),
     Case("iql", "iql", "learner.py", updates=6),
@@ -448,7 +465,10 @@ CASES = (
         "sac",
         "sac.py",
         ("next", "policy"),
-        adapted=(EPSILON, "the first update's temperature is given -> the learned one's start"),
+        adapted=(
+            EPSILON,
+            "fixed temperature in the first update -> the learned temperature's initial value",
+        ),
     ),
     Case(
         "spot",
@@ -472,8 +492,8 @@ CASES = (
         ("noise",),
         adapted=(
             NORM,
-            "the policy's target follows the policy before the step -> after it",
-            "the actor learns in the first of two updates -> in the second",
+            "target policy follows the policy before its update -> after it",
+            "actor trained in the first of every two updates -> in the second",
         ),
         updates=6,
     ),
@@ -483,7 +503,7 @@ CASES = (
         "rlpd/agents/sac/sac_learner.py",
         ("next", "subset", "policy"),
         online={"utd": 2.0},
-        adapted=(NORM, "a subset of critics by choice -> as ours draws it"),
+        adapted=(NORM, "subset of critics drawn by `choice` -> drawn as here"),
         updates=6,
     ),
     Case(
@@ -494,11 +514,11 @@ CASES = (
         online={"utd": 2.0},
         adapted=(
             NORM,
-            "the temperature's softplus -> exp",
-            "a deviation without scale and shift -> with",
-            "critics share their output layer -> each its own",
-            "networks that a step leaves out go on by momentum -> stay",
-            "the actor's batch is all of a block's -> the last",
+            "softplus of the temperature's parameter -> exp",
+            "log standard deviation without learned scale and shift -> with them",
+            "critics share the output layer -> separate output layers",
+            "networks not trained in a step still move by momentum -> unchanged",
+            "the actor's batch: all batches of a block -> the last one",
         ),
         updates=6,
     ),
@@ -569,8 +589,8 @@ CASES = (
         variant="online",
         adapted=(
             NORM,
-            "the policy's target follows the policy before the step -> after it",
-            "the actor learns in the first of two updates -> in the second",
+            "target policy follows the policy before its update -> after it",
+            "actor trained in the first of every two updates -> in the second",
         ),
         updates=14,
     ),
@@ -621,7 +641,7 @@ CASES = (
             SUBSETS,
             ENSEMBLE | {"layer_norm": True, "max_target_backup": True},
             variant="ensemble",
-            adapted=(*OPTIONS, "the temperature's softplus -> exp", TEMPERED),
+            adapted=(*OPTIONS, "softplus of the temperature's parameter -> exp", TEMPERED),
             updates=6,
         )
         for algorithm in ("cal_ql", "cql")
@@ -635,8 +655,8 @@ CASES = (
         variant="ensemble",
         adapted=(
             *OPTIONS,
-            "the old V in Q's target and the advantage -> the new",
-            "a subset of critics for each loss -> one",
+            "Q's target and the advantage use the old V -> the new V",
+            "a subset of critics for each loss -> one subset",
         ),
         updates=6,
     ),
@@ -647,15 +667,16 @@ CASES = (
         ("vae", "policy", "next", "own", "pseudo", "policy"),
         adapted=(
             EPSILON,
-            "pseudo targets raised to 0 -> as they are",
-            "samples for each critic -> the same for both",
-            "ours draw the temperature's and the policy's loss one sample, as theirs",
-            "its losses but the VAE's are not told",
+            "pseudo targets clamped to at least 0 -> not clamped",
+            "separate action samples for each critic -> the same for both",
+            "here the temperature and policy losses use one sample, as in the reference",
+            "the reference reports no loss except the VAE's",
         ),
     ),
 )
-KEPT = tuple({case.inputs: case for case in reversed(CASES)}.values())  # whose numbers are kept
-WITHOUT = {  # algorithms without a case, and why
-    "one_step": "its loss is that of rl100's one-step head, which has one; a test holds them equal",
+# one case per set of inputs; its numbers are recorded
+RECORDED_CASES = tuple({case.inputs: case for case in reversed(CASES)}.values())
+WITHOUT = {  # algorithms without a case, and the reason
+    "one_step": "its loss is that of rl100's one-step head, which has a row; a test compares them",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

@@ -1,9 +1,9 @@
-"""Every algorithm beside public code of it.
+"""Compare the updates of every algorithm with public code.
 
     python -m benchmarks.conformance corl=<checkout> td3=<checkout> … [python=<interpreter>]
         [algorithms=[iql,cql]]
 
-Rows whose repository is not named, or whose algorithm is not asked for, stay as they were.
+Rows of other repositories and of other algorithms are left unchanged.
 """
 
 from __future__ import annotations
@@ -19,44 +19,56 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.conformance import ours
-from benchmarks.conformance.cases import CASES, KEPT, REPOSITORIES, WITHOUT, Case
-from benchmarks.conformance.compare import ROOT, TOLERANCE, differences, last, reference
-from benchmarks.conformance.inputs import Arrays, part
-from benchmarks.conformance.ours import UserError
+from benchmarks.conformance import our_side
+from benchmarks.conformance.cases import CASES, RECORDED_CASES, REPOSITORIES, WITHOUT, Case
+from benchmarks.conformance.compare import (
+    ROOT,
+    TOLERANCE,
+    final_quantities,
+    relative_differences,
+    run_reference,
+)
+from benchmarks.conformance.inputs import Arrays, subtree
+from benchmarks.conformance.our_side import UserError
 from benchmarks.figures import commit_of
 
 RESULTS = ROOT / "benchmarks" / "results" / "conformance"
-RECORDED = ROOT / "tests" / "offline_rl" / "conformance"
+RECORDING_FOLDER = ROOT / "tests" / "offline_rl" / "conformance"
 FAULT = 1e-6
 NETWORKS = ("policy", "model", "critic", "value", "vae", "student", "behavior", "dynamics", "fit")
 GROUPS = ("networks", "targets", "temperatures", "gradients", "losses")
-HEADER = ["algorithm", "beside", "updates", *GROUPS, "with a fault", "made equal before"]
+HEADER = ["algorithm", "compared with", "updates", *GROUPS, "with a fault", "removed differences"]
 INTRODUCTION = """# Conformance
 
 *Made by `python -m benchmarks.conformance corl=<checkout> …`, not by hand.*
 
-Each algorithm's update beside public code of it, run unmodified but for what the last column says:
-the same initial weights, batches and random numbers, everything in float64. Numbers are the largest
-relative differences after any of the updates: of weights, relative to the largest change from
-the start; of gradients (Adam's running means, which its normalization would hide), temperatures'
-included, and of the losses that the other code tells, relative to the largest one. Transformers
-differ by most: some gradients, as those of keys' biases, are 0 but for rounding, which Adam sees.
-With a fault: the largest difference that the same comparison finds when our targets (where there
-are none, the actions to be cloned or the states of chains) are 1e-6 too large; a row whose
-comparison did not find that is refused. Networks are {width} wide. An empty cell: the other code
-has no such quantity, or does not tell it. Rows have 4 to 14 updates; those of 4 were not run
-longer.
-`tests/offline_rl/test_conformance.py` holds our updates to the other side's final numbers, which
-are kept once where rows of an algorithm have the same inputs.
+Each row compares an algorithm's update with public code (the reference), with the same initial
+weights, batches and random numbers, in float64. The reference is unmodified except for the changes
+in the last column, written as "original -> changed to".
+
+- Numbers are the largest relative differences after any update. Differences of weights are relative
+  to the largest change from the initial weights. Differences of gradients and of the losses that
+  the reference reports are relative to the largest value. Gradients are compared by Adam's running
+  means, because Adam's normalization would hide a difference in scale; those of temperatures are
+  included.
+- Transformers have the largest differences: some gradients, such as those of the key biases, are 0
+  except for rounding errors, and Adam normalizes these.
+- "With a fault" is the largest difference found by the same comparison if our targets are 1e-6 too
+  large (without targets: the demonstrated actions or the states of denoising chains). A row is
+  rejected if the comparison does not detect this fault.
+- Networks have {width} units per layer. Rows have 4 to 14 updates; rows with 4 were not run longer.
+- An empty cell means that the reference has no such quantity or does not report it.
+
+`tests/offline_rl/test_conformance.py` compares our updates with the final numbers of the
+references. Rows of an algorithm with the same inputs share one recording.
 How published implementations of one method differ: [list](../../docs/explanation/differences.md).
 """
 
 Options = make_dataclass(
     "ConformanceOptions",
     [
-        ("python", str, sys.executable),  # an interpreter with what the checkouts need
-        ("algorithms", list[str], field(default_factory=lambda: [*ours.algorithm_names()])),
+        ("python", str, sys.executable),  # interpreter with the packages that the checkouts need
+        ("algorithms", list[str], field(default_factory=lambda: [*our_side.algorithm_names()])),
         *((key, str | None, None) for key in REPOSITORIES),
     ],
     frozen=True,
@@ -65,19 +77,19 @@ Options = make_dataclass(
 
 
 def conformance(**keys: Any) -> str:
-    """Compares, writes table, rows and recorded numbers; returns the table.
+    """Run the comparison, write table, rows and recorded numbers, and return the table.
 
-    Raises UserError before anything runs for what does not exist or is of another commit, and at
-    the end for what differs, which is not written.
+    Raises UserError before the first run for a missing checkout or a wrong commit. Raises UserError
+    at the end for cases that differ, which are not written.
     """
-    options: Any = ours.build(Options, keys)
-    if unknown := set(options.algorithms) - set(ours.algorithm_names()):
-        raise UserError(f"conformance: no algorithm is called {sorted(unknown)[0]!r}")
+    options: Any = our_side.build(Options, keys)
+    if unknown := set(options.algorithms) - set(our_side.algorithm_names()):
+        raise UserError(f"conformance: unknown algorithm {sorted(unknown)[0]!r}")
     if shutil.which(options.python) is None:
-        raise UserError(f"conformance: python={options.python} is no program")
+        raise UserError(f"conformance: python={options.python} is not a program")
     checkouts = {key: getattr(options, key) for key in REPOSITORIES if getattr(options, key)}
     for key, checkout in checkouts.items():
-        check(key, checkout)
+        check_checkout(key, checkout)
     path, failed = RESULTS.with_suffix(".json"), []
     rows = json.loads(path.read_text()) if path.is_file() else {}
     for case in CASES:
@@ -94,78 +106,81 @@ def conformance(**keys: Any) -> str:
             failed.append(f"{case.name}: {worst} differs by {row['differences'][worst]:.1e}")
             continue
         if row["fault"] < 10 * TOLERANCE:
-            failed.append(f"{case.name}: targets 1e-6 too large make no difference")
+            failed.append(f"{case.name}: targets that are 1e-6 too large were not detected")
             continue
         rows[case.name] = row
-        if case in KEPT:
-            ours.write_atomically(recorded(case), partial(save, numbers=numbers))
+        if case in RECORDED_CASES:
+            our_side.write_atomically(recording_path(case), partial(save, numbers=numbers))
     text = publish({case.name: rows[case.name] for case in CASES if case.name in rows})
     if failed:
         raise UserError("conformance: " + "\n".join(failed))
     return text
 
 
-def check(key: str, checkout: str) -> None:
-    """Raises UserError for a checkout that is none, or not of the commit that the table is of."""
+def check_checkout(key: str, checkout: str) -> None:
+    """Raise UserError if `checkout` is not a checkout of the expected commit."""
     name, commit = REPOSITORIES[key]
-    if (found := commit_of(checkout)) != commit:
-        of = f"is at {found[:7]}" if found else "is no checkout"
+    if (current := commit_of(checkout)) != commit:
+        state = f"is at {current[:7]}" if current else "is not a git checkout"
         raise UserError(
-            f"conformance: {key}={checkout} {of}; the comparison is written for {name} at "
-            f"{commit[:7]}: git checkout {commit}"
+            f"conformance: {key}={checkout} {state}; the comparison is written for {name} at "
+            f"{commit[:7]}. Run git checkout {commit}"
         )
 
 
 def compare(case: Case, checkout: str, python: str) -> tuple[dict[str, Any], Arrays]:
-    """The case's row, and the other side's numbers that are kept."""
-    given, mine = ours.run(case)
-    theirs, start = reference(case, checkout, given, python), part(given, "params/")
-    fault = differences(ours.run(case, FAULT)[1], theirs, start)
-    row = {"differences": differences(mine, theirs, start), "fault": max(fault.values())}
-    return row | {"commit": REPOSITORIES[case.repository][1]}, last(theirs)
+    """Return the case's row, and the reference's final numbers for the recording."""
+    inputs, our_results = our_side.run(case)
+    results, start = run_reference(case, checkout, inputs, python), subtree(inputs, "params/")
+    fault = relative_differences(our_side.run(case, FAULT)[1], results, start)
+    row = {
+        "differences": relative_differences(our_results, results, start),
+        "fault": max(fault.values()),
+    }
+    return row | {"commit": REPOSITORIES[case.repository][1]}, final_quantities(results)
 
 
-def recorded(case: Case) -> Path:
-    """Where the other side's numbers are kept."""
-    return RECORDED / f"{case.name}.npz"
+def recording_path(case: Case) -> Path:
+    """Return the path of the reference's recorded numbers."""
+    return RECORDING_FOLDER / f"{case.name}.npz"
 
 
 def save(path: Path, numbers: Arrays) -> None:
-    """All numbers in one vector: an entry of its own would cost each array 300 bytes."""
+    """Save all numbers as one vector, because separate entries cost 300 bytes per array."""
     names = sorted(numbers)
     flat = np.concatenate([numbers[name].ravel() for name in names])
     with path.open("wb") as file:
         np.savez_compressed(file, names=np.array(names), numbers=flat)
 
 
-def load(case: Case, mine: Arrays) -> Arrays:
-    """What was saved; mine: ours of the same, which has the shapes."""
-    with np.load(recorded(case)) as file:
+def load(case: Case, our_results: Arrays) -> Arrays:
+    """Return the recorded numbers; `our_results` has their shapes."""
+    with np.load(recording_path(case)) as file:
         names, flat = file["names"], file["numbers"]
-    ends = np.cumsum([mine[name].size for name in names])
+    ends = np.cumsum([our_results[name].size for name in names])
     return {
-        str(name): values.reshape(mine[name].shape)
+        str(name): values.reshape(our_results[name].shape)
         for name, values in zip(names, np.split(flat, ends[:-1]), strict=True)
     }
 
 
 def publish(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Writes the rows and the page; returns the table for a terminal."""
-    body = [cells(case, rows.get(case.name)) for case in CASES]
+    """Write the rows and the page; return the table for a terminal."""
+    body = [table_row(case, rows.get(case.name)) for case in CASES]
     body += [[name, why] + [""] * (len(HEADER) - 2) for name, why in WITHOUT.items()]
     body.sort(key=lambda row: row[0])
     page = (
-        INTRODUCTION.format(width=ours.inputs.WIDTH)
+        INTRODUCTION.format(width=our_side.inputs.WIDTH)
         + "\n"
-        + ours.table(HEADER, body, markdown=True)
+        + our_side.table(HEADER, body, markdown=True)
     )
-    ours.write_text(RESULTS.with_suffix(".json"), json.dumps(rows, indent=1) + "\n")
-    ours.write_text(RESULTS.with_suffix(".md"), page + "\n")
-    return ours.table(HEADER, body)
+    our_side.write_text(RESULTS.with_suffix(".json"), json.dumps(rows, indent=1) + "\n")
+    our_side.write_text(RESULTS.with_suffix(".md"), page + "\n")
+    return our_side.table(HEADER, body)
 
 
-def cells(case: Case, row: Mapping[str, Any] | None) -> list[str]:
-    """A row of the table."""
+def table_row(case: Case, row: Mapping[str, Any] | None) -> list[str]:
+    """Return a row of the table."""
     name, commit = REPOSITORIES[case.repository]
     where = f"{name}@{commit[:7]}: {case.file}"
     title = case.algorithm + (f" ({case.variant})" if case.variant else "")
@@ -174,14 +189,14 @@ def cells(case: Case, row: Mapping[str, Any] | None) -> list[str]:
         return [*start, "not run", *[""] * 5, "; ".join(case.adapted)]
     largest: dict[str, float] = {}
     for quantity, value in row["differences"].items():
-        group = kind(quantity)
+        group = column_of(quantity)
         largest[group] = max(value, largest.get(group, 0.0))
     numbers = [f"{largest[group]:.0e}" if group in largest else "" for group in GROUPS]
     return [*start, *numbers, f"{row['fault']:.0e}", "; ".join(case.adapted)]
 
 
-def kind(quantity: str) -> str:
-    """The column of a quantity."""
+def column_of(quantity: str) -> str:
+    """Return the column of a quantity."""
     if quantity.endswith("gradient"):
         return "gradients"
     if quantity.startswith("log_"):

@@ -1,4 +1,4 @@
-"""How far two sides are apart, quantity by quantity."""
+"""Relative differences between our results and a reference's, for each quantity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.conformance import ours
+from benchmarks.conformance import our_side
 from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays
 from benchmarks.figures import import_path
@@ -19,40 +19,48 @@ ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-9  # relative; both sides are in float64
 
 
-def differences(mine: Arrays, theirs: Arrays, start: Arrays) -> dict[str, float]:
-    """The largest of all updates, by quantity: each network, its gradients' means, each loss.
+def relative_differences(
+    our_results: Arrays, reference_results: Arrays, start: Arrays
+) -> dict[str, float]:
+    """Return the largest difference over all updates for each network, gradient mean and loss.
 
-    Relative to the largest entry of theirs: of a loss, of a mean of gradients, and of a network to
-    the largest *change* from its start, or a target would hide behind its weights.
-    Raises ValueError for a quantity of theirs that is none of ours.
+    Losses and gradient means are relative to the reference's largest entry. Weights are relative to
+    the largest *change* from the start; otherwise large weights would hide differences in a target
+    network. Raises ValueError for a quantity of the reference that our side does not have.
     """
-    if unknown := theirs.keys() - mine.keys():
-        raise ValueError(f"nothing of ours is called {sorted(unknown)}")
-    apart: dict[str, float] = {}
+    if unknown := reference_results.keys() - our_results.keys():
+        raise ValueError(f"our side has no quantities called {sorted(unknown)}")
+    gaps: dict[str, float] = {}
     size: dict[str, float] = {}
-    for name, reference in theirs.items():
+    for name, reference in reference_results.items():
         kind, _, rest = name.partition("/")
         network = rest.partition("/")[0]
-        own, told = mine[name], ~np.isnan(reference)
-        if own.shape != reference.shape or np.isnan(own[told]).any():
-            raise ValueError(f"{name}: ours is {own.shape}, theirs {reference.shape}, or a NaN")
+        ours, reported = our_results[name], ~np.isnan(reference)
+        if ours.shape != reference.shape or np.isnan(ours[reported]).any():
+            raise ValueError(
+                f"{name}: our shape is {ours.shape}, the reference's {reference.shape}, or ours "
+                "contains NaN"
+            )
         change = reference - start[rest] if kind == "params" else reference
         group = {"params": network, "moment": f"{network}'s gradient", "loss": rest}[kind]
-        gap = np.abs(own - reference)[told]
-        apart[group] = max(apart.get(group, 0.0), float(gap.max()))
-        size[group] = max(size.get(group, 0.0), float(np.abs(change)[told].max()))
-    return {group: apart[group] / size[group] if size[group] else apart[group] for group in apart}
+        gap = np.abs(ours - reference)[reported]
+        gaps[group] = max(gaps.get(group, 0.0), float(gap.max()))
+        size[group] = max(size.get(group, 0.0), float(np.abs(change)[reported].max()))
+    return {group: gap / size[group] if size[group] else gap for group, gap in gaps.items()}
 
 
-def reference(case: Case, checkout: str, given: Arrays, python: str) -> Arrays:
-    """What the other side comes to, in a process of its own. UserError with its last words."""
+def run_reference(case: Case, checkout: str, inputs: Arrays, python: str) -> Arrays:
+    """Run the reference in a separate process and return its results.
+
+    Raises UserError with the last lines of its error output if it fails.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         job = {"repository": case.repository, "algorithm": case.algorithm}
         job |= {"checkout": checkout, "file": case.file, "phase": case.phase}
-        job |= {"updates": case.updates, "config": ours.config(case)}
+        job |= {"updates": case.updates, "config": our_side.config(case)}
         (folder / "job.json").write_text(json.dumps(job))
-        np.savez(folder / "inputs.npz", **given)
+        np.savez(folder / "inputs.npz", **inputs)
         done = subprocess.run(
             [python, "-m", "benchmarks.conformance.worker", name],
             env=os.environ
@@ -63,11 +71,11 @@ def reference(case: Case, checkout: str, given: Arrays, python: str) -> Arrays:
         )
         if done.returncode:
             words = "\n".join(done.stderr.strip().splitlines()[-12:])
-            raise ours.UserError(f"conformance: {case.name} stopped:\n{words}")
+            raise our_side.UserError(f"conformance: the reference of {case.name} failed:\n{words}")
         with np.load(folder / "outputs.npz") as file:
             return {key: file[key] for key in file.files}
 
 
-def last(found: Arrays) -> Arrays:
-    """What is kept as numbers: networks and gradients' means after the last update, all losses."""
-    return {k: x if k.startswith("loss/") else x[-1:] for k, x in found.items()}
+def final_quantities(results: Arrays) -> Arrays:
+    """Return networks and gradient means after the last update, and all losses."""
+    return {k: x if k.startswith("loss/") else x[-1:] for k, x in results.items()}

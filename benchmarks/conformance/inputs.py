@@ -1,7 +1,7 @@
-"""What both sides are given: sizes, initial parameters, batches. All of it from frozen generators.
+"""Inputs of both sides: sizes, initial parameters and batches, from seeded generators.
 
-`np.random.RandomState` gives the same numbers in every version of numpy, so nothing is stored.
-Imported by the references' interpreters too: numpy alone.
+`np.random.RandomState` gives the same numbers in every version of NumPy, so nothing is stored. The
+references' interpreters import this module too, so it uses NumPy only.
 """
 
 from __future__ import annotations
@@ -12,83 +12,96 @@ import numpy as np
 
 OBS, ACT, BATCH, WIDTH, SAMPLES, CRITICS, WINDOW = 5, 3, 7, 8, 4, 3, 6
 SEED = 20
-EXPERT = 1000  # updates from a batch to that of the expert's beside it
+EXPERT = 1000  # offset from an update's number to the seed of its expert batch
 Arrays = dict[str, np.ndarray]
 
 
 def parameters(shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-    """Every parameter uniform in +-1/2, gains around 1; targets are no copies of their sources.
+    """Return random parameters, uniform in +-1/2; gains of normalization are centered at 1.
 
-    A `scale`, which nothing trains, is 1/4 in both.
+    Target networks differ from the networks that they follow. A `scale`, which is not trained, is
+    1/4 on both sides.
     """
-    draw, found = np.random.RandomState(SEED), {}
+    rng, values = np.random.RandomState(SEED), {}
     for name in sorted(shapes):
-        middle = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-        found[name] = np.asarray(middle + draw.uniform(-0.5, 0.5, shapes[name]))
+        center = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        values[name] = np.asarray(center + rng.uniform(-0.5, 0.5, shapes[name]))
         if name.endswith("/scale"):
-            found[name] = np.asarray(0.25)
-    return found
+            values[name] = np.asarray(0.25)
+    return values
 
 
 def batch(update: int, discount: float, lead: tuple[int, ...] = (BATCH,)) -> Arrays:
-    """Transitions, [*lead, …] each; a third of them terminates, with every column there is."""
-    draw = np.random.RandomState([SEED, update])
+    """Return transitions, [*lead, …] each, with all columns; a third of them terminate."""
+    rng = np.random.RandomState([SEED, update])
     columns = {
-        "observations": draw.standard_normal((*lead, OBS)),
-        "actions": draw.uniform(-0.99, 0.99, (*lead, ACT)),
-        "rewards": draw.standard_normal(lead),
-        "terminated": (draw.uniform(size=lead) < 1 / 3).astype(np.float64),
-        "next_observations": draw.standard_normal((*lead, OBS)),
-        "next_actions": draw.uniform(-0.99, 0.99, (*lead, ACT)),
-        "mc_returns": draw.standard_normal(lead),
+        "observations": rng.standard_normal((*lead, OBS)),
+        "actions": rng.uniform(-0.99, 0.99, (*lead, ACT)),
+        "rewards": rng.standard_normal(lead),
+        "terminated": (rng.uniform(size=lead) < 1 / 3).astype(np.float64),
+        "next_observations": rng.standard_normal((*lead, OBS)),
+        "next_actions": rng.uniform(-0.99, 0.99, (*lead, ACT)),
+        "mc_returns": rng.standard_normal(lead),
     }
     return columns | {"discount": discount * (1 - columns["terminated"])}
 
 
-def part(arrays: Arrays, prefix: str) -> Arrays:
-    """The entries below `prefix`."""
+def subtree(arrays: Arrays, prefix: str) -> Arrays:
+    """Return the entries whose names start with `prefix`, without it."""
     return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
 
 
-def stacked(n_obs_steps: Sequence[Arrays]) -> Arrays:
-    """What was seen after each update as one array a quantity, NaN where it was not there."""
-    shapes = {name: x.shape for now in n_obs_steps for name, x in now.items()}
+def stack_updates(results: Sequence[Arrays]) -> Arrays:
+    """Return each quantity of all updates as one array; missing values are NaN."""
+    shapes = {name: x.shape for result in results for name, x in result.items()}
     return {
-        name: np.stack([now.get(name, np.full(shape, np.nan)) for now in n_obs_steps])
+        name: np.stack([result.get(name, np.full(shape, np.nan)) for result in results])
         for name, shape in shapes.items()
     }
 
 
-def windows(update: int, *, whole: bool) -> Arrays:
-    """A batch of windows [BATCH, WINDOW, …]; those that are not whole end with their episode."""
-    draw, columns = np.random.RandomState([SEED, update, 2]), batch(update, 1.0, (BATCH, WINDOW))
-    first, steps = draw.randint(0, 5, (BATCH, 1)), np.arange(WINDOW)
-    count = np.full((BATCH, 1), WINDOW) if whole else draw.randint(1, WINDOW + 1, (BATCH, 1))
+def windows(update: int, *, full: bool) -> Arrays:
+    """Return a batch of windows [BATCH, WINDOW, …].
+
+    full: all windows have WINDOW steps; otherwise windows may end early, with their episode.
+    """
+    rng, columns = np.random.RandomState([SEED, update, 2]), batch(update, 1.0, (BATCH, WINDOW))
+    first, steps = rng.randint(0, 5, (BATCH, 1)), np.arange(WINDOW)
+    count = np.full((BATCH, 1), WINDOW) if full else rng.randint(1, WINDOW + 1, (BATCH, 1))
     return columns | {"timesteps": first + steps, "real": steps < count}
 
 
 def chunks(update: int, n_obs_steps: int, horizon: int) -> Arrays:
-    """A batch of chunks: observations [BATCH, n_obs_steps, OBS], actions [BATCH, horizon, ACT]."""
-    columns = windows(update, whole=False)
+    """Return a batch of chunks.
+
+    Observations are [BATCH, n_obs_steps, OBS], actions [BATCH, horizon, ACT].
+    """
+    columns = windows(update, full=False)
     for name, count in (("observations", n_obs_steps), ("actions", horizon), ("real", horizon)):
         columns[name] = columns[name][:, :count]
     return columns
 
 
 class Tape:
-    """Random numbers of one update: drawn and named by our side, read by name by the other."""
+    """Random numbers of one update, drawn and named by our side, read by name by the reference."""
 
     def __init__(self, update: int, names: tuple[str, ...]) -> None:
-        """names: of our draws in their order; an update may make fewer; one again repeats it."""
-        self.draw, self.names = np.random.RandomState([SEED, update, 1]), iter(names)
-        self.drawn: Arrays = {}  # "<kind>/<name>"
+        """Create the tape. names: names of our draws in order; a repeated name repeats its numbers.
+
+        An update may draw fewer.
+        """
+        self.rng, self.names = np.random.RandomState([SEED, update, 1]), iter(names)
+        self.arrays: Arrays = {}  # keys: "<kind>/<name>"
 
     def record(self, kind: str, shape: tuple[int, ...]) -> np.ndarray:
-        """kind: normal or uniform. Raises ValueError for a draw without a name."""
+        """Draw, store and return random numbers.
+
+        kind: normal or uniform. Raises ValueError for a draw without a name.
+        """
         name = next(self.names, None)
         if name is None:
-            raise ValueError(f"a {kind} draw of {shape} after {[*self.drawn]} has no name")
-        if f"{kind}/{name}" not in self.drawn:
-            draw = self.draw.standard_normal if kind == "normal" else self.draw.uniform
-            self.drawn[f"{kind}/{name}"] = draw(size=shape)
-        return self.drawn[f"{kind}/{name}"].reshape(shape)
+            raise ValueError(f"a {kind} draw of {shape} after {[*self.arrays]} has no name")
+        if f"{kind}/{name}" not in self.arrays:
+            draw = self.rng.standard_normal if kind == "normal" else self.rng.uniform
+            self.arrays[f"{kind}/{name}"] = draw(size=shape)
+        return self.arrays[f"{kind}/{name}"].reshape(shape)

@@ -1,4 +1,4 @@
-"""What an adapter is given and what it answers; imported by the references' interpreters."""
+"""Interface of the adapters, imported by the references' interpreters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ mujoco_py neorl pyrallis ray sklearn tensorboardX tianshou tqdm wandb"""
 
 
 class StandIn(MetaPathFinder, Loader):
-    """Simulators, trackers and the like, where they are not installed: modules that agree to all.
+    """Import hook that replaces missing packages (simulators, trackers, …) by mock modules.
 
-    Asked last, so that what is installed comes first.
+    It is the last import hook, so installed packages take precedence.
     """
 
     def __init__(self, names: str = ABSENT) -> None:
@@ -41,45 +41,46 @@ class StandIn(MetaPathFinder, Loader):
         pass
 
 
-UNUSED = ""  # a draw of theirs that changes nothing that is compared
-Draw = str | tuple[str, Callable[[np.ndarray], np.ndarray]]  # a name, and how ours becomes theirs
+UNUSED = ""  # a draw of the reference that affects no compared quantity
+# our name of a draw, and the conversion of our array to the reference's layout
+Draw = str | tuple[str, Callable[[np.ndarray], np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Link:
-    """One parameter of theirs: where it stands in ours, how it is read and written."""
+    """A parameter of the reference: its position in our parameter, its reader and its writer."""
 
-    name: str  # ours: <network>/<parameter>
-    index: Any  # the part of ours that it is
+    name: str  # our name: <network>/<parameter>
+    index: Any  # index into our parameter
     read: Callable[[], np.ndarray]
     write: Callable[[np.ndarray], None]
-    moment: Callable[[], np.ndarray | None] = lambda: None  # Adam's mean of gradients
+    moment: Callable[[], np.ndarray | None] = lambda: None  # Adam's running mean of gradients
 
 
 @dataclass
 class Learner:
-    """A reference, ready to learn."""
+    """A reference, ready to train."""
 
     links: Sequence[Link]
-    update: Callable[[Any], Mapping[str, float] | None]  # of a batch; losses by our names
-    order: Sequence[Draw] = ()  # their draws by the names of ours; of those not made none is read
-    losses: Sequence[str] = ()  # our names of what they call backward() on, in their order
+    update: Callable[[Any], Mapping[str, float] | None]  # trains on a batch; losses by our names
+    order: Sequence[Draw] = ()  # its draws by our names; draws that we did not make are skipped
+    losses: Sequence[str] = ()  # our names of the losses that backward() is called on, in order
 
 
 @dataclass
 class Job:
-    """One case, as the reference's process has it."""
+    """One case, as passed to the reference's process."""
 
     checkout: Path
     algorithm: str
     file: str
-    config: dict[str, Any]  # of our algorithm, complete
+    config: dict[str, Any]  # complete config of our algorithm
     phase: str
 
     def load(self, file: str | None = None, swaps: Mapping[str, str] = {}) -> ModuleType:
-        """Their file as a module, with parts of its text replaced in memory.
+        """Return the reference's file as a module, with `swaps` replaced in its source in memory.
 
-        Raises ValueError where a text to replace is not there.
+        Raises ValueError if a text to replace is missing.
         """
         path = self.checkout / (file or self.file)
         source = path.read_text()
@@ -95,30 +96,30 @@ class Job:
         return module
 
 
-def swapped(x: np.ndarray) -> np.ndarray:
-    """[N, B, …] as [B, N, …]: theirs repeat each state, ours each batch."""
+def swap_axes(x: np.ndarray) -> np.ndarray:
+    """Return [N, B, …] as [B, N, …]: the reference repeats each state, our code the batch."""
     return x.swapaxes(0, 1)
 
 
 class Replay:
-    """The tape of one update, read in the reference's order."""
+    """Random numbers of one update, read in the reference's order."""
 
-    def __init__(self, drawn: Arrays, order: Sequence[Draw]) -> None:
-        names = {name.split("/")[1] for name in drawn} | {UNUSED}
+    def __init__(self, arrays: Arrays, order: Sequence[Draw]) -> None:
+        names = {name.split("/")[1] for name in arrays} | {UNUSED}
         pairs = [x if isinstance(x, tuple) else (x, np.asarray) for x in order]
-        self.drawn, self.left = drawn, set(drawn)
+        self.arrays, self.unread = arrays, set(arrays)
         self.order = iter([pair for pair in pairs if pair[0] in names])
 
     def __call__(self, kind: str, shape: Sequence[int]) -> np.ndarray:
-        """The next numbers. Raises ValueError where the sides do not draw alike."""
-        name, arranged = next(self.order, ("nothing", np.asarray))
+        """Return the next numbers. Raises ValueError if the two sides draw differently."""
+        name, arrange = next(self.order, ("nothing", np.asarray))
         if name == UNUSED:
             return np.full(shape, 0.5)
-        values = self.drawn.get(f"{kind}/{name}")
+        values = self.arrays.get(f"{kind}/{name}")
         if values is None:
             raise ValueError(f"{kind} {tuple(shape)} was drawn where {name} was expected")
-        self.left.discard(f"{kind}/{name}")
-        found = arranged(values)
-        if found.shape[-1:] != tuple(shape)[-1:]:
-            raise ValueError(f"{name} is {found.shape}, and {tuple(shape)} was drawn")
-        return found.reshape(shape)
+        self.unread.discard(f"{kind}/{name}")
+        arranged = arrange(values)
+        if arranged.shape[-1:] != tuple(shape)[-1:]:
+            raise ValueError(f"{name} is {arranged.shape}, and {tuple(shape)} was drawn")
+        return arranged.reshape(shape)

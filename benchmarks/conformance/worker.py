@@ -1,6 +1,6 @@
-"""A reference in a process and an interpreter of its own: python -m benchmarks.conformance.worker.
+"""Run a reference in a separate process: python -m benchmarks.conformance.worker <folder>.
 
-Reads job.json and inputs.npz of the folder it is given, writes outputs.npz into it.
+Reads job.json and inputs.npz from the folder and writes outputs.npz into it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.conformance.inputs import Arrays, part, stacked
+from benchmarks.conformance.inputs import Arrays, stack_updates, subtree
 from benchmarks.conformance.job import Job, Learner, Link, Replay, StandIn
 
 
@@ -29,49 +29,48 @@ def main(folder: Path) -> None:
     learner = getattr(adapter, job["algorithm"])(
         Job(Path(job["checkout"]), job["algorithm"], job["file"], job["config"], job["phase"])
     )
-    found = run(side, learner, inputs, job["updates"])
-    np.savez(folder / "outputs.npz", **found)
+    np.savez(folder / "outputs.npz", **run(side, learner, inputs, job["updates"]))
 
 
 def run(side: Any, learner: Learner, inputs: Arrays, updates: int) -> Arrays:
-    """Every quantity after each update, [updates, …]."""
-    params = part(inputs, "params/")
+    """Run the updates and return every quantity after each of them, [updates, …]."""
+    params = subtree(inputs, "params/")
     for link in learner.links:
         link.write(params[link.name][link.index])
     outputs = []
     for update in range(updates):
-        replay = Replay(part(inputs, f"tape/{update}/"), learner.order)
+        replay = Replay(subtree(inputs, f"tape/{update}/"), learner.order)
         side.replay, side.backward_losses[:] = replay, []
-        losses = dict(learner.update(side.given(part(inputs, f"batch/{update}/"))) or {})
+        losses = dict(learner.update(side.make_batch(subtree(inputs, f"batch/{update}/"))) or {})
         side.replay = None
-        if replay.left:
-            raise ValueError(f"update {update}: the reference did not draw {sorted(replay.left)}")
+        if replay.unread:
+            raise ValueError(f"update {update}: the reference did not draw {sorted(replay.unread)}")
         losses |= dict(zip(learner.losses, side.backward_losses, strict=False))
-        now = parameters(learner.links, params) | moments(learner.links, params)
-        now |= {f"loss/{name}": np.asarray(value, np.float64) for name, value in losses.items()}
-        outputs.append(now)
-    return stacked(outputs)
+        result = parameters(learner.links, params) | moments(learner.links, params)
+        result |= {f"loss/{name}": np.asarray(value, np.float64) for name, value in losses.items()}
+        outputs.append(result)
+    return stack_updates(outputs)
 
 
 def parameters(links: Sequence[Link], params: Arrays) -> Arrays:
-    """All of them by our names. Raises ValueError for one of ours that is linked to none."""
-    found = {f"params/{name}": np.full_like(x, np.nan) for name, x in params.items()}
+    """Return the reference's parameters by our names. Raises ValueError for one without a link."""
+    values = {f"params/{name}": np.full_like(x, np.nan) for name, x in params.items()}
     for link in links:
-        place = found[f"params/{link.name}"]
-        place[link.index] = link.read().reshape(place[link.index].shape)
-    if loose := [name for name, x in found.items() if np.isnan(x).any()]:
-        raise ValueError(f"not a number, or linked to nothing of theirs: {loose}")
-    return found
+        target = values[f"params/{link.name}"]
+        target[link.index] = link.read().reshape(target[link.index].shape)
+    if missing := [name for name, x in values.items() if np.isnan(x).any()]:
+        raise ValueError(f"NaN, or not linked to a parameter of the reference: {missing}")
+    return values
 
 
 def moments(links: Sequence[Link], params: Arrays) -> Arrays:
-    """Adam's mean of gradients, for the parameters that have one by now."""
-    found: Arrays = {}
+    """Return Adam's running means of gradients, for the parameters that have one so far."""
+    means: Arrays = {}
     for link in links:
         if (moment := link.moment()) is not None:
-            values = found.setdefault(f"moment/{link.name}", np.zeros_like(params[link.name]))
+            values = means.setdefault(f"moment/{link.name}", np.zeros_like(params[link.name]))
             values[link.index] = moment.reshape(values[link.index].shape)
-    return found
+    return means
 
 
 if __name__ == "__main__":

@@ -9,15 +9,20 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.conformance import ours
-from benchmarks.conformance.cases import CASES, KEPT, REPOSITORIES, WITHOUT
+from benchmarks.conformance import our_side
+from benchmarks.conformance.cases import CASES, RECORDED_CASES, REPOSITORIES, WITHOUT
 from benchmarks.conformance.command import FAULT, conformance, load
-from benchmarks.conformance.compare import TOLERANCE, differences, last, reference
-from benchmarks.conformance.inputs import part
-from benchmarks.conformance.ours import UserError
+from benchmarks.conformance.compare import (
+    TOLERANCE,
+    final_quantities,
+    relative_differences,
+    run_reference,
+)
+from benchmarks.conformance.inputs import subtree
+from benchmarks.conformance.our_side import UserError
 
 BY_NAME = {case.name: case for case in CASES}
-HELD = sorted(case.name for case in KEPT)
+HELD = sorted(case.name for case in RECORDED_CASES)
 REFERENCE = """
 import d4rl, gym, pyrallis, torch
 from torch import nn
@@ -47,9 +52,9 @@ class BC:
 
 def apart(case, fault=0.0):
     """Quantities, and how far ours are from the numbers that were kept."""
-    given, mine = ours.run(case, fault)
-    mine = last(mine)
-    return differences(mine, load(case, mine), part(given, "params/"))
+    given, mine = our_side.run(case, fault)
+    mine = final_quantities(mine)
+    return relative_differences(mine, load(case, mine), subtree(given, "params/"))
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -58,7 +63,9 @@ def test_an_update_equals_public_code(name):
     assert max(found.values()) < TOLERANCE, found
 
 
-@pytest.mark.parametrize("name", sorted({case.algorithm: case.name for case in KEPT}.values()))
+@pytest.mark.parametrize(
+    "name", sorted({case.algorithm: case.name for case in RECORDED_CASES}.values())
+)
 def test_targets_a_millionth_too_large_are_found(name):
     assert max(apart(BY_NAME[name], FAULT).values()) > 10 * TOLERANCE
 
@@ -85,7 +92,7 @@ def test_targets_a_millionth_too_large_are_found(name):
 )
 def test_a_setting_a_thousandth_off_is_found(name, field):
     case = BY_NAME[name]
-    value = 1.001 * getattr(ours.make(case).cfg, field)
+    value = 1.001 * getattr(our_side.make(case).cfg, field)
     changed = replace(case, config={**case.config, field: value})
     # its name is the same, and so are the numbers that it is held to
     assert max(apart(changed).values()) > 10 * TOLERANCE
@@ -100,15 +107,15 @@ def test_a_reference_runs_beside_ours(tmp_path):
     file = tmp_path / case.file
     file.parent.mkdir(parents=True)
     file.write_text(REFERENCE)
-    given, mine = ours.run(case)
-    theirs = reference(case, str(tmp_path), given, sys.executable)
+    given, mine = our_side.run(case)
+    theirs = run_reference(case, str(tmp_path), given, sys.executable)
     assert {name.split("/")[0] for name in theirs} == {"params", "moment", "loss"}
-    found = differences(mine, theirs, part(given, "params/"))
+    found = relative_differences(mine, theirs, subtree(given, "params/"))
     assert 10 * TOLERANCE < max(found.values()) < 1e-5, found
 
 
 def test_every_algorithm_has_a_row_or_a_reason():
-    assert {case.algorithm for case in CASES} | set(WITHOUT) == set(ours.algorithm_names())
+    assert {case.algorithm for case in CASES} | set(WITHOUT) == set(our_side.algorithm_names())
     assert {case.repository for case in CASES} == set(REPOSITORIES)
     assert len(BY_NAME) == len(CASES)
 

@@ -1,1 +1,1 @@
-"""Adapters: one file a repository, a function for each algorithm that it has."""
+"""Adapters to public code: one file per repository, one function per algorithm."""

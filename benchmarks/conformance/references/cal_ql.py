@@ -1,4 +1,4 @@
-"""nakamotoo/Cal-QL."""
+"""Adapter to nakamotoo/Cal-QL."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from benchmarks.conformance.inputs import ACT, OBS, WIDTH
-from benchmarks.conformance.jax_side import Store, doubles
-from benchmarks.conformance.job import Job, Learner, swapped
+from benchmarks.conformance.jax_side import Store, to_float64
+from benchmarks.conformance.job import Job, Learner, swap_axes
 from benchmarks.conformance.references.cql_options import OPTIONS
 
 SIDE = "jax_side"
@@ -15,13 +15,13 @@ DENSE = [f"Dense_{i}" for i in range(3)]
 
 
 def cal_ql(job: Job) -> Learner:
-    """Each loss is computed from samples of its own there; here all from the same."""
+    """Return the learner. All losses use the same action samples, not samples of their own."""
     sys.path.insert(0, str(job.checkout))
     from JaxCQL import conservative_sac, jax_utils, model
 
     c, arch = job.config, "-".join([str(WIDTH)] * 2)
     jax_utils.init_rng(0)
-    options = {theirs: c[ours] for theirs, ours in OPTIONS.items() if "weight" not in theirs}
+    options = {name: c[ours] for name, ours in OPTIONS.items() if "weight" not in name}
     options |= {"cql_lagrange": c["gap"] is not None, "cql_target_action_gap": c["gap"] or 0.0}
     options |= {"target_entropy": -float(ACT)}
     policy, q = (
@@ -33,7 +33,7 @@ def cal_ql(job: Job) -> Learner:
     def store(name: str) -> Store:
         def write(tree: Any) -> None:
             state = t._train_states[name]
-            new = state.replace(params=tree, opt_state=doubles(state.opt_state))
+            new = state.replace(params=tree, opt_state=to_float64(state.opt_state))
             t._train_states[name] = new
 
         return Store(
@@ -64,8 +64,11 @@ def cal_ql(job: Job) -> Learner:
         log = t.train(rows, cql_min_q_weight=c["weight"], enable_calql=True)
         bellman = log["cql/qf1_bellman_loss"] + log["cql/qf2_bellman_loss"]
         penalty = (log["cql/cql_qf1_diff"] + log["cql/cql_qf2_diff"]) / 2
-        found = {"critic_loss": bellman, "penalty": penalty, "policy_loss": log["policy_loss"]}
-        return {name: float(value) for name, value in found.items()}
+        losses = {"critic_loss": bellman, "penalty": penalty, "policy_loss": log["policy_loss"]}
+        return {name: float(value) for name, value in losses.items()}
 
-    order = ["policy", *((name, swapped) for name in ("next", "uniform", "here", "there"))]
+    order = [
+        "policy",
+        *((name, swap_axes) for name in ("next", "uniform", "here", "there")),
+    ]
     return Learner(links, update, order * len(t.model_keys))

@@ -1,4 +1,4 @@
-"""real-stanford/diffusion_policy, its policies of states; needs the package einops."""
+"""Adapter to real-stanford/diffusion_policy with state observations; needs the package einops."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 
 from benchmarks.conformance.inputs import ACT, OBS
 from benchmarks.conformance.job import Job, Learner, Link
-from benchmarks.conformance.torch_side import link, mlp, viewed
+from benchmarks.conformance.torch_side import link, link_view, mlp
 
 SIDE = "torch_side"
 
 
 def diffusion_policy(job: Job) -> Learner:
-    """Whole numbers are the parts of uniform ones before the point."""
+    """Return the learner. Random integers are the integer parts of uniform numbers."""
     sys.path.insert(0, str(job.checkout))
     torch.randint = lambda low, high, shape, **_: (torch.rand(shape) * high).long()
     module, c = job.load(), job.config
@@ -63,8 +63,8 @@ def diffusion_policy(job: Job) -> Learner:
         return {"policy_loss": loss.item()}
 
     links = unet_links if c["network"] == "unet" else transformer_links
-    found = links("model/network", net) + links("policy/network", average.averaged_model)
-    return Learner(found, update, ["noise", "level"])
+    both = links("model/network", net) + links("policy/network", average.averaged_model)
+    return Learner(both, update, ["noise", "level"])
 
 
 def unet(c: dict[str, Any]) -> nn.Module:
@@ -78,15 +78,15 @@ def transformer(c: dict[str, Any]) -> nn.Module:
     from diffusion_policy.model.diffusion.transformer_for_diffusion import TransformerForDiffusion
 
     layers, size = len(c["widths"]), c["widths"][0]
-    sizes = {"n_layer": layers, "n_head": c["heads"], "n_emb": size, "cond_dim": OBS}
+    sizes = {"n_layer": layers, "n_head": c["num_heads"], "n_emb": size, "cond_dim": OBS}
     kind = {"p_drop_emb": 0.0, "p_drop_attn": c["dropout"], "causal_attn": True}
     kind |= {"time_as_cond": True, "obs_as_cond": True, "n_cond_layers": 0}
     return TransformerForDiffusion(ACT, ACT, c["horizon"], c["n_obs_steps"], **sizes, **kind)
 
 
 def conv(name: str, layer: nn.Conv1d, ours: tuple[str, str] = ("weight", "bias")) -> list[Link]:
-    """Ours stacks its neighbors' inputs, earliest first."""
-    weight = viewed(f"{name}.{ours[0]}", layer.weight, lambda w: w.permute(2, 1, 0))
+    """Return links of a convolution; ours stacks the inputs of neighbor steps, earliest first."""
+    weight = link_view(f"{name}.{ours[0]}", layer.weight, lambda w: w.permute(2, 1, 0))
     return [weight, link(f"{name}.{ours[1]}", layer.bias)]
 
 
@@ -95,19 +95,20 @@ def norm(name: str, layer: Any) -> list[Link]:
 
 
 def block(name: str, theirs: Any) -> list[Link]:
-    """A convolution, and its normalization."""
+    """Return links of a convolution and its normalization."""
     return conv(f"{name}.conv", theirs.block[0]) + norm(f"{name}.norm", theirs.block[1])
 
 
 def level(name: str, pair: Any) -> list[Link]:
-    """Two residual blocks with FiLM."""
+    """Return links of two residual blocks with FiLM."""
     links = []
-    for ours, theirs in zip(("first", "second"), pair, strict=True):
-        own = f"{name}.{ours}"
-        links += block(f"{own}.first", theirs.blocks[0]) + block(f"{own}.second", theirs.blocks[1])
-        links += mlp(f"{own}.film", [theirs.cond_encoder[1]])
+    for part, theirs in zip(("first", "second"), pair, strict=True):
+        path = f"{name}.{part}"
+        links += block(f"{path}.first", theirs.blocks[0])
+        links += block(f"{path}.second", theirs.blocks[1])
+        links += mlp(f"{path}.film", [theirs.cond_encoder[1]])
         if isinstance(theirs.residual_conv, nn.Conv1d):
-            links += conv(f"{own}.skip", theirs.residual_conv, ("weights.0", "biases.0"))
+            links += conv(f"{path}.skip", theirs.residual_conv, ("weights.0", "biases.0"))
     return links
 
 
@@ -124,34 +125,34 @@ def unet_links(name: str, net: Any) -> list[Link]:
         for part, taps in (("even", (3, 1)), ("odd", (2, 0))):
             for at, tap in enumerate(taps):
                 rows = (slice(at * size, (at + 1) * size),)
-                own = f"{name}.widen.{k}.{part}"
-                links.append(viewed(own, up.conv.weight, lambda w, t=tap: w[:, :, t], rows))
+                path = f"{name}.widen.{k}.{part}"
+                links.append(link_view(path, up.conv.weight, lambda w, t=tap: w[:, :, t], rows))
         links.append(link(f"{name}.widen.{k}.bias", up.conv.bias))
     links += block(f"{name}.last", net.final_conv[0])
     return links + conv(f"{name}.answer", net.final_conv[1], ("weights.0", "biases.0"))
 
 
 def transformer_links(name: str, net: Any) -> list[Link]:
-    links = [viewed(f"{name}.place", net.pos_emb, lambda p: p[0])]
-    links.append(viewed(f"{name}.memory_place", net.cond_pos_emb, lambda p: p[0]))
+    links = [link_view(f"{name}.place", net.pos_emb, lambda p: p[0])]
+    links.append(link_view(f"{name}.memory_place", net.cond_pos_emb, lambda p: p[0]))
     links += mlp(f"{name}.embed_action", [net.input_emb])
     links += mlp(f"{name}.embed_observation", [net.cond_obs_emb])
     links += mlp(f"{name}.memory", [net.encoder[0], net.encoder[2]])
     for k, theirs in enumerate(net.decoder.layers):
-        own, size = f"{name}.blocks.{k}", theirs.linear2.bias.shape[0]
-        everything, head, rest = slice(None), slice(0, size), slice(size, 3 * size)
+        path, size = f"{name}.blocks.{k}", theirs.linear2.bias.shape[0]
+        all_rows, head, rest = slice(None), slice(0, size), slice(size, 3 * size)
         for part, attention, rows in (
-            ("self_in", theirs.self_attn, everything),
+            ("self_in", theirs.self_attn, all_rows),
             ("cross_query", theirs.multihead_attn, head),
             ("cross_in", theirs.multihead_attn, rest),
         ):
             weight, bias = attention.in_proj_weight, attention.in_proj_bias
-            links.append(viewed(f"{own}.{part}.weights.0", weight, lambda w, r=rows: w[r].T))
-            links.append(viewed(f"{own}.{part}.biases.0", bias, lambda b, r=rows: b[r]))
-        links += mlp(f"{own}.self_out", [theirs.self_attn.out_proj])
-        links += mlp(f"{own}.cross_out", [theirs.multihead_attn.out_proj])
-        links += mlp(f"{own}.mlp", [theirs.linear1, theirs.linear2])
+            links.append(link_view(f"{path}.{part}.weights.0", weight, lambda w, r=rows: w[r].T))
+            links.append(link_view(f"{path}.{part}.biases.0", bias, lambda b, r=rows: b[r]))
+        links += mlp(f"{path}.self_out", [theirs.self_attn.out_proj])
+        links += mlp(f"{path}.cross_out", [theirs.multihead_attn.out_proj])
+        links += mlp(f"{path}.mlp", [theirs.linear1, theirs.linear2])
         norms = {"norm_self": theirs.norm1, "norm_cross": theirs.norm2, "norm_mlp": theirs.norm3}
         for part, layer in norms.items():
-            links += norm(f"{own}.{part}", layer)
+            links += norm(f"{path}.{part}", layer)
     return links + norm(f"{name}.norm", net.ln_f) + mlp(f"{name}.answer", [net.head])

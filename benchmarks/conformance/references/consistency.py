@@ -1,4 +1,4 @@
-"""Aaditya-Prasad/consistency-policy; needs the packages einops and transformers."""
+"""Adapter to Aaditya-Prasad/consistency-policy; needs the packages einops and transformers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from torch import Tensor, nn
 from benchmarks.conformance.inputs import ACT, OBS
 from benchmarks.conformance.job import Draw, Job, Learner, StandIn
 from benchmarks.conformance.references.chunks import unet_links
-from benchmarks.conformance.torch_side import copied
+from benchmarks.conformance.torch_side import link_copies
 
 SIDE = "torch_side"
 ABSENT = "dill hydra numcodecs omegaconf pytorch3d robomimic scipy threadpoolctl torchvision zarr"
-JUMPS = ("jump", "target", "rest", "target_rest", "denoised")  # in the order of theirs
-SEEN = {"action": {"shape": [ACT]}, "obs": {"state": {"shape": [OBS]}}}
+JUMPS = ("jump", "target", "rest", "target_rest", "denoised")  # in the reference's order
+SHAPES = {"action": {"shape": [ACT]}, "obs": {"state": {"shape": [OBS]}}}
 
 
-def loaded(job: Job) -> ModuleType:
-    """The case's file; vectors are observed."""
+def load_module(job: Job) -> ModuleType:
+    """Return the case's file as a module; observations are vectors."""
     sys.path.insert(0, str(job.checkout))
     sys.meta_path.append(StandIn(ABSENT))
     module = job.load()
 
     class Encoder(nn.Module):
-        """In place of robomimic's, of pictures."""
+        """Replacement of robomimic's image encoder."""
 
         def output_shape(self) -> list[int]:
             return [OBS]
@@ -44,8 +44,8 @@ def loaded(job: Job) -> ModuleType:
     return module
 
 
-def taught(policy: Any, c: dict[str, Any]) -> tuple[Any, Any]:
-    """With nothing normalized, its optimizer and the schedule of its rate."""
+def make_optimizer(policy: Any, c: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the optimizer and its rate's schedule; set the normalizer to the identity."""
     from diffusion_policy.model.common.normalizer import (
         LinearNormalizer,
         SingleFieldLinearNormalizer,
@@ -62,13 +62,13 @@ def taught(policy: Any, c: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def diffusion_policy(job: Job) -> Learner:
-    """The teacher, without the dropout that its middle has whatever its config says."""
-    module, c = loaded(job), job.config
+    """Return the teacher, without the dropout that its middle block has in any config."""
+    module, c = load_module(job), job.config
     from consistency_policy.diffusion import Karras_Scheduler
     from diffusion_policy.model.diffusion.ema_model import EMAModel
 
     policy = module.KarrasUnetHybridImagePolicy(
-        SEEN,
+        SHAPES,
         Karras_Scheduler(0.02, 80.0, 7.0, 80, "heun", "log_normal", "boundary", 0.5),
         c["horizon"],
         c["n_action_steps"],
@@ -79,7 +79,7 @@ def diffusion_policy(job: Job) -> Learner:
         delta=-1,
     )
     policy.eval()
-    adam, schedule = taught(policy, c)
+    adam, schedule = make_optimizer(policy, c)
     average = EMAModel(copy.deepcopy(policy.model), power=c["ema_power"], max_value=c["ema_max"])
 
     def update(b: Any) -> dict[str, float]:
@@ -97,8 +97,8 @@ def diffusion_policy(job: Job) -> Learner:
 
 
 def consistency(job: Job) -> Learner:
-    """Places on a path and deviations are chosen as ours are."""
-    module, c = loaded(job), job.config
+    """Return the student. Times on a path and noise levels are drawn as in our code."""
+    module, c = load_module(job), job.config
     from consistency_policy.diffusion import CTM_Scheduler
 
     class Scheduler(CTM_Scheduler):
@@ -110,12 +110,12 @@ def consistency(job: Job) -> Learner:
                 return t, t + 1 + later, t + 1
             assert time_sampler == "ctm_dsm"
             places = self.ctm_dsm_sampler(len(trajectory), device)[0]
-            drawn = self.log_normal_sampler(len(trajectory), device)[0]
-            return torch.where(torch.arange(len(trajectory)) % 2 == 0, places, drawn), None
+            levels = self.log_normal_sampler(len(trajectory), device)[0]
+            return torch.where(torch.arange(len(trajectory)) % 2 == 0, places, levels), None
 
     scheduler = Scheduler(0.02, 80.0, 7.0, 80, "heun", "ctm", "boundary", 0.5, ode_steps_max=1)
     policy = module.CTMPPUnetHybridImagePolicy(
-        SEEN,
+        SHAPES,
         scheduler,
         c["horizon"],
         c["n_action_steps"],
@@ -131,27 +131,27 @@ def consistency(job: Job) -> Learner:
         inference_mode=True,  # the teacher is not read from a file
     )
     policy.teacher.eval().requires_grad_(False)
-    adam, schedule = taught(policy, c)
+    adam, schedule = make_optimizer(policy, c)
 
     def update(b: Any) -> dict[str, float]:
         policy.ema_update()  # a copy, from the start
-        found = policy.compute_loss({"obs": {"state": b.observations}, "action": b.actions})
-        loss = sum(found.values())
+        losses = policy.compute_loss({"obs": {"state": b.observations}, "action": b.actions})
+        loss = sum(losses.values())
         loss.backward()
         adam.step()
         adam.zero_grad()
         schedule.step()
-        told = {f"{name}_loss": value.item() for name, value in found.items()}
-        return told | {"policy_loss": loss.item()}
+        metrics = {f"{name}_loss": value.item() for name, value in losses.items()}
+        return metrics | {"policy_loss": loss.item()}
 
     links = unet_links("model/network", policy.model)
     teacher = unet_links("teacher/network", policy.teacher)
     order = ["place", "later", "noise", *masks(*JUMPS[:4])]
     order += ["half", "deviation", "noised", *masks(JUMPS[4])]
-    return Learner([*links, *copied("policy", links), *teacher], update, order)
+    return Learner([*links, *link_copies("policy", links), *teacher], update, order)
 
 
 def masks(*passes: str) -> Iterator[Draw]:
-    """Of dropout: channels come before steps there."""
+    """Yield the draws of dropout masks; the reference has channels before steps."""
     for name in passes:
         yield from ((f"{name}_{k}", lambda x: x.swapaxes(1, 2)) for k in range(16))

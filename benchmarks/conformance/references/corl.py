@@ -1,4 +1,4 @@
-"""tinkoff-ai/CORL: its trainers are handed small networks of its own classes."""
+"""Adapter to tinkoff-ai/CORL; its trainers get small networks of its own classes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from benchmarks.conformance.inputs import ACT, OBS, WIDTH
-from benchmarks.conformance.job import UNUSED, Job, Learner, Link, swapped
-from benchmarks.conformance.torch_side import linears, link, mlp, narrow, stacked, two_heads
+from benchmarks.conformance.job import UNUSED, Job, Learner, Link, swap_axes
+from benchmarks.conformance.torch_side import linears, link, mlp, narrow, stacked_mlp, two_heads
 
 SIDE = "torch_side"
 
@@ -20,7 +20,7 @@ def adam(module: Any, lr: float) -> torch.optim.Adam:
 
 
 def columns(b: Any) -> list[torch.Tensor]:
-    """Their batch: rewards and ends are [B, 1]."""
+    """Return the batch in CORL's order; rewards and terminals are [B, 1]."""
     return [b.observations, b.actions, b.column.rewards, b.next_observations, b.column.terminated]
 
 
@@ -56,7 +56,7 @@ def td3_bc(job: Job) -> Learner:
 
 
 def iql(job: Job) -> Learner:
-    """Its old V in Q's target and in the advantage becomes the new one, its halved loss whole."""
+    """Return the learner. Q's target and the advantage use the new V; Q's loss is not halved."""
     module, c = job.load(), job.config
     narrow()
     actor, q, v = (
@@ -147,7 +147,10 @@ def cql(job: Job) -> Learner:
             "entropy": -log["log_pi"],
         }
 
-    order = ["policy", *((name, swapped) for name in ("next", "uniform", "here", "there"))]
+    order = [
+        "policy",
+        *((name, swap_axes) for name in ("next", "uniform", "here", "there")),
+    ]
     return Learner(links, update, order)
 
 
@@ -173,7 +176,7 @@ def awac(job: Job) -> Learner:
 
 
 def spot(job: Job) -> Learner:
-    """Online alone; its count of updates there begins one lower."""
+    """Return the learner of the online phase; its count of updates starts one lower."""
     module, c = job.load(), job.config
     narrow()
     narrow(750)
@@ -217,7 +220,7 @@ def edac(job: Job) -> Learner:
 
 
 def lb_sac(job: Job) -> Learner:
-    """Its rates are given, not scaled by the batch."""
+    """Return the learner. The adapter scales the learning rates with the batch size."""
     plain = {"edac_init": False}
     scale = (job.config["batch_size"] / 256) ** 0.5
     return ensemble(job, "LBSAC", {}, scale, (plain, {"layernorm": False} | plain))
@@ -226,12 +229,15 @@ def lb_sac(job: Job) -> Learner:
 def ensemble(
     job: Job,
     name: str,
-    told: Mapping[str, str] = {},
+    metrics: Mapping[str, str] = {},
     scale: float = 1.0,
     networks: tuple[Any, Any] = ({}, {}),
     **options: Any,
 ) -> Learner:
-    """told: their metrics by our names, beside those that all have. scale: of the rates."""
+    """Return a learner of SAC-N's family.
+
+    metrics: further metrics, from our names to the reference's. scale: factor on learning rates.
+    """
     module, c = job.load(swaps={"+ 1e-6)": "+ 0.0)"}), job.config
     actor = module.Actor(OBS, ACT, WIDTH, **networks[0])
     critic = module.VectorizedCritic(OBS, ACT, WIDTH, c["num_critics"], **networks[1])
@@ -245,7 +251,8 @@ def ensemble(
         alpha_learning_rate=scale * c["alpha_lr"],
         **options,
     )
-    names = {"policy_loss": "actor_loss", "entropy": "batch_entropy", "alpha": "alpha"} | dict(told)
+    names = {"policy_loss": "actor_loss", "entropy": "batch_entropy", "alpha": "alpha"}
+    names |= metrics
 
     def update(b: Any) -> dict[str, float]:
         log = t.update(columns(b))
@@ -256,11 +263,11 @@ def ensemble(
 
 
 def ensemble_links(t: Any, layer: type) -> list[Link]:
-    """Of the learner of SAC-N and what comes of it; layer: the class of a critic's layers."""
+    """Return links of a learner of SAC-N's family; layer: the class of a critic's layers."""
     actor = t.actor
     links = two_heads("policy/trunk", linears(actor.trunk), actor.mu, actor.log_sigma)
     links.append(link("log_alpha/value", t.log_alpha))
     for network, theirs in (("critic", t.critic), ("critic_target", t.target_critic)):
         layers = [m for m in theirs.modules() if isinstance(m, layer)]
-        links += stacked(f"{network}/net", layers)
+        links += stacked_mlp(f"{network}/net", layers)
     return links

@@ -1,4 +1,4 @@
-"""corl-team/CORL, where tinkoff-ai/CORL went on."""
+"""Adapter to corl-team/CORL, the continuation of tinkoff-ai/CORL."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ __all__ = ["SIDE", "rebrac"]
 
 
 def rebrac(job: Job) -> Learner:
-    """The weight as its loop has it, which cannot be run without a simulator."""
+    """Return the learner. The weight follows its training loop, which needs a simulator to run."""
     total, end = job.config["num_updates"], job.config["policy_bc_end"]
     return learner(job, lambda done: max(end, 1 - done / total), use_calibration=False)

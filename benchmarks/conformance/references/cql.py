@@ -1,4 +1,4 @@
-"""young-geng/CQL."""
+"""Adapter to young-geng/CQL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from benchmarks.conformance.inputs import ACT, OBS, WIDTH
-from benchmarks.conformance.job import Job, Learner, swapped
+from benchmarks.conformance.job import Job, Learner, swap_axes
 from benchmarks.conformance.references.cql_options import OPTIONS
 from benchmarks.conformance.torch_side import link, mlp
 
@@ -20,9 +20,7 @@ def cql(job: Job) -> Learner:
     c, arch = job.config, "-".join([str(WIDTH)] * 3)
     policy = model.TanhGaussianPolicy(OBS, ACT, arch)
     critics = [model.FullyConnectedQFunction(OBS, ACT, arch) for _ in range(4)]
-    options = {theirs: c[ours] for theirs, ours in OPTIONS.items()} | {
-        "target_entropy": -float(ACT)
-    }
+    options = {name: c[ours] for name, ours in OPTIONS.items()} | {"target_entropy": -float(ACT)}
     options |= {"cql_lagrange": c["gap"] is not None, "cql_target_action_gap": c["gap"] or 0.0}
     t = conservative_sac.ConservativeSAC(options, policy, *critics)
 
@@ -47,5 +45,8 @@ def cql(job: Job) -> Learner:
         links.append(link("log_multiplier/value", t.log_alpha_prime.constant))
     for k in range(2):
         links += mlp("critic/net", critics[k], k) + mlp("critic_target/net", critics[2 + k], k)
-    order = ["policy", *((name, swapped) for name in ("next", "uniform", "here", "there"))]
+    order = [
+        "policy",
+        *((name, swap_axes) for name in ("next", "uniform", "here", "there")),
+    ]
     return Learner(links, update, order)

@@ -1,6 +1,6 @@
-"""young-geng's names of CQL's options, which Cal-QL's authors kept, and ours."""
+"""CQL's option names in young-geng's code, which Cal-QL's authors also use, and in ours."""
 
-OPTIONS = {  # theirs: ours
+OPTIONS = {  # reference's name: our name
     "discount": "discount",
     "backup_entropy": "backup_entropy",
     "policy_lr": "policy_lr",

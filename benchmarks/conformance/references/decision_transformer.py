@@ -1,4 +1,4 @@
-"""kzl/decision-transformer, its Gym part; needs the package transformers."""
+"""Adapter to the Gym part of kzl/decision-transformer; needs the package transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MLPS |= {"embed_action": "embed_action", "head": "predict_action.0"}
 
 
 def decision_transformer(job: Job) -> Learner:
-    """Windows that end with their episode have what is missing at their start there."""
+    """Return the learner. Short windows are padded at their start there, at their end here."""
     import transformers.file_utils
 
     transformers.file_utils.add_code_sample_docstrings = lambda **_: lambda function: function
@@ -34,7 +34,7 @@ def decision_transformer(job: Job) -> Learner:
         "hidden_size": "dim_model",
     }
     names |= {"max_ep_len": "episode_steps"}
-    options = {theirs: c[ours] for theirs, ours in names.items()}
+    options = {name: c[ours] for name, ours in names.items()}
     options |= dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), c["dropout"])
     net = models.DecisionTransformer(
         OBS, ACT, n_inner=4 * c["dim_model"], activation_function="relu", n_ctx=1024, **options
@@ -42,20 +42,20 @@ def decision_transformer(job: Job) -> Learner:
     optimizer = torch.optim.AdamW(net.parameters(), lr=c["lr"], weight_decay=c["weight_decay"])
     total = c["num_warmup_updates"]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min((done + 1) / total, 1))
-    now = SimpleNamespace(rows=None)
+    current = SimpleNamespace(rows=None)
     t = module.SequenceTrainer(
         net,
         optimizer,
         0,
-        lambda dim_model: now.rows,
-        loss_fn=lambda _s, a, _r, _s2, known, _r2: ((a - known) ** 2).mean(),
+        lambda batch_size: current.rows,
+        loss_fn=lambda _s, a, _r, _s2, target, _r2: ((a - target) ** 2).mean(),
     )
 
     def update(b: Any) -> dict[str, float]:
-        returns = moved(b.mc_returns[..., None] / c["return_scale"], b.real)
-        returns = torch.cat([returns, returns[:, :1]], 1)  # of which they drop the last
-        s, a, mask = (moved(x, b.real) for x in (b.observations, b.actions, b.real.double()))
-        now.rows = s, a, None, None, returns, moved(b.timesteps, b.real), mask
+        returns = align_right(b.mc_returns[..., None] / c["return_scale"], b.real)
+        returns = torch.cat([returns, returns[:, :1]], 1)  # the reference drops the last
+        s, a, mask = (align_right(x, b.real) for x in (b.observations, b.actions, b.real.double()))
+        current.rows = s, a, None, None, returns, align_right(b.timesteps, b.real), mask
         loss = t.train_step()
         schedule.step()
         return {"policy_loss": float(loss)}
@@ -69,16 +69,16 @@ def decision_transformer(job: Job) -> Learner:
         normed |= {f"{inside}.norm_attention": block.ln_1, f"{inside}.norm_mlp": block.ln_2}
         parts = {ours: [block.get_submodule(theirs)] for ours, theirs in PARTS.items()}
         parts["mlp"] = [block.mlp.c_fc, block.mlp.c_proj]
-        for ours, num_layers in parts.items():
-            links += mlp(f"policy/{inside}.{ours}", num_layers, transposed=False)
+        for ours, layers in parts.items():
+            links += mlp(f"policy/{inside}.{ours}", layers, transposed=False)
     for ours, norm in normed.items():
         links += [link(f"policy/{ours}.{part}", getattr(norm, part)) for part in ("weight", "bias")]
     return Learner(links, update, [f"dropout_{i}" for i in range(1 + 3 * c["num_layers"])])
 
 
-def moved(x: Tensor, real: Tensor) -> Tensor:
-    """Windows [B, T, …] whose first steps are real, with these at their end and zeros before."""
-    found = torch.zeros_like(x)
-    for row, known in enumerate(real.sum(1).tolist()):
-        found[row, len(x[row]) - known :] = x[row, :known]
-    return found
+def align_right(x: Tensor, real: Tensor) -> Tensor:
+    """Return windows [B, T, …] with their real first steps moved to the end, after zeros."""
+    aligned = torch.zeros_like(x)
+    for row, count in enumerate(real.sum(1).tolist()):
+        aligned[row, len(x[row]) - count :] = x[row, :count]
+    return aligned

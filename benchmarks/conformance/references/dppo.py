@@ -1,4 +1,4 @@
-"""irom-princeton/dppo: the loss of its agents, and their optimizers; needs the package einops."""
+"""Adapter to the loss and the optimizers of irom-princeton/dppo; needs the package einops."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ OF_CLIPPED = "noise = (x - alpha ** (0.5) * x_recon) / sqrt_one_minus_alpha"
 
 
 def dppo(job: Job) -> Learner:
-    """As TrainPPODiffusionAgent takes a minibatch; the scale of rewards and GAE lie before it."""
+    """Return the learner: the minibatch update of TrainPPODiffusionAgent.
+
+    Reward scaling and GAE come before it and are not part of the comparison.
+    """
     sys.path.insert(0, str(job.checkout))
     c, ddim = job.config, job.config["sampler"] == "ddim"
-    if ddim:  # what is followed is the network's noise, not that of the clipped guess
-        own = job.load(STEPS, {OF_CLIPPED: "pass"})
-        sys.modules[STEPS.removesuffix(".py").replace("/", ".")] = own
+    if ddim:  # follow the network's noise, not that of the clipped prediction
+        steps = job.load(STEPS, {OF_CLIPPED: "pass"})
+        sys.modules[STEPS.removesuffix(".py").replace("/", ".")] = steps
     module = job.load()
     network = job.load(NETWORK, {"time_dim * 2": "time_dim * 4"})
     from model.common.critic import CriticObs
@@ -58,16 +61,16 @@ def dppo(job: Job) -> Learner:
     stopped = torch.zeros(())
 
     def update(b: Any) -> dict[str, float]:
-        own, step = torch.arange(len(b.step)), b.step.long()
+        rows, step = torch.arange(len(b.step)), b.step.long()
         policy_loss, _, value_loss, clipped, divergence, *_ = model.loss(
             {"state": b.observations},
-            b.chain[own, step],
-            b.chain[own, step + 1],
+            b.chain[rows, step],
+            b.chain[rows, step + 1],
             step,
             b.returns,
             None,
             b.advantages,
-            b.densities[own, step],
+            b.densities[rows, step],
             reward_horizon=c["n_action_steps"],
         )
         value_loss = value_loss * c["value_weight"]
@@ -76,11 +79,11 @@ def dppo(job: Job) -> Learner:
         (policy_loss + value_loss).backward()
         for optimizer in optimizers:
             optimizer.step()
-        found = {"policy_loss": policy_loss.item(), "value_loss": value_loss.item()}
-        return found | {"divergence": divergence, "clipped": clipped}
+        losses = {"policy_loss": policy_loss.item(), "value_loss": value_loss.item()}
+        return losses | {"divergence": divergence, "clipped": clipped}
 
     links = actor_links("model/network", model.actor_ft) + mlp("value/net", critic)
-    links += [acts(own) for own in actor_links("policy/network", model.actor_ft)]
+    links += [read_only(source) for source in actor_links("policy/network", model.actor_ft)]
     links += actor_links("policy/base", model.actor)
     return Learner([*links, link("stopped/value", stopped)], update)
 
@@ -90,6 +93,6 @@ def actor_links(name: str, net: Any) -> list[Link]:
     return mlp(f"{name}.embed_time.perceptron", time) + mlp(f"{name}.trunk", net.mlp_mean)
 
 
-def acts(own: Link) -> Link:
-    """What acts is what has learned; nothing else is put there."""
-    return Link(own.name, own.index, own.read, lambda _: None)
+def read_only(source: Link) -> Link:
+    """Return the link without its writer, for a network that the reference shares."""
+    return Link(source.name, source.index, source.read, lambda _: None)

@@ -1,4 +1,4 @@
-"""snu-mllab/EDAC, which has SAC-N too (eta = 0)."""
+"""Adapter to snu-mllab/EDAC, which has SAC-N too (eta = 0)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.conformance.inputs import ACT, OBS, WIDTH
 from benchmarks.conformance.job import UNUSED, Job, Learner
-from benchmarks.conformance.torch_side import Layer, link, stacked, two_heads
+from benchmarks.conformance.torch_side import Layer, link, stacked_mlp, two_heads
 
 SIDE = "torch_side"
 
@@ -18,10 +18,10 @@ def sac_n(job: Job) -> Learner:
 
 
 def edac(job: Job) -> Learner:
-    """They take all losses at the old parameters.
+    """Return the learner.
 
-    Here their update is done three times, each for one of temperature, policy and critics, so that
-    every loss is at what is new by then.
+    The reference computes all losses at the old parameters. This adapter runs its update three
+    times, for temperature, policy and critics, so that each loss uses the latest parameters.
     """
     sys.path.insert(0, str(job.checkout))
     module, c = job.load(), job.config
@@ -68,6 +68,6 @@ def edac(job: Job) -> Learner:
     links.append(link("log_alpha/value", t.log_alpha))
     for name, theirs in (("critic", t.qfs), ("critic_target", t.target_qfs)):
         layers = [theirs.get_submodule(f"fc{i}") for i in range(3)] + [theirs.last_fc]
-        links += stacked(f"{name}/net", [Layer(x.W, x.b) for x in layers])
+        links += stacked_mlp(f"{name}/net", [Layer(x.W, x.b) for x in layers])
     order = ["temperature", UNUSED, "policy", UNUSED, UNUSED, "next"]
     return Learner(links, update, order)

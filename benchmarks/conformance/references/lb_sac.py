@@ -1,4 +1,4 @@
-"""tinkoff-ai/lb-sac."""
+"""Adapter to tinkoff-ai/lb-sac."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def lb_sac(job: Job) -> Learner:
     def update(b: Any) -> dict[str, float]:
         rows = b.observations, b.actions, b.rewards, b.next_observations, b.next_actions
         log = t.update([*rows, b.terminated])
-        found = {"policy_loss": "actor_loss", "entropy": "batch_entropy", "alpha": "alpha"}
-        return {ours: log[theirs] for ours, theirs in found.items()}
+        names = {"policy_loss": "actor_loss", "entropy": "batch_entropy", "alpha": "alpha"}
+        return {ours: log[theirs] for ours, theirs in names.items()}
 
     order = ["temperature", "policy", "next", UNUSED]
     return Learner(ensemble_links(t, networks.VectorizedLinear), update, order)

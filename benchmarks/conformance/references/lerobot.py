@@ -1,4 +1,4 @@
-"""huggingface/lerobot; needs the package einops."""
+"""Adapter to huggingface/lerobot; needs the package einops."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from benchmarks.conformance.inputs import ACT, BATCH, OBS
 from benchmarks.conformance.job import Draw, Job, Learner, Link, StandIn
-from benchmarks.conformance.torch_side import copied, link, mlp, viewed
+from benchmarks.conformance.torch_side import link, link_copies, link_view, mlp
 
 SIDE = "torch_side"
 
 
 def policy_module(job: Job) -> ModuleType:
-    """The case's file, without what its packages import; its base class does nothing there."""
+    """Return the case's file as a module, without its package's imports and base class."""
     sys.meta_path.append(StandIn("torchvision"))
     source = job.checkout / "src"
-    own = Path(job.file).relative_to("src")
-    for folder in (*own.parents[:-1], Path("lerobot/utils")):
+    file = Path(job.file).relative_to("src")
+    for folder in (*file.parents[:-1], Path("lerobot/utils")):
         package = ModuleType(".".join(folder.parts))
         package.__path__ = [str(source / folder)]
         sys.modules[package.__name__] = package
@@ -35,7 +35,7 @@ def policy_module(job: Job) -> ModuleType:
         def __init__(self, config: Any) -> None:
             super().__init__()
 
-    name = ".".join(own.with_suffix("").parts)
+    name = ".".join(file.with_suffix("").parts)
     stand_ins: dict[str, Any] = {
         "lerobot.policies.pretrained": SimpleNamespace(PreTrainedPolicy=PreTrainedPolicy),
         "lerobot.policies.utils": MagicMock(),
@@ -49,7 +49,10 @@ def policy_module(job: Job) -> ModuleType:
 
 
 def act(job: Job) -> Learner:
-    """A robot's state alone is observed; what stands for the rest is asked for its length."""
+    """Return the learner. The robot state is the only observation.
+
+    The environment state in the batch is read only for its length.
+    """
     module, c = policy_module(job), job.config
     config = SimpleNamespace(
         validate_features=lambda: None,
@@ -81,11 +84,11 @@ def act(job: Job) -> Learner:
     adam = torch.optim.AdamW(groups, c["lr"], betas, 1e-8, c["weight_decay"])
 
     def update(b: Any) -> dict[str, float]:
-        seen = b.observations.flatten(1)
-        batch = {module.OBS_STATE: seen, module.OBS_ENV_STATE: seen, module.ACTION: b.actions}
+        state = b.observations.flatten(1)
+        batch = {module.OBS_STATE: state, module.OBS_ENV_STATE: state, module.ACTION: b.actions}
         loss, info = policy(batch | {"action_is_pad": ~b.real})
         loss.backward()
-        nn.utils.clip_grad_norm_(policy.parameters(), c["max_grad_norm"])  # as their loop does
+        nn.utils.clip_grad_norm_(policy.parameters(), c["max_grad_norm"])  # as in its training loop
         adam.step()
         adam.zero_grad()
         return {"policy_loss": loss.item(), "l1_loss": info["l1_loss"], "kl": info["kld_loss"]}
@@ -94,16 +97,19 @@ def act(job: Job) -> Learner:
     order: list[Draw] = [*layer_draws("latent_dim", 2), "z", *layer_draws("seen", 2)]
     for k in range(c["num_decoder_layers"]):
         order += layer_draws("chunk", 3, 6 * k)
-    return Learner(links + copied("policy", links), update, order)
+    return Learner(links + link_copies("policy", links), update, order)
 
 
 def layer_draws(name: str, parts: int, start: int = 0) -> list[Draw]:
-    """Dropout in a layer: of weights as ours; of tokens, which come before batches there."""
+    """Return the dropout draws of a layer.
 
-    def turned(x: np.ndarray) -> np.ndarray:
+    Draws for attention weights have our layout. Draws for tokens have tokens before the batch.
+    """
+
+    def swap_batch(x: np.ndarray) -> np.ndarray:
         return x.reshape(BATCH, -1, x.shape[-1]).swapaxes(0, 1)
 
-    rows: list[Draw] = [(f"{name}_{start + k}", turned) for k in range(2 * parts)]
+    rows: list[Draw] = [(f"{name}_{start + k}", swap_batch) for k in range(2 * parts)]
     for k in range(parts - 1):
         rows[2 * k] = f"{name}_{start + 2 * k}"
     return rows
@@ -126,7 +132,7 @@ def act_links(name: str, net: Any) -> list[Link]:
         links += mlp(f"{name}/{ours}", [theirs])
     stacks = {"style_blocks": net.vae_encoder, "encoder": net.encoder, "decoder": net.decoder}
     for ours, theirs in stacks.items():
-        for k, layer in enumerate(theirs.num_layers):
+        for k, layer in enumerate(theirs.layers):
             links += layer_links(f"{name}/{ours}.{k}", layer)
     return links + norm(f"{name}/norm", net.decoder.norm)
 
@@ -134,21 +140,21 @@ def act_links(name: str, net: Any) -> list[Link]:
 def layer_links(name: str, layer: Any) -> list[Link]:
     attentions, norms = {"self_attention": layer.self_attn}, {"norm_self": layer.norm1}
     if hasattr(layer, "norm3"):
-        attentions |= {"recall": layer.multihead_attn}
+        attentions |= {"cross_attention": layer.multihead_attn}
         norms |= {"norm_cross": layer.norm2, "norm_mlp": layer.norm3}
     else:
         norms |= {"norm_mlp": layer.norm2}
     links = mlp(f"{name}.mlp", [layer.linear1, layer.linear2])
     for ours, theirs in attentions.items():
-        dim_model = theirs.embed_dim
+        size = theirs.embed_dim
         for k, part in enumerate(("query", "key", "value")):
-            own, rows = f"{name}.{ours}.{part}", slice(k * dim_model, (k + 1) * dim_model)
+            path, rows = f"{name}.{ours}.{part}", slice(k * size, (k + 1) * size)
 
-            def turned(packed: Tensor, rows: slice = rows) -> Tensor:
+            def unpack(packed: Tensor, rows: slice = rows) -> Tensor:
                 return packed[rows].T if packed.dim() == 2 else packed[rows]
 
-            links.append(viewed(f"{own}.weights.0", theirs.in_proj_weight, turned))
-            links.append(viewed(f"{own}.biases.0", theirs.in_proj_bias, turned))
+            links.append(link_view(f"{path}.weights.0", theirs.in_proj_weight, unpack))
+            links.append(link_view(f"{path}.biases.0", theirs.in_proj_bias, unpack))
         links += mlp(f"{name}.{ours}.out", [theirs.out_proj])
     return links + [x for ours, theirs in norms.items() for x in norm(f"{name}.{ours}", theirs)]
 
@@ -158,11 +164,14 @@ def norm(name: str, layer: Any) -> list[Link]:
 
 
 def flow_policy(job: Job) -> Learner:
-    """Of their policy the objective; a perceptron of torch's layers is asked, of times by 1,000."""
+    """Return the learner: the reference's objective with an MLP of torch layers.
+
+    The MLP gets times multiplied by 1,000.
+    """
     module, c = policy_module(job), job.config
 
     class Beta:
-        """Of a second parameter of 1, by the inverse of its distribution function."""
+        """Beta distribution with a second parameter of 1, sampled by the inverse CDF."""
 
         def __init__(self, alpha: float, beta: float) -> None:
             assert beta == 1
@@ -176,16 +185,16 @@ def flow_policy(job: Job) -> Learner:
     class Perceptron(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            dim_model, chunk = c["time_size"], c["horizon"] * ACT
-            units = [chunk + dim_model + c["n_obs_steps"] * OBS, *c["widths"], chunk]
+            size, chunk = c["time_size"], c["horizon"] * ACT
+            units = [chunk + size + c["n_obs_steps"] * OBS, *c["widths"], chunk]
             embedded = (
-                nn.Linear(dim_model, 4 * dim_model),
+                nn.Linear(size, 4 * size),
                 nn.Mish(),
-                nn.Linear(4 * dim_model, dim_model),
+                nn.Linear(4 * size, size),
             )
-            self.time = nn.Sequential(module.SinusoidalPosEmb(dim_model), *embedded)
-            num_layers = [x for pair in pairwise(units) for x in (nn.Linear(*pair), nn.Mish())]
-            self.trunk = nn.Sequential(*num_layers[:-1])
+            self.time = nn.Sequential(module.SinusoidalPosEmb(size), *embedded)
+            layers = [x for pair in pairwise(units) for x in (nn.Linear(*pair), nn.Mish())]
+            self.trunk = nn.Sequential(*layers[:-1])
 
         def forward(self, x: Tensor, times: Tensor, conditioning_vec: Tensor) -> Tensor:
             parts = [x.flatten(1), self.time(1000 * times), conditioning_vec]
@@ -212,4 +221,4 @@ def flow_policy(job: Job) -> Learner:
 
     links = mlp("model/network.embed_time.perceptron", network.time)
     links += mlp("model/network.trunk", network.trunk)
-    return Learner(links + copied("policy", links), update, ["noise", "time"])
+    return Learner(links + link_copies("policy", links), update, ["noise", "time"])

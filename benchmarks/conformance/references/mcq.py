@@ -1,4 +1,4 @@
-"""dmksjfl/MCQ."""
+"""Adapter to dmksjfl/MCQ."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SIDE = "torch_side"
 
 
 def mcq(job: Job) -> Learner:
-    """Pseudo targets are not raised to 0, and both critics see the same samples."""
+    """Return the learner. Pseudo targets are not clamped; both critics use the same samples."""
     sys.path.insert(0, str(job.checkout))
     module, c = job.load(swaps={"preds.clamp(min=0)": "preds"}), job.config
     density = sys.modules["offlinerl.utils.net.tanhpolicy"].TanhNormal
     density.__init__.__defaults__ = (0.0,)
-    density.mode = None  # today's torch has a property of that name
+    density.mode = None  # newer versions of torch have a property with this name
     module.to_torch = lambda batch, *_, **__: batch
     module.to_torch_as = sys.modules["offlinerl.utils.net.continuous"].to_torch_as = lambda x, _: x
     module.os = MagicMock()
@@ -50,16 +50,21 @@ def mcq(job: Job) -> Learner:
     pairs = [(t.critic1, t.critic1_target), (t.critic2, t.critic2_target)]
     for k, (q, target) in enumerate(pairs):
         links += mlp("critic/net", q, k) + mlp("critic_target/net", target, k)
-    each: list[Draw] = [("own", here), ("own", there), ("pseudo", here), ("pseudo", there)]
-    order = ["vae", "policy", "next", UNUSED, *each, *each]
+    halves: list[Draw] = [
+        ("own", current_half),
+        ("own", next_half),
+        ("pseudo", current_half),
+        ("pseudo", next_half),
+    ]
+    order = ["vae", "policy", "next", UNUSED, *halves, *halves]
     return Learner(links, update, order, ["vae_loss"])
 
 
-def here(x: np.ndarray) -> np.ndarray:
-    """Of [N, 2 B, …] what belongs to the states."""
+def current_half(x: np.ndarray) -> np.ndarray:
+    """Return the part of [N, 2 B, …] that belongs to the states."""
     return x[:, :BATCH]
 
 
-def there(x: np.ndarray) -> np.ndarray:
-    """And to the next states."""
+def next_half(x: np.ndarray) -> np.ndarray:
+    """Return the part of [N, 2 B, …] that belongs to the next states."""
     return x[:, BATCH:]

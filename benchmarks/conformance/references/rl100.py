@@ -1,4 +1,4 @@
-"""Lei-Kun/RL-100: its agent, critics, transition model and policy class, of vectors."""
+"""Adapter to Lei-Kun/RL-100 with vector observations: agent, critics, dynamics and policy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from benchmarks.conformance.inputs import ACT, OBS
 from benchmarks.conformance.job import UNUSED, Job, Learner, Link, StandIn
-from benchmarks.conformance.references.dppo import acts
-from benchmarks.conformance.torch_side import link, mlp, stacked
+from benchmarks.conformance.references.dppo import read_only
+from benchmarks.conformance.torch_side import link, mlp, stacked_mlp
 
 SIDE = "torch_side"
 ABSENT = "einops numba pytorch3d stable_baselines3 termcolor timm torchvision"
@@ -23,7 +23,7 @@ SMALL = {"adv.std() + 1e-5": "adv.std() + 1e-8", "eps=1e-5": "eps=1e-8"}
 
 
 class Identity:
-    """In place of their normalizer."""
+    """Replacement of the normalizer."""
 
     def normalize(self, x: Any) -> Any:
         return dict(x) if isinstance(x, dict) else x
@@ -35,14 +35,17 @@ class Identity:
 
 
 class Encoder(nn.Module):
-    """In place of theirs, of points: what is seen is a vector."""
+    """Replacement of the point cloud encoder; observations are vectors."""
 
-    def forward(self, seen: dict[str, Tensor]) -> Tensor:
-        return seen["agent_pos"]
+    def forward(self, observations: dict[str, Tensor]) -> Tensor:
+        return observations["agent_pos"]
 
 
 class Perceptron(nn.Module):
-    """Asked as their denoisers are; its times are counted from 0, or are always the same one."""
+    """MLP with the interface of the reference's denoisers.
+
+    Times are counted from 0; with `time`, all times are this value.
+    """
 
     def __init__(self, c: dict[str, Any], embedding: nn.Module, time: float | None = None) -> None:
         super().__init__()
@@ -61,12 +64,12 @@ class Perceptron(nn.Module):
         return self.trunk(torch.cat(parts, -1)).reshape(sample.shape)
 
     def links(self, name: str) -> list[Link]:
-        found = mlp(f"{name}/network.embed_time.perceptron", self.time)
-        return found + mlp(f"{name}/network.trunk", self.trunk)
+        links = mlp(f"{name}/network.embed_time.perceptron", self.time)
+        return links + mlp(f"{name}/network.trunk", self.trunk)
 
 
-def policy_of(c: dict[str, Any]) -> Any:
-    """Their policy without its encoder: networks and schedulers are put in."""
+def make_policy(c: dict[str, Any]) -> Any:
+    """Return the reference's policy without its encoder; networks and schedulers are set here."""
     from rl_100.model.diffusion.positional_embedding import SinusoidalPosEmb
     from rl_100.policy.rl100_3d import RL1003D
     from rl_100.unidpg.diffusion_policy.diffusers_patch.ddim_with_logprob_dpok import (
@@ -90,10 +93,10 @@ def policy_of(c: dict[str, Any]) -> Any:
     )
     jump.get_scalings_for_boundary_condition_discrete = lambda _: (0.0, 1.0)
     first = float(ddim.timesteps[0]) - 1
-    own = {
+    attributes = {
         "model": Perceptron(c, SinusoidalPosEmb(c["time_size"])),
         "distilled_model": Perceptron(c, SinusoidalPosEmb(c["time_size"]), first),
-        "target_model": Perceptron(c, SinusoidalPosEmb(c["time_size"])),  # of another loss
+        "target_model": Perceptron(c, SinusoidalPosEmb(c["time_size"])),  # used by another loss
         "obs_encoder": Encoder(),
         "normalizer": Identity(),
         "ddim_scheduler": ddim,
@@ -113,13 +116,13 @@ def policy_of(c: dict[str, Any]) -> Any:
         "action_norm": True,
         "is_flow": False,
     }
-    for name, value in own.items():
+    for name, value in attributes.items():
         setattr(policy, name, value)
     return policy
 
 
-def critics_of(c: dict[str, Any]) -> Any:
-    """Their critics and V; chunks are judged within their range."""
+def make_critics(c: dict[str, Any]) -> Any:
+    """Return the reference's critics and V; they evaluate chunks clipped to the action range."""
     from rl_100.unidpg.critic import IQL_Q_V_no
 
     class Critics(IQL_Q_V_no):
@@ -127,7 +130,7 @@ def critics_of(c: dict[str, Any]) -> Any:
             return super().get_advantage(s, a.clip(-1, 1))
 
     units, layers = c["critic_hidden"][0], len(c["critic_hidden"])
-    found = Critics(
+    critics = Critics(
         "cpu",
         OBS * c["n_obs_steps"],
         OBS,
@@ -151,14 +154,14 @@ def critics_of(c: dict[str, Any]) -> Any:
         n_action_steps=c["n_action_steps"],
         chunk_as_single_action=True,
     )
-    v = found._value._net
+    v = critics._value._net
     for k, layer in enumerate(v):
         v[k] = nn.Mish() if isinstance(layer, nn.ReLU) else layer
-    return found
+    return critics
 
 
-def model_of(c: dict[str, Any]) -> Any:
-    """Their transition model, without rewards, as its optimizer has it."""
+def make_model(c: dict[str, Any]) -> Any:
+    """Return the reference's transition model, without rewards, and with its optimizer."""
     from rl_100.unidpg.transition_model.dynamics import EnsembleDynamics
     from rl_100.unidpg.transition_model.models.dynamics_model import EnsembleDynamicsModel
 
@@ -168,15 +171,15 @@ def model_of(c: dict[str, Any]) -> Any:
         policy=SimpleNamespace(use_pc_color=True),
         dynamics=SimpleNamespace(predict_delta=True),
     )
-    seen, sizes = OBS * c["n_obs_steps"], c["dynamics_hidden"]
-    nothing = [0.0] * (len(sizes) + 1)
+    size, hidden = OBS * c["n_obs_steps"], c["dynamics_hidden"]
+    no_decay = [0.0] * (len(hidden) + 1)
     model = EnsembleDynamicsModel(
-        seen,
+        size,
         ACT * c["n_action_steps"],
-        sizes,
+        hidden,
         c["members"],
         c["elites"],
-        weight_decays=nothing,
+        weight_decays=no_decay,
         with_reward=False,
         cfg=options,
     )
@@ -185,10 +188,10 @@ def model_of(c: dict[str, Any]) -> Any:
     return EnsembleDynamics(model, adam, None, None, Identity(), Encoder(), options)
 
 
-def agent_of(module: Any, policy: Any, c: dict[str, Any]) -> Any:
-    """Their agent; `ppo` is of how it goes on online."""
+def make_agent(module: Any, policy: Any, c: dict[str, Any]) -> Any:
+    """Return the reference's agent; `ppo` holds the options of its online phase."""
     ppo = SimpleNamespace(
-        batch_size=0,  # of a rollout, and of a part of it: set when it is there
+        batch_size=0,  # rollout size and minibatch size are set when the rollout exists
         mini_batch_size=0,
         lr_a=c["policy_lr"],
         lr_c=c["value_lr"],
@@ -203,7 +206,7 @@ def agent_of(module: Any, policy: Any, c: dict[str, Any]) -> Any:
         fix_encoder=True,
         encoder_lr_scale=1.0,
         adaptive_kl=0.0,
-        **{f"{end}_lr_{who}": 1.0 for end in ("min", "max") for who in ("actor", "critic")},
+        **{f"{end}_lr_{net}": 1.0 for end in ("min", "max") for net in ("actor", "critic")},
         **dict.fromkeys(("use_bc", "recon", "value_recon", "v_encoder"), False),
         **dict.fromkeys(("is_clip_value", "use_grad_clip"), False),
     )
@@ -229,15 +232,15 @@ def agent_of(module: Any, policy: Any, c: dict[str, Any]) -> Any:
 
 
 def rl100(job: Job) -> Learner:
-    """One of its losses, by the case's phase; all of their classes are made for each."""
+    """Return the learner of the loss of the case's phase; it always builds all classes."""
     sys.path.insert(0, str(job.checkout / "RL-100"))
     sys.meta_path.append(StandIn(ABSENT))
     torch.float = torch.float64
     c = job.config
     module = job.load(AGENT, SMALL)
     module.CONST_EPS = 1e-8
-    policy, critics, model = policy_of(c), critics_of(c), model_of(c)
-    agent = agent_of(module, policy, c)
+    policy, critics, model = make_policy(c), make_critics(c), make_model(c)
+    agent = make_agent(module, policy, c)
     new, v = agent._policy, critics._value
     if job.phase == "online":
         agent.transfer2online(v, model, agent.cfg)
@@ -248,18 +251,18 @@ def rl100(job: Job) -> Learner:
         for k in range(2):
             links += mlp(f"{name}/net", getattr(nets, f"_net{k + 1}"), k)
     layers = [*model.model.backbones, model.model.output_layer]
-    links += stacked("dynamics/net", layers)
+    links += stacked_mlp("dynamics/net", layers)
     links += [link("dynamics/most", model.model.max_logvar)]
     links += [link("dynamics/least", model.model.min_logvar)]
     links += new.model.links("model") + agent._old_policy.model.links("behavior")
     if job.phase in ("improve", "online"):
-        links += [acts(own) for own in new.model.links("policy")]
+        links += [read_only(source) for source in new.model.links("policy")]
     else:
         links += policy.model.links("policy")
     updates: dict[str, Callable[[Any], dict[str, float]]] = {
-        "judge": lambda b: judged(critics, model, b, c),
-        "improve": lambda b: improved(agent, critics, b),
-        "online": lambda b: reinforced(agent, b, c),
+        "judge": lambda b: update_critics(critics, model, b, c),
+        "improve": lambda b: update_policy_offline(agent, critics, b),
+        "online": lambda b: update_policy_online(agent, b, c),
     }
     if job.phase == "distil":
         agent._policy = policy
@@ -268,7 +271,9 @@ def rl100(job: Job) -> Learner:
         )
         agent.cm_lr_scheduler = SimpleNamespace(step=lambda: None)
         links += policy.distilled_model.links("student")
-        updates["distil"] = lambda b: {"student_loss": agent.distill_update({"obs": seen(b)})}
+        updates["distil"] = lambda b: {
+            "student_loss": agent.distill_update({"obs": make_observations(b)})
+        }
     chain = [("noise", lambda x, k=k: x[:, k]) for k in range(c["num_inference_steps"] + 1)]
     order = {
         "improve": [*chain, *[UNUSED] * c["num_inference_steps"]],
@@ -278,18 +283,19 @@ def rl100(job: Job) -> Learner:
     return Learner(links, updates[job.phase], order.get(job.phase, []))
 
 
-def seen(b: Any, name: str = "observations") -> dict[str, Tensor]:
-    """Vectors as they are observed there, beside points that nothing looks at."""
-    found = getattr(b, name)
-    return {"point_cloud": torch.zeros(*found.shape[:2], 1, 3), "agent_pos": found}
+def make_observations(b: Any, name: str = "observations") -> dict[str, Tensor]:
+    """Return vector observations in the reference's format, with an unused point cloud."""
+    vectors = getattr(b, name)
+    return {"point_cloud": torch.zeros(*vectors.shape[:2], 1, 3), "agent_pos": vectors}
 
 
-def judged(critics: Any, model: Any, b: Any, c: dict[str, Any]) -> dict[str, float]:
-    """A chunk's reward is its first action's."""
+def update_critics(critics: Any, model: Any, b: Any, c: dict[str, Any]) -> dict[str, float]:
+    """Update critics, V and dynamics; a chunk's reward is stored at its first action."""
     first, count = c["n_obs_steps"] - 1, c["n_action_steps"]
     rewards = torch.zeros(*b.actions.shape[:2], 1)
     rewards[:, first] = b.column.rewards
-    batch = {"obs": seen(b), "next_obs": seen(b, "next_observations"), "action": b.actions}
+    batch = {"obs": make_observations(b), "action": b.actions}
+    batch |= {"next_obs": make_observations(b, "next_observations")}
     batch |= {"reward": rewards, "not_done": 1 - b.column.terminated.expand(-1, first + count)}
     q_loss, v_loss = critics.update(batch)
     s = b.observations.flatten(1)
@@ -297,18 +303,19 @@ def judged(critics: Any, model: Any, b: Any, c: dict[str, Any]) -> dict[str, flo
     change = b.next_observations.flatten(1) - s
     rows = [each.expand(c["members"], *each.shape) for each in (x, change)]
     loss = model.learn(*rows, batch_size=len(x))
-    found = {"critic_loss": q_loss, "value_loss": v_loss, "dynamics_loss": loss}
-    return {name: float(value) for name, value in found.items()}
+    losses = {"critic_loss": q_loss, "value_loss": v_loss, "dynamics_loss": loss}
+    return {name: float(value) for name, value in losses.items()}
 
 
-def improved(agent: Any, critics: Any, b: Any) -> dict[str, float]:
-    """All steps of new chains, one after another."""
-    loss = agent.update_distribution({"obs": seen(b)}, None, None, critics, False, False)
+def update_policy_offline(agent: Any, critics: Any, b: Any) -> dict[str, float]:
+    """Sample chains and update on all denoising steps, one after another."""
+    batch = {"obs": make_observations(b)}
+    loss = agent.update_distribution(batch, None, None, critics, False, False)
     return {"policy_loss": loss}
 
 
-def reinforced(agent: Any, b: Any, c: dict[str, Any]) -> dict[str, float]:
-    """One step of chains that were collected in one environment, as V now values them."""
+def update_policy_online(agent: Any, b: Any, c: dict[str, Any]) -> dict[str, float]:
+    """Update on one denoising step of a rollout in one environment, valued by the present V."""
     k, scheduler = int(b.step[0]), agent._policy.noise_scheduler
     scheduler.set_timesteps(c["num_inference_steps"])
     scheduler.timesteps = scheduler.timesteps[k : k + 1]
@@ -317,11 +324,11 @@ def reinforced(agent: Any, b: Any, c: dict[str, Any]) -> dict[str, float]:
     rewards = (b.rewards * gamma).sum(-1, keepdim=True)
     ended = (b.terminated + b.truncated).clamp(max=1)[:, None]
     rollout = (
-        seen(b),
+        make_observations(b),
         b.chain[:, k : k + 2],
         b.densities[:, k : k + 1],
         rewards,
-        seen(b, "next_observations"),
+        make_observations(b, "next_observations"),
         b.column.terminated,
         ended,
     )

@@ -1,4 +1,4 @@
-"""ikostrikov/rlpd."""
+"""Adapter to ikostrikov/rlpd."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ import numpy as np
 
 from benchmarks.conformance import jax_side
 from benchmarks.conformance.inputs import ACT, OBS, WIDTH
-from benchmarks.conformance.jax_side import Store, doubles, norm_epsilon
+from benchmarks.conformance.jax_side import Store, set_norm_epsilon, to_float64
 from benchmarks.conformance.job import Draw, Job, Learner
 
 SIDE = "jax_side"
 
 
 def rlpd(job: Job) -> Learner:
-    """The subset of critics is drawn as ours is: the places of the largest of as many numbers."""
+    """Return the learner.
+
+    The subset of critics is drawn as in our code: the indices of the largest random numbers.
+    """
     sys.path.insert(0, str(job.checkout))
-    importlib.import_module("tensorflow_probability.substrates.jax")  # theirs take it for granted
-    norm_epsilon(1e-5)
+    importlib.import_module(
+        "tensorflow_probability.substrates.jax"
+    )  # the reference needs it imported
+    set_norm_epsilon(1e-5)
     module, c = job.load(), job.config
     jax.random.choice = lambda key, a, shape, replace: jnp.argsort(
         -jnp.asarray(jax_side.replay("uniform", a.shape))
@@ -44,27 +49,27 @@ def rlpd(job: Job) -> Learner:
         target_entropy=-c["entropy_scale"] * ACT,
         backup_entropy=c["backup_entropy"],
     )
-    now = SimpleNamespace(agent=t, done=0)
+    current = SimpleNamespace(agent=t, done=0)
 
     def update(b: Any) -> dict[str, float]:
         batch = {name: getattr(b, name) for name in ("observations", "actions", "rewards")}
         batch |= {"next_observations": b.next_observations, "masks": 1 - b.terminated}
-        now.done += 1
-        if now.done % job.config["period"]:
-            now.agent, info = now.agent.update_critic(batch)
+        current.done += 1
+        if current.done % job.config["period"]:
+            current.agent, info = current.agent.update_critic(batch)
             return {"critic_loss": float(info["critic_loss"])}
-        now.agent, info = now.agent.update(batch, 1)
+        current.agent, info = current.agent.update(batch, 1)
         names = {"critic_loss": "critic_loss", "policy_loss": "actor_loss", "entropy": "entropy"}
         return {ours: float(info[theirs]) for ours, theirs in names.items()}
 
     def store(name: str) -> Store:
         def write(tree: Any) -> None:
-            state = getattr(now.agent, name)
-            new = state.replace(params=tree, opt_state=doubles(state.opt_state))
-            now.agent = now.agent.replace(**{name: new})
+            state = getattr(current.agent, name)
+            new = state.replace(params=tree, opt_state=to_float64(state.opt_state))
+            current.agent = current.agent.replace(**{name: new})
 
         def state() -> Any:
-            return getattr(now.agent, name)
+            return getattr(current.agent, name)
 
         return Store(lambda: state().params, write, lambda: state().opt_state)
 
@@ -81,7 +86,7 @@ def rlpd(job: Job) -> Learner:
     for name, theirs in (("critic", "critic"), ("critic_target", "target_critic")):
         links += store(theirs).mlp(f"{name}/net", dense, stacked=True)
         links += store(theirs).norms(f"{name}/net", norms, stacked=True)
-    # their distribution draws [A, B]
+    # the reference's distribution draws [A, B]
     order: list[Draw] = [("next", np.transpose), "subset", ("policy", np.transpose)]
     return Learner(links, update, order)
 

@@ -1,15 +1,15 @@
-"""BattleWen/RO2O, its offline files."""
+"""Adapter to BattleWen/RO2O."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from benchmarks.conformance.inputs import ACT, OBS, WIDTH
-from benchmarks.conformance.job import UNUSED, Job, Learner, swapped
+from benchmarks.conformance.job import UNUSED, Job, Learner, swap_axes
 from benchmarks.conformance.references.corl import adam, columns, ensemble_links
 
 SIDE = "torch_side"
-OPTIONS = {  # theirs: ours
+OPTIONS = {  # reference's name: our name
     "gamma": "discount",
     "tau": "tau",
     "beta_policy": "policy_smoothness",
@@ -39,11 +39,11 @@ def ro2o(job: Job) -> Learner:
 
     def update(b: Any) -> dict[str, float]:
         rows = columns(b)
-        if online:  # theirs come from a list of numbers, [B]
+        if online:  # the reference has [B] here, from a list of numbers
             rows[2], rows[4] = b.rewards, b.terminated
         log = (t.update_online if online else t.update)(rows)
-        told = {} if online else {"uncertainty": log["ood_loss"] / c["uncertainty"]}
-        return told | {
+        offline = {} if online else {"uncertainty": log["ood_loss"] / c["uncertainty"]}
+        return offline | {
             "policy_loss": log["actor_loss"],
             "critic_loss": log["critic_loss1"],
             "smoothness": log["noise_Q_loss"] / 1e-4,
@@ -51,6 +51,12 @@ def ro2o(job: Job) -> Learner:
         }
 
     order = ["temperature", "policy", "policy_noise", UNUSED, UNUSED]
-    order += ["next", *([UNUSED] if online else []), "q_noise", "ood_noise", ("ood", swapped)]
+    order += [
+        "next",
+        *([UNUSED] if online else []),
+        "q_noise",
+        "ood_noise",
+        ("ood", swap_axes),
+    ]
     order += [UNUSED]
     return Learner(ensemble_links(t, module.VectorizedLinear), update, order)

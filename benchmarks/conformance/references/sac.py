@@ -1,4 +1,4 @@
-"""pranz24/pytorch-soft-actor-critic."""
+"""Adapter to pranz24/pytorch-soft-actor-critic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDE = "torch_side"
 
 
 def sac(job: Job) -> Learner:
-    """Their first update takes a temperature that is given; here the learned one's start."""
+    """Return the learner. The first update uses the learned temperature, not the fixed one."""
     sys.path.insert(0, str(job.checkout))
     module, c = job.load(), job.config
     sys.modules["model"].epsilon = 0.0
@@ -28,10 +28,10 @@ def sac(job: Job) -> Learner:
 
     def update(b: Any) -> dict[str, float]:
         rows = b.observations, b.actions, b.rewards, b.next_observations, 1 - b.terminated
-        drawn = tuple(x.numpy() for x in rows)
+        arrays = tuple(x.numpy() for x in rows)
         t.alpha = t.log_alpha.exp().detach()
         q1, q2, policy, _, _ = t.update_parameters(
-            SimpleNamespace(sample=lambda batch_size: drawn), 0, 0
+            SimpleNamespace(sample=lambda batch_size: arrays), 0, 0
         )
         return {"critic_loss": q1 + q2, "policy_loss": policy}
 

@@ -1,4 +1,4 @@
-"""thuml/SPOT."""
+"""Adapter to thuml/SPOT."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ NAMES = ("discount", "tau", "policy_noise", "noise_clip")
 
 
 def spot(job: Job) -> Learner:
-    """Their VAE is trained by a script with elbo_loss's own terms; here by elbo_loss."""
+    """Return the learner.
+
+    The VAE is trained with elbo_loss. The training script of the reference spells out its terms.
+    """
     sys.path.insert(0, str(job.checkout))
     module, c = job.load(), job.config
     vae = module.VAE(OBS, ACT, 2 * ACT, 1.0, hidden_dim=WIDTH)
@@ -41,8 +44,8 @@ def spot(job: Job) -> Learner:
 
     def update(b: Any) -> None:
         c = b.column
-        drawn = b.observations, b.actions, b.next_observations, c.rewards, 1 - c.terminated
-        t.train(SimpleNamespace(sample=lambda size: drawn), logger=logger)
+        rows = b.observations, b.actions, b.next_observations, c.rewards, 1 - c.terminated
+        t.train(SimpleNamespace(sample=lambda size: rows), logger=logger)
 
     def fit_vae(b: Any) -> None:
         adam.zero_grad()

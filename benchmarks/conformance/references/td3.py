@@ -1,4 +1,4 @@
-"""sfujim/TD3 and sfujim/TD3_BC, which is the same file with another loss of the actor."""
+"""Adapter to sfujim/TD3 and to sfujim/TD3_BC, the same file with a different actor loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def td3(job: Job, name: str = "TD3", **options: Any) -> Learner:
 
     def update(b: Any) -> None:
         c = b.column
-        drawn = b.observations, b.actions, b.next_observations, c.rewards, 1 - c.terminated
-        t.train(SimpleNamespace(sample=lambda size: drawn))
+        rows = b.observations, b.actions, b.next_observations, c.rewards, 1 - c.terminated
+        t.train(SimpleNamespace(sample=lambda size: rows))
 
     return Learner(links, update, ["noise"], ["critic_loss", "policy_loss"])

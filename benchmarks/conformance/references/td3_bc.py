@@ -1,4 +1,4 @@
-"""sfujim/TD3_BC."""
+"""Adapter to sfujim/TD3_BC."""
 
 from __future__ import annotations
 

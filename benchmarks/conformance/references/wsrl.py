@@ -1,6 +1,7 @@
-"""zhouzypaul/wsrl: the method, and those that it goes on from, with the options that it gives them.
+"""Adapter to zhouzypaul/wsrl: WSRL, and the CQL, Cal-QL and IQL that it starts from.
 
-Temperatures are exponentials, deviations are scaled, critics share no layer.
+Temperatures are exponentials of their parameters, log standard deviations are scaled and shifted,
+and critics share no layer.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy as np
 
 from benchmarks.conformance import jax_side
 from benchmarks.conformance.inputs import ACT, OBS, WIDTH
-from benchmarks.conformance.jax_side import Store, doubles, norm_epsilon
-from benchmarks.conformance.job import Job, Learner, Link, swapped
+from benchmarks.conformance.jax_side import Store, set_norm_epsilon, to_float64
+from benchmarks.conformance.job import Job, Learner, Link, swap_axes
 from benchmarks.conformance.references.cql_options import OPTIONS
 
 SIDE = "jax_side"
@@ -29,20 +30,20 @@ APART = """(*lead, _, size), zeros = outputs.shape, nn.initializers.zeros
             value = value + self.param("last_bias", zeros, (*lead, 1, 1))"""
 SCALED = """affine = self.param("affine", nn.initializers.zeros, (2,))
                 log_stds = affine[0] * log_stds + affine[1]"""
-Now = Any  # whose `agent` is the latest
+Current = Any  # namespace whose `agent` is the latest agent
 
 
-def prepared(job: Job) -> ModuleType:
-    """The case's file, with its networks as they are said to be above."""
+def load_module(job: Job) -> ModuleType:
+    """Return the case's file as a module, with networks changed as described above."""
     sys.path.insert(0, str(job.checkout))
     sys.modules["overrides"] = SimpleNamespace(overrides=lambda method: method)  # type: ignore[assignment]
-    norm_epsilon(1e-5)
+    set_norm_epsilon(1e-5)
     nets = job.load(NETS, {"# # mitsuhiko ablation": SCALED, SHARED: APART})
     sys.modules["wsrl.networks.actor_critic_nets"] = nets
     module = job.load()
     if hasattr(module, "GeqLagrangeMultiplier"):
-        made = partial(module.GeqLagrangeMultiplier, parameterization="exp")
-        module.GeqLagrangeMultiplier = made
+        multiplier = partial(module.GeqLagrangeMultiplier, parameterization="exp")
+        module.GeqLagrangeMultiplier = multiplier
     jax.random.randint = lambda key, shape, low, high: jnp.floor(
         high * jnp.asarray(jax_side.replay("uniform", shape))
     ).astype(int)
@@ -62,8 +63,8 @@ def rows(b: Any, *more: str) -> dict[str, Any]:
     return {name: getattr(b, name) for name in names} | {"masks": 1 - b.terminated}
 
 
-def stays(old: Any, new: Any, networks: Iterable[str]) -> Any:
-    """Their new state with these networks, moments included, as they were."""
+def restore_networks(old: Any, new: Any, networks: Iterable[str]) -> Any:
+    """Return the new state with the old parameters and moments of these networks."""
     params, moments = dict(new.params), dict(new.opt_states)
     for name in networks:
         params[f"modules_{name}"] = old.params[f"modules_{name}"]
@@ -71,62 +72,62 @@ def stays(old: Any, new: Any, networks: Iterable[str]) -> Any:
     return new.replace(params=params, opt_states=moments)
 
 
-def store(now: Now, name: str, part: str = "params") -> Store:
-    """Of a network: its parameters or its target's."""
-    own = f"modules_{name}"
+def store(current: Current, name: str, part: str = "params") -> Store:
+    """Return access to the parameters, or the target parameters, of a network."""
+    key = f"modules_{name}"
 
     def write(tree: Any) -> None:
-        state = now.agent.state
-        changed = {part: {**getattr(state, part), own: tree}}
-        moments = doubles(state.opt_states)
-        now.agent = now.agent.replace(state=state.replace(opt_states=moments, **changed))
+        state = current.agent.state
+        changed = {part: {**getattr(state, part), key: tree}}
+        moments = to_float64(state.opt_states)
+        current.agent = current.agent.replace(state=state.replace(opt_states=moments, **changed))
 
     def moments() -> Any:
-        """Without the networks that this one's optimizer leaves alone."""
-        (mean,) = jax_side.means(now.agent.state.opt_states[name].inner_state)
-        return (SimpleNamespace(mu=mean[own]),)
+        """Return Adam's means of this network, without those of other networks."""
+        (mean,) = jax_side.first_moments(current.agent.state.opt_states[name].inner_state)
+        return (SimpleNamespace(mu=mean[key]),)
 
-    read = lambda: getattr(now.agent.state, part)[own]  # noqa: E731
+    read = lambda: getattr(current.agent.state, part)[key]  # noqa: E731
     return Store(read, write, moments if part == "params" else tuple)
 
 
-def policy_links(now: Now, hidden: int) -> list[Link]:
-    actor = store(now, "actor")
+def policy_links(current: Current, hidden: int) -> list[Link]:
+    actor = store(current, "actor")
     links = actor.mlp("policy/trunk", [f"network/Dense_{i}" for i in range(hidden)])
     links += actor.norms("policy/trunk", [f"network/LayerNorm_{i}" for i in range(hidden)])
     for k, head in enumerate(("Dense_0", "Dense_1")):
         columns = slice(k * ACT, (k + 1) * ACT)
-        own, at = f"policy/trunk.weights.{hidden}", (slice(None), columns)
-        links.append(actor.link(own, f"{head}/kernel", at))
+        path, at = f"policy/trunk.weights.{hidden}", (slice(None), columns)
+        links.append(actor.link(path, f"{head}/kernel", at))
         links.append(actor.link(f"policy/trunk.biases.{hidden}", f"{head}/bias", (columns,)))
     return [*links, actor.link("policy/affine", "affine")]
 
 
-def value_links(own: Store, name: str, hidden: int, *, stacked: bool) -> list[Link]:
-    """Of critics, or of a value, which is no ensemble."""
-    links = own.mlp(name, [f"network/Dense_{i}" for i in range(hidden)], stacked=stacked)
-    links.append(own.link(f"{name}.weights.{hidden}", "last_kernel"))
-    links.append(own.link(f"{name}.biases.{hidden}", "last_bias"))
+def value_links(source: Store, name: str, hidden: int, *, stacked: bool) -> list[Link]:
+    """Return links of the critics, which are stacked, or of V, which is not."""
+    links = source.mlp(name, [f"network/Dense_{i}" for i in range(hidden)], stacked=stacked)
+    links.append(source.link(f"{name}.weights.{hidden}", "last_kernel"))
+    links.append(source.link(f"{name}.biases.{hidden}", "last_bias"))
     norms = [f"network/LayerNorm_{i}" for i in range(hidden)]
-    return links + own.norms(name, norms, stacked=stacked)
+    return links + source.norms(name, norms, stacked=stacked)
 
 
-def critic_links(now: Now, hidden: int) -> list[Link]:
-    critics = store(now, "critic"), store(now, "critic", "target_params")
+def critic_links(current: Current, hidden: int) -> list[Link]:
+    critics = store(current, "critic"), store(current, "critic", "target_params")
     pairs = zip(("critic", "critic_target"), critics, strict=True)
     return [x for k, s in pairs for x in value_links(s, f"{k}/net", hidden, stacked=True)]
 
 
-def soft_links(now: Now, c: dict[str, Any]) -> list[Link]:
-    """Of a soft actor-critic: temperature, policy and critics."""
-    links = [store(now, "temperature").link("log_alpha/value", "lagrange")]
-    links += policy_links(now, len(c["policy_hidden"]))
-    return links + critic_links(now, len(c["critic_hidden"]))
+def soft_links(current: Current, c: dict[str, Any]) -> list[Link]:
+    """Return links of a soft actor-critic: temperature, policy and critics."""
+    links = [store(current, "temperature").link("log_alpha/value", "lagrange")]
+    links += policy_links(current, len(c["policy_hidden"]))
+    return links + critic_links(current, len(c["critic_hidden"]))
 
 
 def wsrl(job: Job) -> Learner:
-    """What a step leaves out stays as it was."""
-    module, c = prepared(job), job.config
+    """Return the learner. Networks that a step does not train are unchanged by it."""
+    module, c = load_module(job), job.config
     agent = module.SACAgent.create(
         jax.random.PRNGKey(0),
         np.zeros((1, OBS)),
@@ -147,32 +148,32 @@ def wsrl(job: Job) -> Learner:
         max_target_backup=c["max_target_backup"],
         n_actions=c["num_samples"],
     )
-    now = SimpleNamespace(agent=agent, done=0)
+    current = SimpleNamespace(agent=agent, done=0)
 
     def step(batch: Any, *networks: str) -> Any:
-        """Their update of these networks."""
-        old = now.agent.state
-        agent, info = now.agent.update(batch, networks_to_update=frozenset(networks))
+        """Update these networks by the reference's agent."""
+        old = current.agent.state
+        agent, info = current.agent.update(batch, networks_to_update=frozenset(networks))
         rest = {"actor", "critic", "temperature"} - set(networks)
-        now.agent = agent.replace(state=stays(old, agent.state, rest))
+        current.agent = agent.replace(state=restore_networks(old, agent.state, rest))
         return info
 
     def update(b: Any) -> dict[str, float]:
         batch = rows(b)
-        now.done += 1
-        found = {"critic_loss": float(step(batch, "critic")["critic"]["critic_loss"])}
-        if now.done % c["period"]:
-            return found
+        current.done += 1
+        losses = {"critic_loss": float(step(batch, "critic")["critic"]["critic_loss"])}
+        if current.done % c["period"]:
+            return losses
         info = step(batch, "actor", "temperature")["actor"]
         names = {"policy_loss": "actor_loss", "entropy": "entropy", "alpha": "temperature"}
-        return found | {ours: float(info[theirs]) for ours, theirs in names.items()}
+        return losses | {ours: float(info[theirs]) for ours, theirs in names.items()}
 
-    return Learner(soft_links(now, c), update, ["next", "subset", "policy", "entropy"])
+    return Learner(soft_links(current, c), update, ["next", "subset", "policy", "entropy"])
 
 
 def cql(job: Job) -> Learner:
-    """Critics' losses are summed; the temperature follows the policy's own sample."""
-    module, c = prepared(job), job.config
+    """Return the learner. Critic losses are summed; the temperature uses the policy's sample."""
+    module, c = load_module(job), job.config
     (critics, lr) = (c["num_critics"], c["policy_lr"])
 
     class Agent(module.CQLAgent):  # type: ignore[name-defined]
@@ -214,24 +215,36 @@ def cql(job: Job) -> Learner:
         calql_bound_random_actions=False,
         **{name: c[ours] for name, ours in OPTIONS.items() if name in names},
     )
-    now = SimpleNamespace(agent=agent)
+    current = SimpleNamespace(agent=agent)
 
     def update(b: Any) -> dict[str, float]:
-        now.agent, info = now.agent.update(rows(b, "mc_returns"))
-        found = {"critic_loss": critics * info["critic"]["td_loss"]}
-        found |= {"penalty": info["critic"]["cql_loss"], "policy_loss": info["actor"]["actor_loss"]}
-        return {name: float(value) for name, value in found.items()}
+        current.agent, info = current.agent.update(rows(b, "mc_returns"))
+        losses = {"critic_loss": critics * info["critic"]["td_loss"]}
+        losses |= {"penalty": info["critic"]["cql_loss"]}
+        losses |= {"policy_loss": info["actor"]["actor_loss"]}
+        return {name: float(value) for name, value in losses.items()}
 
-    drawn = ["policy", "next", "next_subset", ("uniform", swapped), "here", "there", "subset"]
-    return Learner(soft_links(now, c), update, [*drawn, "policy"])
+    order = [
+        "policy",
+        "next",
+        "next_subset",
+        ("uniform", swap_axes),
+        "here",
+        "there",
+        "subset",
+    ]
+    return Learner(soft_links(current, c), update, [*order, "policy"])
 
 
 cal_ql = cql
 
 
 def iql(job: Job) -> Learner:
-    """V's step comes first, and one subset of critics is drawn; critics' losses are summed."""
-    module, c = prepared(job), job.config
+    """Return the learner.
+
+    V is trained first, one subset of critics is drawn per update, and critic losses are summed.
+    """
+    module, c = load_module(job), job.config
     sizes, agents = network(c["hidden"], True), module.IQLAgent
     agent = agents.create(
         jax.random.PRNGKey(0),
@@ -251,36 +264,38 @@ def iql(job: Job) -> Learner:
         temperature=c["beta"],
         target_update_rate=c["tau"],
     )
-    now = SimpleNamespace(agent=agent)
+    current = SimpleNamespace(agent=agent)
 
     def step(batch: Any, *networks: str) -> Any:
-        """Their losses of these networks, at what is new by now."""
-        losses = {"actor": now.agent.policy_loss_fn, "value": now.agent.value_loss_fn}
+        """Update these networks by the reference's losses at the latest parameters."""
+        losses = {"actor": current.agent.policy_loss_fn, "value": current.agent.value_loss_fn}
         losses["critic"] = critic_loss
         called = {
             name: partial(loss, batch) if name in networks else lambda params, rng: (0.0, {})
             for name, loss in losses.items()
         }
-        old = now.agent.state
+        old = current.agent.state
         state, info = old.apply_loss_fns(called, has_aux=True)
-        now.agent = now.agent.replace(state=stays(old, state, losses.keys() - set(networks)))
+        current.agent = current.agent.replace(
+            state=restore_networks(old, state, losses.keys() - set(networks))
+        )
         return info
 
     def critic_loss(batch: Any, params: Any, rng: Any) -> Any:
-        loss, info = now.agent.critic_loss_fn(batch, params, rng)
+        loss, info = current.agent.critic_loss_fn(batch, params, rng)
         return c["num_critics"] * loss, info
 
     def update(b: Any) -> dict[str, float]:
         batch = rows(b)
-        found = {"value_loss": step(batch, "value")["value"]["value_loss"]}
+        losses = {"value_loss": step(batch, "value")["value"]["value_loss"]}
         info = step(batch, "actor", "critic")
-        state = now.agent.state.target_update(c["tau"])
-        now.agent = now.agent.replace(state=state)
-        found |= {"policy_loss": info["actor"]["actor_loss"]}
-        found |= {"critic_loss": c["num_critics"] * info["critic"]["td_loss"]}
-        return {name: float(value) for name, value in found.items()}
+        state = current.agent.state.target_update(c["tau"])
+        current.agent = current.agent.replace(state=state)
+        losses |= {"policy_loss": info["actor"]["actor_loss"]}
+        losses |= {"critic_loss": c["num_critics"] * info["critic"]["td_loss"]}
+        return {name: float(value) for name, value in losses.items()}
 
     hidden = len(c["hidden"])
-    links = policy_links(now, hidden) + critic_links(now, hidden)
-    links += value_links(store(now, "value"), "value/net", hidden, stacked=False)
+    links = policy_links(current, hidden) + critic_links(current, hidden)
+    links += value_links(store(current, "value"), "value/net", hidden, stacked=False)
     return Learner(links, update, ["subset", "subset"])

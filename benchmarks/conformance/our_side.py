@@ -1,0 +1,268 @@
+"""Our side of the comparison, and every import from this project that the comparison needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.conformance import inputs
+from benchmarks.conformance.cases import Case
+from benchmarks.conformance.inputs import Arrays, Tape
+from offline_rl.algorithms.common.base import Algorithm, Interaction, State
+from offline_rl.algorithms.common.chunk_cloning import ChunkCloning
+from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
+from offline_rl.algorithms.common.on_policy.denoising import replay_log_prob
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.algorithms.common.schedule import ONLINE
+from offline_rl.replay.batch import Batch
+from offline_rl.replay.rollouts import Decisions
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import write_atomically, write_text
+from offline_rl.utils.options import build, parse_options
+from offline_rl.utils.text import table
+from policies.networks.mlp import MLP
+from policies.networks.transformer import Attention
+from policies.networks.unet import Conv, Upsample
+from policies.spec import Spec
+
+__all__ = ["UserError", "algorithm_names", "build", "parse_options", "table", "write_atomically"]
+__all__ += ["write_text"]
+BLOCKS: tuple[Any, ...] = (MLP, Conv, Upsample, Attention)  # modules with a compute dtype
+NUM_UPDATES = 20  # length of the schedules; a run covers part of a decay
+SIZES = {
+    "num_samples": inputs.SAMPLES,
+    "num_policy_samples": inputs.SAMPLES,
+    "num_critics": inputs.CRITICS,
+}
+
+
+class Recorder:
+    """Replacement of `Random` that records its numbers on the tape."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self.tape.record("normal", tuple(shape)))
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self.tape.record("uniform", tuple(shape)))
+
+    def integers(self, high: Tensor | int, shape: Sequence[int]) -> Tensor:
+        """Return the integer parts of uniform numbers times `high`."""
+        return (self.uniform(shape) * high).long()
+
+
+@contextmanager
+def float64_mode() -> Iterator[None]:
+    """Use float64 wherever our code asks for float32."""
+    saved = torch.float32, torch.Tensor.float, torch.get_default_dtype()
+    torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
+    for block in BLOCKS:
+        block.compute_dtype = torch.float64
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.float32, torch.Tensor.float, default = saved
+        for block in BLOCKS:
+            block.compute_dtype = torch.float32
+        torch.set_default_dtype(default)
+
+
+def make(case: Case) -> Algorithm:
+    """Return the case's algorithm with small networks."""
+    cls = algorithm_class(case.algorithm)
+    sizes: dict[str, Any] = {}
+    for f in fields(cls.Config):
+        if f.name.endswith("hidden"):
+            sizes[f.name] = (inputs.WIDTH,) * len(f.default)
+        elif f.name in SIZES:
+            sizes[f.name] = min(f.default, SIZES[f.name])
+    cfg = cls.Config(**sizes | case.config)
+    online_cfg = replace(cfg, **cls.Online.config_changes)
+    interaction = Interaction(cls.Online(**case.online), online_cfg, NUM_UPDATES)
+    algorithm = cls(Spec((inputs.OBS,), inputs.ACT), cfg, NUM_UPDATES, interaction)
+    return algorithm.for_phase(case.phase)
+
+
+def parameters(algorithm: Algorithm) -> Arrays:
+    """Return the initial parameters; names are `<network>/<parameter>`."""
+    shapes = {
+        f"{network}/{name}": tuple(p.shape)
+        for network, module in algorithm.modules.items()
+        for name, p in module.named_parameters()
+    }
+    return inputs.parameters(shapes)
+
+
+def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
+    """Return the columns of one update's batch; `expert/<column>` belong to the expert batch."""
+    if case.algorithm == "rl100":
+        return (
+            rollout(algorithm, update)
+            if case.phase == ONLINE
+            else critic_columns(algorithm, update)
+        )
+    if isinstance(algorithm, DenoisingRL):
+        return decisions(algorithm, update)
+    if isinstance(algorithm, ChunkCloning):
+        return inputs.chunks(update, algorithm.cfg.n_obs_steps, algorithm.cfg.horizon)
+    if "timesteps" in algorithm.extra_columns:
+        return inputs.windows(update, full=bool(case.draws))
+    columns = inputs.batch(update, algorithm.cfg.discount)
+    if "expert" in algorithm.extra_columns:
+        expert = inputs.batch(update + inputs.EXPERT, algorithm.cfg.discount)
+        columns |= {f"expert/{name}": x for name, x in expert.items()}
+    return columns
+
+
+def decisions(algorithm: DenoisingRL, update: int) -> Arrays:
+    """Return pairs of a decision and a denoising step, sampled with the initial weights.
+
+    densities: [B, K', H, A], log densities of the chains plus a small noise, as of a slightly
+    different policy. log_probs: [B, K'], their means over the executed actions.
+    """
+    cfg, rng = algorithm.cfg, np.random.RandomState([inputs.SEED, update, 3])
+    params: dict[str, dict[str, Tensor]] = {}
+    for name, x in parameters(algorithm).items():
+        network, _, parameter = name.partition("/")
+        params.setdefault(network, {})[parameter] = torch.from_numpy(x)
+    no_random: Any = None
+    state, count = State(algorithm, dict(params), {}, no_random), inputs.BATCH
+    observations = torch.from_numpy(rng.standard_normal((count, cfg.n_obs_steps, inputs.OBS)))
+    noise = torch.from_numpy(rng.standard_normal((count, *algorithm.noise_shape)))
+    chain = algorithm.chain(state, state.model, observations, noise)
+
+    def model(x: Tensor, times: Tensor) -> Tensor:
+        prediction: Tensor = state.model(observations, x, times)
+        return prediction
+
+    table, bounds = algorithm.table(cfg.eta), (cfg.density_floor, algorithm.max_std)
+    densities = replay_log_prob(table, model, chain, *bounds)
+    densities = densities + torch.from_numpy(0.02 * rng.standard_normal(tuple(densities.shape)))
+    executed = torch.ones(count, cfg.n_action_steps)
+    log_probs = [algorithm.executed_log_prob(each, executed) for each in densities.unbind(1)]
+    tensors = {"observations": observations, "chain": chain, "densities": densities}
+    tensors |= {"log_probs": torch.stack(log_probs, 1), "executed": executed}
+    columns = {name: x.numpy() for name, x in tensors.items()}
+    columns |= {name: rng.standard_normal(count) for name in ("advantages", "returns")}
+    return columns | {"step": rng.randint(0, cfg.tuned, count)}
+
+
+def rollout(algorithm: Any, update: int) -> Arrays:
+    """Return consecutive decisions in one environment, all with the same denoising step."""
+    columns, transitions = decisions(algorithm, update), inputs.batch(update, 1.0)
+    rng = np.random.RandomState([inputs.SEED, update, 4])
+    terminated = columns["terminated"] = transitions["terminated"]
+    columns["rewards"] = rng.standard_normal(columns["executed"].shape)
+    columns["truncated"] = (1 - terminated) * (rng.uniform(size=inputs.BATCH) < 1 / 3)
+    columns["next_observations"] = rng.standard_normal(columns["observations"].shape)
+    return columns | {"step": np.full(inputs.BATCH, update % algorithm.cfg.tuned)}
+
+
+def critic_columns(algorithm: Any, update: int) -> Arrays:
+    """Return chunks with their rewards and next observations, for critics and dynamics."""
+    cfg, chunks = algorithm.cfg, inputs.windows(update, full=True)
+    columns = inputs.batch(update, cfg.discount**cfg.n_action_steps)
+    columns |= {"actions": chunks["actions"][:, : cfg.horizon], "held_out": np.zeros(inputs.BATCH)}
+    for name in ("observations", "next_observations"):
+        columns[name] = chunks[name][:, : cfg.n_obs_steps]
+    return columns
+
+
+def improve_all_steps(
+    algorithm: Any, state: State, batch: Any, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Sample chains of `behavior` for a batch's states, and update on each denoising step."""
+    columns = {k: column.flatten(0, 1) for k, column in algorithm.fill(state, batch).items()}
+    losses = []
+    for k in range(algorithm.cfg.tuned):
+        pairs = Decisions(columns, torch.full((inputs.BATCH,), k), torch.tensor(0))
+        state, metrics = algorithm.improve(state, pairs, i)
+        losses.append(metrics["policy_loss"])
+    return state, {"policy_loss": torch.stack(losses).mean()}
+
+
+def update_on_rollout(
+    algorithm: Any, state: State, batch: Any, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Compute a rollout's advantages with the present V, then update on the rollout."""
+    data = {name: column[:, None] for name, column in batch.columns.items()}
+    data |= {"moments": torch.zeros(3), "so_far": torch.zeros(1)}
+    values = algorithm.compute_advantages(state, data)
+    advantages = {name: values[name].flatten() for name in ("advantages", "returns")}
+    return algorithm.update(state, replace(batch, columns={**batch.columns, **advantages}), i)
+
+
+# functions that rl100's cases run instead of the algorithm's method
+REPLACEMENTS = {"improve": improve_all_steps, ONLINE: update_on_rollout}
+
+
+def config(case: Case) -> dict[str, Any]:
+    """Return all hyperparameters, for the reference."""
+    algorithm = make(case)
+    derived = {"discount": algorithm.cfg.discount, "period": algorithm.period}
+    derived["online"] = asdict(algorithm.interaction.online)
+    return asdict(algorithm.cfg) | derived | {"num_updates": NUM_UPDATES}
+
+
+def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
+    """Run our side; return the reference's inputs and our results after each update, [updates, …].
+
+    fault: relative error added to the columns `case.aims`, on our side only.
+    """
+    with float64_mode():
+        algorithm = make(case)
+        start = parameters(algorithm)
+        arrays: Arrays = {f"params/{name}": x for name, x in start.items()}
+        params: dict[str, dict[str, Tensor]] = {}
+        for name, x in start.items():
+            network, _, parameter = name.partition("/")
+            params.setdefault(network, {})[parameter] = torch.from_numpy(x.copy())
+        adams = algorithm.optimizers().items()
+        optimizer = {name: adam.init(params[name]) for name, adam in adams if name in params}
+        outputs = []
+        for update in range(case.updates):
+            columns = batch(case, algorithm, update)
+            arrays |= {f"batch/{update}/{name}": x for name, x in columns.items()}
+            tape = Tape(update, case.draws)
+            done = torch.tensor(update)
+            state = State(algorithm, params, optimizer, Recorder(tape), done)
+            rows = as_batch(columns | {k: (1 + fault) * columns[k] for k in case.aims})
+            method: Any = getattr(algorithm, "update" if case.phase == ONLINE else case.phase)
+            if case.algorithm == "rl100" and case.phase in REPLACEMENTS:
+                method = partial(REPLACEMENTS[case.phase], algorithm)
+            state, metrics = method(state, rows, update % algorithm.period)
+            arrays |= {f"tape/{update}/{name}": x for name, x in tape.arrays.items()}
+            params, optimizer = dict(state.params), dict(state.optimizer)
+            outputs.append(quantities(state, metrics))
+    return arrays, inputs.stack_updates(outputs)
+
+
+def as_batch(columns: Arrays) -> Batch | Decisions:
+    if "chain" in columns:
+        tensors = {name: torch.from_numpy(x.copy()) for name, x in columns.items()}
+        return Decisions(tensors, tensors.pop("step"), torch.tensor(0))
+    expert = inputs.subtree(columns, "expert/")
+    fields = {k: torch.from_numpy(v.copy()) for k, v in columns.items() if "/" not in k}
+    fields.pop("terminated")
+    return Batch(**fields, expert=as_batch(expert) if expert else None)
+
+
+def quantities(state: State, metrics: dict[str, Tensor]) -> Arrays:
+    """Return the results after an update; names are params/…, moment/… and loss/…"""
+    arrays: Arrays = {}
+    for network, tree in state.params.items():
+        arrays |= {f"params/{network}/{k}": v.detach().numpy().copy() for k, v in tree.items()}
+    for network, moments in state.optimizer.items():
+        first = moments["first"].items()
+        arrays |= {f"moment/{network}/{k}": v.detach().numpy().copy() for k, v in first}
+    return arrays | {f"loss/{k}": np.asarray(v.item()) for k, v in metrics.items()}
