@@ -1,4 +1,4 @@
-"""What a shell offers after TAB: verbs, a verb's keys, and the values that are names.
+"""Shell completion of verbs, options, and option values that are names.
 
 eval "$(offline-rl --completion bash)"        in ~/.bashrc
 eval "$(offline-rl --completion zsh)"         in ~/.zshrc, after compinit
@@ -34,7 +34,7 @@ GROUPS = ("experiment", "suite", "recipe")  # keys whose values are files of con
 
 
 def candidates(line: str, verbs: Mapping[str, EntryPoint]) -> list[str]:
-    """What the last word of `line` may become. After `key=` the values alone, as bash has it."""
+    """Return the completions of the last word of `line`. After `key=` these are values only."""
     _, *words = line.split()
     last = "" if line[-1:].isspace() else words.pop() if words else ""
     if not words:
@@ -43,35 +43,38 @@ def candidates(line: str, verbs: Mapping[str, EntryPoint]) -> list[str]:
         return []
     command = verbs[words[0]].load()
     actions = re.findall(rf"offline-rl {words[0]} (\w+)(?= |$)", command.__doc__ or "", re.M)
-    if actions and len(words) == 1:  # as `data check`; its page tells them
+    if actions and len(words) == 1:  # such as `data check`, listed in the verb's docstring
         return sorted(action for action in actions if action.startswith(last))
-    key, given, start = last.partition("=")
-    found = keys(getattr(command, "options", {}), words, last)
-    if not given:
-        return sorted(f"{name}=" for name in found if name.startswith(last))
-    return [value for value in values(key, found.get(key, "")) if value.startswith(start)]
+    key, equals, start = last.partition("=")
+    types = option_types(getattr(command, "options", {}), words, last)
+    if not equals:
+        return sorted(f"{name}=" for name in types if name.startswith(last))
+    return [value for value in values(key, types.get(key, "")) if value.startswith(start)]
 
 
-def keys(options: Mapping[str, str], words: Sequence[str], last: str) -> dict[str, str]:
-    """A verb's keys and their types; a method's own once its name and their group are typed."""
-    found = dict[str, str]()
+def option_types(options: Mapping[str, str], words: Sequence[str], last: str) -> dict[str, str]:
+    """Return a verb's options with their types.
+
+    Hyper-parameters are included if `words` name the algorithm and `last` begins with `algorithm.`.
+    """
+    types = dict[str, str]()
     for prefix, name in options.items():
         module, _, cls = name.partition(":")
-        found |= {
+        types |= {
             prefix + option.name: option.type
             for option in describe_options(getattr(import_module(module), cls))
         }
-    method = next((word[10:] for word in words if word.startswith("algorithm=")), "")
-    if method in methods() and last.startswith("algorithm."):
-        config = import_module(f"offline_rl.algorithms.{method}").Config
-        found |= {f"algorithm.{option.name}": option.type for option in describe_options(config)}
-    return found
+    algorithm = next((word[10:] for word in words if word.startswith("algorithm=")), "")
+    if algorithm in algorithms() and last.startswith("algorithm."):
+        config = import_module(f"offline_rl.algorithms.{algorithm}").Config
+        types |= {f"algorithm.{option.name}": option.type for option in describe_options(config)}
+    return types
 
 
 def values(key: str, kind: str) -> list[str]:
-    """What a key takes, where that can be counted."""
+    """Return the values of an option if they can be listed. kind: its type as text."""
     if key == "algorithm":
-        return methods()
+        return algorithms()
     if key == "task":
         from envs import names
 
@@ -86,6 +89,6 @@ def values(key: str, kind: str) -> list[str]:
     return choices.split(", ") if choices and not one else []
 
 
-def methods() -> list[str]:
-    """Ours; known without importing them."""
+def algorithms() -> list[str]:
+    """Return the names of the built-in algorithms without importing them."""
     return sorted(f.stem for f in (PACKAGE / "algorithms").glob("[a-z]*.py"))

@@ -1,8 +1,8 @@
-"""From what is typed to jobs: Hydra's overrides and sweeps, experiments, --cfg job.
+"""Jobs from a command line: Hydra's overrides and sweeps, experiments, --cfg job.
 
-An experiment is a file of configs/experiment, or one of the user's, with the keys that are typed
-otherwise, nested or with dots; its `defaults:` name experiments that it begins with. What is typed
-goes before the experiment, that before the algorithm's table for the task, that before defaults.
+An experiment is a YAML file of configs/experiment, or of the user, with options of `train`, nested
+or with dots. Its `defaults:` name experiments that it extends. The command line overrides the
+experiment, the experiment overrides the algorithm's table for the task, the table the defaults.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ FLAGS = ("-m", "--multirun", "-c", "--cfg", "--help")
 
 
 class Command(NamedTuple):
-    """What a line asks for."""
+    """Parsed command line of `train`."""
 
-    jobs: list[dict[str, Any]]  # the keys of `train` for each
-    shown: bool  # they are to be printed, not run
+    jobs: list[dict[str, Any]]  # options of `train`, one dictionary for each job
+    print_only: bool  # --cfg job: print the jobs, do not run them
 
 
 def compose(arguments: Sequence[str]) -> Command:
-    """Jobs from `key=value`, `experiment=`, -m with several values, --cfg job. Raises UserError."""
-    typed, multirun, shown = list[str](), False, False
+    """Parse `key=value`, `experiment=`, -m with several values, and --cfg job. Raises UserError."""
+    typed, multirun, print_only = list[str](), False, False
     words = iter(arguments)
     for word in words:
         flag, _, value = word.partition("=")
@@ -37,8 +37,8 @@ def compose(arguments: Sequence[str]) -> Command:
             multirun = True
         elif flag in ("-c", "--cfg"):
             if (value or next(words, "")) != "job":
-                raise UserError(f"{word}: what can be shown is the job: --cfg job")
-            shown = True
+                raise UserError(f"{word}: only the job can be printed. Use --cfg job")
+            print_only = True
         elif word.startswith("-"):
             raise UserError(unknown("flag", word, FLAGS))
         else:
@@ -46,37 +46,40 @@ def compose(arguments: Sequence[str]) -> Command:
     jobs = [with_experiment(job) for job in sweep(typed, multirun)]
     for job in jobs:
         refuse_lists(job)
-    return Command(jobs, shown)
+    return Command(jobs, print_only)
 
 
 def sweep(typed: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
-    """The product of all values that are typed, each combination a job, in Hydra's order."""
-    given = parse_overrides(typed, Groups())
-    several = [override for override in given if override.is_sweep_override()]
+    """Return one job for each combination of the values in `typed`, in Hydra's order."""
+    parsed = parse_overrides(typed, Groups())
+    several = [override for override in parsed if override.is_sweep_override()]
     if not several:
-        return [override_values(given)]
+        return [override_values(parsed)]
     if not multirun:
         raise UserError(
-            f"{several[0].input_line!r} has several values: -m makes a run of each; a list is "
-            "key=[a,b]"
+            f"{several[0].input_line!r} has several values. Use -m for one run per value, or "
+            "key=[a,b] for a list"
         )
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
     for override in several:
         if not override.is_discrete_sweep():
-            raise UserError(f"{override.input_line!r}: say which values, or range(start,stop,step)")
-    (lines,) = BasicSweeper.split_arguments(list(given), None)
+            raise UserError(
+                f"{override.input_line!r} is not a list of values. Use values or "
+                "range(start,stop,step)"
+            )
+    (lines,) = BasicSweeper.split_arguments(list(parsed), None)
     jobs = [override_values(parse_overrides(line)) for line in lines]
     if not jobs:
         raise UserError(f"{several[0].input_line!r}: one of the sweeps has no values")
-    for job in jobs:  # in a sweep a seed is a seed; elsewhere seeds=3 is a count
+    for job in jobs:  # seeds=1,2 in a sweep are the seeds 1 and 2; elsewhere seeds=3 is a count
         if isinstance(job.get("seeds"), int) and any(o.key_or_group == "seeds" for o in several):
             job["seeds"] = [job["seeds"]]
     return jobs
 
 
 def refuse_lists(job: Mapping[str, Any]) -> None:
-    """Raises UserError where a list is given for what takes none: -m runs each of its values."""
+    """Raise UserError for a list as the value of an option that takes none; -m runs each value."""
     from offline_rl.algorithms.common.registry import algorithm_class
     from offline_rl.training.resolve import option_types
 
@@ -84,29 +87,29 @@ def refuse_lists(job: Mapping[str, Any]) -> None:
     if not several:
         return
     try:
-        kinds = option_types(algorithm_class(str(job.get("algorithm"))))
-    except UserError:  # which `train` will tell
+        types = option_types(algorithm_class(str(job.get("algorithm"))))
+    except UserError:  # reported by `train`
         return
     for key, value in several.items():
-        if kinds.get(key, float) is not float:  # of which a list makes runs side by side
+        if types.get(key, float) is not float:  # a list of numbers makes one run for each
             try:
-                coerce(value, kinds[key], key)
+                coerce(value, types[key], key)
             except UserError as error:
                 each = ",".join(map(format_value, value))
-                raise UserError(f"{error}; for a run of each: -m '{key}={each}'") from None
+                raise UserError(f"{error}. For one run per value: -m '{key}={each}'") from None
 
 
 class Groups:
-    """What Hydra's glob(…) chooses from."""
+    """Config groups for Hydra's glob(…)."""
 
     def get_group_options(self, group_name: str, *_: Any, **__: Any) -> list[str]:
         return sorted(config_files(group_name))
 
 
 def with_experiment(job: Mapping[str, Any]) -> dict[str, Any]:
-    """`job` over the experiment that it names, after which the run is called unless it has a name.
+    """Return `job` merged with the experiment that it names. The experiment names the run.
 
-    Raises UserError naming the file for a key or a value that `train` would not take.
+    A name= in `job` has priority. Raises UserError naming the file for an invalid option or value.
     """
     from offline_rl.training.resolve import TWINS
 
@@ -114,47 +117,50 @@ def with_experiment(job: Mapping[str, Any]) -> dict[str, Any]:
     if (name := job.pop("experiment", None)) is None:
         return job
     path = config_file("experiment", str(name))
-    preset = experiment(path)
-    for words in TWINS:
-        if job.keys() & {*words}:
-            preset = {key: value for key, value in preset.items() if key not in words}
+    preset = load_experiment(path)
+    for twins in TWINS:
+        if job.keys() & {*twins}:
+            preset = {key: value for key, value in preset.items() if key not in twins}
     merged = {"name": path.stem, **preset, **job}
     if "algorithm" in merged:
-        check(path, preset, str(merged["algorithm"]))
+        check_preset(path, preset, str(merged["algorithm"]))
     return merged
 
 
-def experiment(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
-    """The keys of an experiment's file. above: those that begin with it. Raises UserError."""
+def load_experiment(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
+    """Return the options in an experiment file. above: the files that extend it.
+
+    Raises UserError.
+    """
     if path in above:
-        raise UserError(f"{path} begins with itself: {' -> '.join(p.name for p in above)}")
+        raise UserError(f"{path} extends itself: {' -> '.join(p.name for p in above)}")
     values, keys = read_yaml(path), dict[str, Any]()
     for entry in values.pop("defaults", None) or ():
         if isinstance(entry, str) and entry != "_self_":
-            keys |= experiment(config_file("experiment", entry), (*above, path))
+            keys |= load_experiment(config_file("experiment", entry), (*above, path))
         elif isinstance(entry, dict):  # Hydra's `override /algorithm: iql`
             keys |= {k.removeprefix("override ").strip("/"): v for k, v in entry.items()}
-    own = flatten(values, ".")
-    if "algorithm.name" in own:
-        own["algorithm"] = own.pop("algorithm.name")
-    return keys | own
+    options = flatten(values, ".")
+    if "algorithm.name" in options:
+        options["algorithm"] = options.pop("algorithm.name")
+    return keys | options
 
 
-def check(path: Path, preset: Mapping[str, Any], algorithm: str) -> None:
-    """Raises UserError naming file and key for what is no key, or has a value of another type."""
+def check_preset(path: Path, preset: Mapping[str, Any], algorithm: str) -> None:
+    """Raise UserError naming the file for an unknown option or a value of the wrong type."""
     from offline_rl.algorithms.common.registry import algorithm_class
     from offline_rl.training.resolve import option_types
 
-    kinds = option_types(algorithm_class(algorithm))
+    types = option_types(algorithm_class(algorithm))
     for key, value in preset.items():
-        if key not in kinds:
-            raise UserError(f"{path}: {unknown('option', key, kinds)}")
-        stack = kinds[key] is float and isinstance(value, list)
-        coerce(value, list[float] if stack else kinds[key], f"{path}: {key}")
+        if key not in types:
+            raise UserError(f"{path}: {unknown('option', key, types)}")
+        stack = types[key] is float and isinstance(value, list)
+        coerce(value, list[float] if stack else types[key], f"{path}: {key}")
 
 
-def shown(job: Mapping[str, Any]) -> str:
-    """The job as YAML, complete: an experiment that would run the same."""
+def job_to_yaml(job: Mapping[str, Any]) -> str:
+    """Return the complete job as YAML: an experiment file that runs the same."""
     from dataclasses import asdict, fields
 
     from omegaconf import OmegaConf
@@ -170,13 +176,13 @@ def shown(job: Mapping[str, Any]) -> str:
     options = {k: v for k, v in asdict(run.options).items() if k not in ("batch_size", "utd")}
     tree = {**options, "algorithm": {"name": options["algorithm"], **hyper}}
     if run.options.num_env_steps:
-        then = asdict(run.interaction.cfg).items()
+        online_cfg = asdict(run.interaction.cfg).items()
         tree["online"] = asdict(run.interaction.online)
-        tree["online"] |= {k: v for k, v in then if v != getattr(run.cfg, k)}
+        tree["online"] |= {k: v for k, v in online_cfg if v != getattr(run.cfg, k)}
     if run.options.tracker == "wandb":
         tree["wandb"] = asdict(run.wandb)
     text = OmegaConf.to_yaml(OmegaConf.create(tree))
     if run.pattern is None:
         return text
     owner = table_of(run.options.algorithm)
-    return f"# with the row {run.pattern} of configs/algorithm/{owner}.yaml\n{text}"
+    return f"# with row {run.pattern} of configs/algorithm/{owner}.yaml\n{text}"

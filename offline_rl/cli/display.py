@@ -1,4 +1,4 @@
-"""What is shown may lose its reader, as `| head` leaves: the work goes on unseen."""
+"""Output streams that ignore a closed reader, such as `| head`, so that the work continues."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from typing import Any, TextIO
 
 
 class Display:
-    """A stream that takes what nobody reads any more."""
+    """Output stream that discards text after its reader has closed the pipe."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._heard(self._stream.write, text)
+        self._call(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        self._heard(self._stream.flush)
+        self._call(self._stream.flush)
 
-    def _heard(self, what: Callable[..., object], *given: str) -> None:
+    def _call(self, method: Callable[..., object], *arguments: str) -> None:
         try:
-            what(*given)
-        except BrokenPipeError:  # what is still in its buffer goes the same way
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+            method(*arguments)
+        except BrokenPipeError:  # send buffered and later text to the null device
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
 @contextmanager
-def unread_allowed() -> Iterator[None]:
-    """In the block, and at its end, neither output minds that its reader has gone."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(Display, before)
+def ignore_closed_output() -> Iterator[None]:
+    """Ignore closed readers of stdout and stderr in the block and in the flush at its end."""
+    originals = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(Display, originals)
     try:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = originals

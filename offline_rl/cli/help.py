@@ -1,6 +1,6 @@
-"""Pages of `offline-rl <verb> --help`: a verb's docstring, then its keys from their dataclasses.
+"""Pages of `offline-rl <verb> --help`: the verb's docstring and options.
 
-What a key means, which values it takes and its default stand beside its field and nowhere else.
+Meaning, type, range and default of an option come from its dataclass field and the comment there.
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ from typing import Any
 
 from offline_rl.utils.options import Option, describe_options, format_value
 
-WIDTH, KEYS = 100, 30  # columns: of a page, of its keys with their defaults
+WIDTH, KEYS = 100, 30  # columns of a page, and of its keys with their defaults
 
 
 def page(command: Callable[..., Any], arguments: Sequence[str]) -> str:
-    """The page of a verb; with `algorithm=` among the arguments also that method's keys."""
+    """Return the help page of a verb. With `algorithm=` it includes that algorithm's options."""
     parts = [inspect.cleandoc(command.__doc__ or "")]
-    given = dict(a.split("=", 1) for a in arguments if "=" in a)
+    passed = dict(a.split("=", 1) for a in arguments if "=" in a)
     for prefix, name in getattr(command, "options", {}).items():
         module, _, cls = name.partition(":")
         options = describe_options(getattr(import_module(module), cls))
-        parts.append(keys(options, prefix))
-        if "algorithm" in given and "algorithm" in (option.name for option in options):
-            parts.append(method(given["algorithm"], given.get("task", "")))
+        parts.append(option_lines(options, prefix))
+        if "algorithm" in passed and "algorithm" in (option.name for option in options):
+            parts.append(algorithm_section(passed["algorithm"], passed.get("task", "")))
     return "\n\n".join(parts)
 
 
-def method(algorithm: str, task: str) -> str:
-    """A method's hyper-parameters; the values are those for `task`. Raises UserError."""
+def algorithm_section(algorithm: str, task: str) -> str:
+    """Return the hyper-parameters of an algorithm with their values for `task`.
+
+    Raises UserError for an unknown algorithm.
+    """
     from offline_rl.algorithms.common.registry import (
         algorithm_class,
-        prepared,
+        card_preprocessing,
         table_of,
         tuned,
     )
@@ -43,40 +46,50 @@ def method(algorithm: str, task: str) -> str:
     pattern, values = tuned(algorithm, task)
     owner = table_of(algorithm)
     whose = "its table" if owner == algorithm else f"{owner}'s table"
-    table = f", by the row {pattern} of {whose} for task={task}" if pattern else ""
+    table = f", from row {pattern} of {whose} for task={task}" if pattern else ""
     parts = [f"hyper-parameters of {algorithm}{table}:"]
     parts.append(
-        keys(describe_options(cls.Config), "algorithm.", {**prepared(algorithm, task), **values})
+        option_lines(
+            describe_options(cls.Config),
+            "algorithm.",
+            {**card_preprocessing(algorithm, task), **values},
+        )
     )
-    if cls.online and not issubclass(cls.Online, OnPolicy):  # of which it reads nothing
+    if cls.online and not issubclass(cls.Online, OnPolicy):  # on-policy: no such options
         values = {**cls.Online.config_changes, **tuned(algorithm, task, "online")[1]}
-        own = [option for option in describe_options(cls.Config) if option.name in values]
-        parts.append("in an environment, where online.<hyper-parameter>= holds there alone:")
-        parts.append(keys([*describe_options(cls.Online), *own], "online.", values))
+        changed = [option for option in describe_options(cls.Config) if option.name in values]
+        parts.append(
+            "options of online training; online.<hyper-parameter>= sets a hyper-parameter for "
+            "online training only:"
+        )
+        parts.append(option_lines([*describe_options(cls.Online), *changed], "online.", values))
     return "\n\n".join(parts)
 
 
-def keys(
+def option_lines(
     options: Sequence[Option], prefix: str = "", values: Mapping[str, Any] | None = None
 ) -> str:
-    """Lines for each: key and value, meaning, what may be given; `values` over defaults."""
+    """Return the help lines of options: key, default, meaning, type and range.
+
+    values: shown instead of the defaults.
+    """
     lines = []
     for option in options:
-        value, more = option.default, [kind(option)]
+        value, more = option.default, [allowed_values(option)]
         if values and option.name in values:
             value = values[option.name]
             more.append(f"default {format_value(option.default) or 'null'}")
         key = f"  {prefix}{option.name}={format_value(value)}"
-        told = f"{option.meaning} ({'; '.join(filter(None, more))})".replace(" ()", "").strip()
-        text = textwrap.wrap(told, WIDTH - KEYS, break_long_words=False, break_on_hyphens=False)
+        meaning = f"{option.meaning} ({'; '.join(filter(None, more))})".replace(" ()", "").strip()
+        text = textwrap.wrap(meaning, WIDTH - KEYS, break_long_words=False, break_on_hyphens=False)
         first = f"{key:{KEYS}s}{text[0]}" if text and len(key) < KEYS else key
         rest = text[1:] if len(key) < KEYS else text
         lines += [first.rstrip(), *(" " * KEYS + line for line in rest)]
     return "\n".join(lines)
 
 
-def kind(option: Option) -> str:
-    """What may be given, in words: its type and range; nothing for a mere text."""
+def allowed_values(option: Option) -> str:
+    """Return type and range of an option as text; empty for any text."""
     words = option.type.removesuffix(" or null").removeprefix("one of ").split(" [")[0]
     allowed = str(option.range or "").replace("finite", "")
     return ", ".join(filter(None, ["" if words == "text" else words, allowed]))

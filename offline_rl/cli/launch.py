@@ -1,4 +1,4 @@
-"""Many jobs: what can be stacked becomes one program, and the rest runs one after the other."""
+"""Execution of several jobs: jobs that can train in parallel are merged, the others run in turn."""
 
 from __future__ import annotations
 
@@ -16,68 +16,68 @@ from offline_rl.training.run_folder import named_task, run_folder
 from offline_rl.training.train import check, train
 from offline_rl.utils.errors import UserError
 
-Job = dict[str, Any]  # the keys of `train`
+Job = dict[str, Any]  # options of `train`
 DEFAULTS = {f.name: f.default for f in fields(TrainOptions)}
 
 
 def launch(jobs: Sequence[Mapping[str, Any]], *, show: bool = True) -> list[Path]:
-    """Trains all of them; -> each program's folder, as `train` tells it.
+    """Train all jobs and return the folder of each merged job.
 
-    What any of them could be refused for is found before the first one begins. Raises UserError.
+    All jobs are checked before the first one starts. Raises UserError.
     """
-    programs = merge(jobs)
-    if len(programs) > 1:
-        for program in programs:
+    merged = merge(jobs)
+    if len(merged) > 1:
+        for job in merged:
             try:
-                check(program)
+                check(job)
             except UserError as error:
-                raise UserError(f"{label(program)}: {error}") from None
+                raise UserError(f"{job_label(job)}: {error}") from None
     paths = []
-    for number, program in enumerate(programs, 1):
-        if show and len(programs) > 1:
-            print(f"{number} of {len(programs)}: {label(program)}", flush=True)
-        paths.append(train(show=show, **program).path)
+    for number, job in enumerate(merged, 1):
+        if show and len(merged) > 1:
+            print(f"{number} of {len(merged)}: {job_label(job)}", flush=True)
+        paths.append(train(show=show, **job).path)
     return paths
 
 
 def merge(jobs: Iterable[Mapping[str, Any]]) -> list[Job]:
-    """The same runs from as few calls of `train` as may be, in the order of their first jobs.
+    """Merge jobs into as few calls of `train` as possible, in the order of their first jobs.
 
-    Jobs that would share a folder and differ in seeds alone, or in numbers of which stacked seeds
-    may each have their own, become one call with lists of them; whatever else they differ in
-    becomes part of the run's name. Raises UserError where two would still write the same folder.
+    Jobs with the same folder that differ only in seeds, or in numbers that may differ between
+    stacked seeds, become one call with lists. Other differences become part of the run's name.
+    Raises UserError if two jobs would still write the same folder.
     """
-    shared = dict[Path, list[Job]]()
+    by_folder = dict[Path, list[Job]]()
     for job in jobs:
         job = {key.replace("__", "."): value for key, value in job.items()}
-        shared.setdefault(folder(job), []).append(job)
-    programs = [program for group in shared.values() for program in together(group)]
+        by_folder.setdefault(job_folder(job), []).append(job)
+    merged = [job for group in by_folder.values() for job in merge_group(group)]
     owners = dict[Path, Job]()
-    for program in programs:
-        for path in folders(program):
-            if owners.setdefault(path, program) is not program:
-                raise UserError(f"two jobs would write {path}: give them different names, name=…")
-    return programs
+    for job in merged:
+        for path in job_folders(job):
+            if owners.setdefault(path, job) is not job:
+                raise UserError(f"two jobs would write {path}. Use different names, name=…")
+    return merged
 
 
-def together(jobs: list[Job]) -> list[Job]:
-    """`merge` for jobs of one folder."""
+def merge_group(jobs: list[Job]) -> list[Job]:
+    """Merge jobs that have the same folder."""
     if len(jobs) == 1:
         return jobs
     keys = dict.fromkeys(key for job in jobs for key in job if key != "seeds")
     differing = [k for k in keys if any(j.get(k) != jobs[0].get(k) or k not in j for j in jobs)]
-    lists = [k for k in differing if stacks(k, jobs)]
+    lists = [k for k in differing if is_stackable(k, jobs)]
     for job in jobs:
-        words = {k: text(job[k]) for k in differing if k in job and k not in lists}
+        words = {k: name_part(job[k]) for k in differing if k in job and k not in lists}
         words = {k.removeprefix("algorithm."): word for k, word in words.items()}
         job["name"] = run_name(job.get("name", DEFAULTS["name"]), words)
-        job["seeds"] = seeds(job)
+        job["seeds"] = job_seeds(job)
         job |= {key: as_list(job[key]) for key in lists if key in job}
-    for key in ("seeds", *lists):  # what is equal but for one list becomes one with all its values
+    for key in ("seeds", *lists):  # jobs that differ in one list only become one job
         merged = list[Job]()
         for job in jobs:
             for other in merged:
-                if key in job and key in other and but(job, key) == but(other, key):
+                if key in job and key in other and without_key(job, key) == without_key(other, key):
                     other[key] = other[key] + [v for v in job[key] if v not in other[key]]
                     break
             else:
@@ -86,8 +86,8 @@ def together(jobs: list[Job]) -> list[Job]:
     return jobs
 
 
-def stacks(key: str, jobs: Sequence[Job]) -> bool:
-    """Whether seeds that train side by side may each have their own value of `key`."""
+def is_stackable(key: str, jobs: Sequence[Job]) -> bool:
+    """Return True if seeds that train in parallel may have different values of `key`."""
     values = [value for job in jobs if key in job for value in as_list(job[key])]
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         return False
@@ -99,42 +99,44 @@ def stacks(key: str, jobs: Sequence[Job]) -> bool:
     return key.startswith("algorithm.")
 
 
-def folder(job: Mapping[str, Any], name: str | None = None) -> Path:
-    """The job's run folder, or that of a run of another name beside it."""
-    known = {**DEFAULTS, **job}
-    name = str(known["name"]) if name is None else name
-    method = algorithm_label(str(known["algorithm"]))
-    return run_folder(str(known["out"]), named_task(known), method, name)
+def job_folder(job: Mapping[str, Any], name: str | None = None) -> Path:
+    """Return the run folder of a job. name: used instead of the job's name."""
+    options = {**DEFAULTS, **job}
+    name = str(options["name"]) if name is None else name
+    algorithm = algorithm_label(str(options["algorithm"]))
+    return run_folder(str(options["out"]), named_task(options), algorithm, name)
 
 
-def folders(job: Job) -> list[Path]:
-    """The run folders of all its stacked values."""
-    lists = {k: v for k, v in job.items() if stacks(k, [job]) and isinstance(v, list)}
+def job_folders(job: Job) -> list[Path]:
+    """Return the run folders of all stacked values of a job."""
+    lists = {k: v for k, v in job.items() if is_stackable(k, [job]) and isinstance(v, list)}
     names = [k.removeprefix("algorithm.") for k in lists]
     chosen = [dict(zip(names, map(float, vs), strict=True)) for vs in product(*lists.values())]
-    return [folder(job, run_name(job.get("name", DEFAULTS["name"]), each)) for each in chosen]
+    name = job.get("name", DEFAULTS["name"])
+    return [job_folder(job, run_name(name, values)) for values in chosen]
 
 
-def label(job: Mapping[str, Any]) -> str:
-    """For people."""
-    return " ".join(folder(job).parts[-3:])
+def job_label(job: Mapping[str, Any]) -> str:
+    """Return task, algorithm and name of a job, for messages."""
+    return " ".join(job_folder(job).parts[-3:])
 
 
-def seeds(job: Mapping[str, Any]) -> list[Any]:
-    """A count as the seeds it stands for."""
-    given = job.get("seeds", DEFAULTS["seeds"])
-    return list(range(given)) if isinstance(given, int) else as_list(given)
+def job_seeds(job: Mapping[str, Any]) -> list[Any]:
+    """Return the list of seeds of a job; a count n stands for 0, …, n-1."""
+    seeds = job.get("seeds", DEFAULTS["seeds"])
+    return list(range(seeds)) if isinstance(seeds, int) else as_list(seeds)
 
 
 def as_list(value: Any) -> list[Any]:
+    """Return a list as it is, and any other value as a list of one."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def text(value: Any) -> str:
-    """As part of a name."""
+def name_part(value: Any) -> str:
+    """Return a value as part of a run's name."""
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def but(job: Job, key: str) -> Job:
-    """The job without one of its keys."""
+def without_key(job: Job, key: str) -> Job:
+    """Return the job without one of its keys."""
     return {k: v for k, v in job.items() if k != key}

@@ -1,6 +1,6 @@
-"""`offline-rl <verb> key=value …`: finds the verb, answers --help, turns errors into exit codes.
+"""Entry point `offline-rl <verb> key=value …`: finds the verb, prints help, returns exit codes.
 
-Nothing heavy is imported before a verb is known and its arguments are not `--help`.
+Large modules are imported only when a verb runs, not for `--help`.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from contextlib import nullcontext
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
-from offline_rl.cli.display import unread_allowed
+from offline_rl.cli.display import ignore_closed_output
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.signals import interruptible
 from offline_rl.version import __version__
 
 RESUMED = ("benchmark", "data", "distill", "finetune", "generate", "train")
-OF_A_RUN = ("distill", "evaluate", "export", "finetune", "play")
+TAKES_RUN = ("distill", "evaluate", "export", "finetune", "play")  # verbs with run=
 
 
 def verbs() -> dict[str, EntryPoint]:
-    """All installed verbs: entry points of the group offline_rl.verbs whose package is there.
+    """Return the verbs: entry points of the group offline_rl.verbs whose package is installed.
 
-    The benchmarks' are in a clone alone.
+    The verb `bench` exists only in a clone.
     """
     points = entry_points(group="offline_rl.verbs")
     return {p.name: p for p in points if find_spec(p.module.split(".")[0]) is not None}
 
 
 def usage() -> str:
-    """The page of `offline-rl --help`."""
+    """Return the text of `offline-rl --help`."""
     lines = [
-        f"offline-rl {__version__}: from logged data to a robot that moves",
+        f"offline-rl {__version__}: offline and online reinforcement learning, imitation, robots",
         "",
-        "usage: offline-rl <verb> key=value …    (offline-rl <verb> --help tells a verb's keys)",
+        "usage: offline-rl <verb> key=value …    (offline-rl <verb> --help lists its options)",
         "",
     ]
     for name, point in sorted(verbs().items()):
@@ -45,15 +45,20 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done; 2 the user's mistake; 130 interrupted, resumable; 1 ours (traceback)."""
+    """Run a command and return its exit code.
+
+    0: success. 2: a mistake in the command, its data or files. 130: interrupted. An error of this
+    package raises, with a traceback and exit code 1.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    watched = arguments[:1] == ["robot"]  # none moves whom nobody sees
-    with nullcontext() if watched else unread_allowed():
+    # a robot must stop if its output is closed
+    needs_reader = arguments[:1] == ["robot"]
+    with nullcontext() if needs_reader else ignore_closed_output():
         return run(arguments)
 
 
 def run(arguments: list[str]) -> int:
-    """As `main`."""
+    """Run a command and return its exit code; see `main`."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -64,21 +69,21 @@ def run(arguments: list[str]) -> int:
     if verb in ("--completion", "--complete"):
         from offline_rl.cli.completion import SCRIPTS, candidates
 
-        asked = rest[0] if rest else "bash"
+        argument = rest[0] if rest else "bash"
         if verb == "--complete":
-            print("\n".join(candidates(asked, verbs())))
+            print("\n".join(candidates(argument, verbs())))
             return 0
-        if asked not in SCRIPTS:
-            print(f"offline-rl: --completion {asked}: there are bash and zsh", file=sys.stderr)
+        if argument not in SCRIPTS:
+            print(f"offline-rl: --completion {argument}: use bash or zsh", file=sys.stderr)
             return 2
-        print(SCRIPTS[asked])
+        print(SCRIPTS[argument])
         return 0
     try:
-        known = verbs()
-        if verb not in known:
-            near = difflib.get_close_matches(verb, known, 2) or sorted(known)
+        installed = verbs()
+        if verb not in installed:
+            near = difflib.get_close_matches(verb, installed, 2) or sorted(installed)
             raise UserError(f"unknown verb {verb!r}; did you mean {' or '.join(near)}?")
-        command = known[verb].load()
+        command = installed[verb].load()
         if any(a in ("-h", "--help") for a in rest):
             from offline_rl.cli.help import page
 
@@ -88,10 +93,10 @@ def run(arguments: list[str]) -> int:
         for word in rest:
             if word.startswith("-") and not flags:
                 raise UserError(
-                    f"{verb} takes no {word}: its keys are key=value; see {verb} --help"
+                    f"{verb} has no flag {word}; options are key=value. See {verb} --help"
                 )
-            if verb in OF_A_RUN and "=" not in word and not word.startswith("-"):
-                raise UserError(f"{verb} {word}: its keys are key=value; did you mean run={word}?")
+            if verb in TAKES_RUN and "=" not in word and not word.startswith("-"):
+                raise UserError(f"{verb} {word}: options are key=value. Did you mean run={word}?")
         with interruptible():
             command(rest)
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The command line's verbs. A docstring, and what it `takes_options`, are that verb's --help page."""
+"""Verbs of the command line. A verb's docstring and its options form its --help page."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import parse_options, takes_options, unknown
 
-PYTHON = ("show", "watch", "start")  # what the functions behind verbs take besides keys
+PYTHON = ("show", "watch", "start")  # parameters of the Python functions that are not options
 
 
-def _quiet() -> None:
-    """Libraries' warnings are not the user's business."""
+def _hide_warnings() -> None:
+    """Hide the warnings of libraries."""
     import warnings
 
     warnings.filterwarnings("ignore")
 
 
-def _keys(given: dict[str, Any]) -> dict[str, Any]:
-    """`given`. Raises UserError for a word of the function's that is no key."""
+def _check_keys(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return `keys`. Raises UserError for parameters that only the Python function has."""
     for name in PYTHON:
-        if name in given:
+        if name in keys:
             raise UserError(unknown("option", name, ()))
-    return given
+    return keys
 
 
 @takes_options(
@@ -33,92 +33,94 @@ def _keys(given: dict[str, Any]) -> dict[str, Any]:
     wandb="offline_rl.training.options:WandbOptions",
 )
 def train(arguments: Sequence[str]) -> None:
-    """Train policies on a task's data, evaluate them and write policy bundles.
+    """Train policies on a dataset or online, evaluate them and write policy bundles.
 
     usage: offline-rl train algorithm=<name> task=<task> [key=value …]
-           offline-rl train experiment=<name or file> [key=value …]  keys of configs/experiment
-           offline-rl train … -m      each of several values: algorithm=iql,cql 'seeds=range(0,3)'
-           offline-rl train … --cfg job    what would be run, complete, as YAML
-           offline-rl train algorithm=<name> [task=<task>] --help    its hyper-parameters as well
+           offline-rl train experiment=<name or file> [key=value …]   use configs/experiment
+           offline-rl train … -m    sweep over values: algorithm=iql,cql 'seeds=range(0,3)'
+           offline-rl train … --cfg job    print the complete configuration as YAML, train nothing
+           offline-rl train algorithm=<name> [task=<task>] --help    show its hyper-parameters too
 
-    Hyper-parameters are algorithm.<name>=…, for example algorithm.alpha=1.0; a list such as
-    algorithm.alpha=[0.5,2.5] makes a run for each value, side by side. The same command again
-    continues an interrupted run. The last line printed is the run's folder.
+    Hyper-parameters are algorithm.<name>=…, for example algorithm.alpha=1.0. A list such as
+    algorithm.alpha=[0.5,2.5] makes one run per value; all of them train in parallel.
+    The same command again continues an interrupted run. The last line printed is the run's folder.
     """
-    _quiet()
-    from offline_rl.cli.compose import compose, shown
+    _hide_warnings()
+    from offline_rl.cli.compose import compose, job_to_yaml
     from offline_rl.cli.launch import launch, merge
     from offline_rl.reporting.report import report as table
 
     command = compose(arguments)
-    if command.shown:
-        print("---\n".join(map(shown, merge(command.jobs))), end="")
+    if command.print_only:
+        print("---\n".join(map(job_to_yaml, merge(command.jobs))), end="")
         return
-    paths = launch([_keys(job) for job in command.jobs])
-    made = os.path.commonpath(paths)
-    print(table(paths, out=made))
-    print(made)
+    paths = launch([_check_keys(job) for job in command.jobs])
+    folder = os.path.commonpath(paths)
+    print(table(paths, out=folder))
+    print(folder)
 
 
 @takes_options("offline_rl.training.options:FinetuneOptions")
 def finetune(arguments: Sequence[str]) -> None:
-    """Go on from a run in its environment: each seed from its newest checkpoint.
+    """Continue a run online, in its environment: each seed from its newest checkpoint.
 
-    usage: offline-rl finetune run=<folder above the seeds> num_env_steps=<steps> [key=value …]
+    usage: offline-rl finetune run=<run folder> num_env_steps=<steps> [key=value …]
            offline-rl finetune base=<bundle or module:function> task=<task>
                                dataset=<demonstrations> num_env_steps=<steps> [key=value …]
 
-    The second form leaves a policy as it is, whatever it is, and learns a small correction of its
-    actions beside it (algorithm=resfit).
+    The second form trains a residual policy, which adds small actions to those of a frozen base
+    policy of any kind (algorithm=resfit).
 
-    And the keys of `train`. Data, hyper-parameters and seeds are the other run's, which is left as
-    it is; the rest has the defaults of `train`. Another algorithm= takes over the networks that it
-    has too, by name. online.<name>= is warm_up, warm_up_by, mixing, n_step, or a hyper-parameter
-    that holds online. The same command again continues an interrupted run. The last line printed
-    is the run's folder.
+    All options of `train` are allowed. Data, hyper-parameters and seeds default to those of the
+    run, the other options to the defaults of `train`. The run itself is not changed. Another
+    algorithm= loads the networks of the run that it has too, by name. Online settings are
+    online.warmup_steps, online.warmup_policy, online.offline_fraction and online.n_step;
+    online.<hyper-parameter>= overrides a hyper-parameter for online training only.
+    The same command again continues an interrupted run. The last line printed is the run's folder.
     """
-    _quiet()
+    _hide_warnings()
     from offline_rl.reporting.report import report as table
     from offline_rl.training.finetune import finetune as run
 
-    result = run(**_keys(parse_options(arguments)))
+    result = run(**_check_keys(parse_options(arguments)))
     print(table(result.path))
     print(result.path)
 
 
 @takes_options("offline_rl.training.options:DistillOptions")
 def distill(arguments: Sequence[str]) -> None:
-    """Teach a policy to do in one step what a finished run's does in many.
+    """Distill a diffusion or flow policy into a one-step policy.
 
-    usage: offline-rl distill run=<folder above the seeds> num_updates=<updates> [key=value …]
+    usage: offline-rl distill run=<run folder> num_updates=<updates> [key=value …]
 
-    And the keys of `train`. The teacher is each seed's newest checkpoint; data, seeds and what its
-    network is made of are the run's, which is left as it is. The same command again continues an
-    interrupted run. The last line printed is the run's folder.
+    All options of `train` are allowed. The teacher is each seed's newest checkpoint. Data, seeds
+    and network settings are those of the run, which is not changed.
+    The same command again continues an interrupted run. The last line printed is the run's folder.
     """
-    _quiet()
+    _hide_warnings()
     from offline_rl.reporting.report import report as table
     from offline_rl.training.finetune import distill as run
 
-    given = _keys(parse_options(arguments))
-    if "run" not in given:
-        raise UserError("distill: say which run is the teacher, with run=<folder>")
-    result = run(**given)
+    options = _check_keys(parse_options(arguments))
+    if "run" not in options:
+        raise UserError("distill needs a teacher. Set run=<folder>")
+    result = run(**options)
     print(table(result.path))
     print(result.path)
 
 
 @takes_options("offline_rl.evaluation.options:EvaluateOptions")
 def evaluate(arguments: Sequence[str]) -> None:
-    """Score a policy bundle, or every bundle of one or more runs, in a task's environment.
+    """Evaluate policy bundles in a task's environment, or compare several runs.
 
-    usage: offline-rl evaluate run=<bundle, seed folder or its parent> [key=value …]
-           offline-rl evaluate 'run=[<first>,<second>]' [key=value …]    compares them
+    usage: offline-rl evaluate run=<bundle, seed folder or run folder> [key=value …]
+           offline-rl evaluate 'run=[<first>,<second>]' [key=value …]    compare runs
 
-    Every episode is saved in a JSON file beside its bundle, which report shows. Several runs play
-    the same episodes; the paired differences from the first run are printed with 95 % intervals.
+    The episodes are saved in a JSON file next to each bundle; `report` shows them. Several runs are
+    evaluated on the same episodes. Their paired differences from the first run are printed with
+    95 % confidence intervals.
     """
-    _quiet()
+    _hide_warnings()
     from offline_rl.evaluation.evaluate import evaluate as run
 
     print(run(**parse_options(arguments)))
@@ -126,29 +128,29 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 @takes_options("offline_rl.evaluation.export:ExportOptions")
 def export(arguments: Sequence[str]) -> None:
-    """Make a policy bundle, or every bundle of a run, run without torch: its network as ONNX.
+    """Add ONNX graphs to policy bundles, so that they run without torch.
 
-    usage: offline-rl export run=<bundle, seed folder or its parent> [format=onnx]
+    usage: offline-rl export run=<bundle, seed folder or run folder> [format=onnx]
 
-    The graphs are put into the same files, once they are known to answer as torch does. Perceptrons
-    need none: numpy runs them. The last line printed is the run's name.
+    The graphs are added to the bundle files after their outputs are compared with torch. MLPs need
+    no graph: NumPy runs them. The last line printed is the value of run=.
     """
-    _quiet()
-    from offline_rl.evaluation.export import export as make
+    _hide_warnings()
+    from offline_rl.evaluation.export import export as run
 
-    given = parse_options(arguments)
-    print(*make(**given), given["run"], sep="\n")
+    options = parse_options(arguments)
+    print(*run(**options), options["run"], sep="\n")
 
 
 @takes_options("offline_rl.evaluation.play:PlayOptions")
 def play(arguments: Sequence[str]) -> None:
-    """Watch a policy: episodes as a video.
+    """Record episodes of a policy as a video.
 
     usage: offline-rl play run=<bundle or folder> [episodes=<count>] [out=<file .mp4 or .gif>]
 
     The last line printed is the file's name.
     """
-    _quiet()
+    _hide_warnings()
     from offline_rl.evaluation.play import play as run
 
     print(*run(**parse_options(arguments)), sep="\n")
@@ -156,13 +158,14 @@ def play(arguments: Sequence[str]) -> None:
 
 @takes_options("offline_rl.generation.options:GenerateOptions")
 def generate(arguments: Sequence[str]) -> None:
-    """Make a dataset by a recipe in configs/recipe: train, roll out, write, with card and curve.
+    """Generate datasets by a recipe in configs/recipe: train an agent, roll it out, write the data.
 
     usage: offline-rl generate recipe=<name or file> [key=value …]
 
-    The learner is checkpointed: the same command continues an interrupted recipe.
+    A dataset card and a learning curve are written too. The same command again continues an
+    interrupted recipe.
     """
-    _quiet()
+    _hide_warnings()
     from offline_rl.generation.recipes import generate as run
 
     print(run(**parse_options(arguments)))
@@ -178,11 +181,12 @@ def data(arguments: Sequence[str]) -> None:
            offline-rl data download <task> [<task> …] [data_dir=<folder>]
            offline-rl data convert <file or card> <new file or folder> [key=value …]
 
-    An interrupted download is continued by the same command; files that are there are left alone.
-    A file may also be a folder; its layout is told by what it holds: docs/reference/formats.md.
-    data_dir= is where the cards' files lie; the other keys are those of info, check and convert.
-    format= of info and check is the layout of the file; of convert it is the layout to write, and
-    source_format= the layout of the file.
+    The same command again continues an interrupted download. Complete files are not downloaded
+    again. A file may also be a folder. Its layout is recognized by its content; see
+    docs/reference/formats.md. data_dir= is the folder of the datasets.
+    The other options are those of info, check and convert. For info and check, format= is the
+    layout of the file. For convert, format= is the layout to write and source_format= that of the
+    file.
     """
     from dataclasses import asdict
 
@@ -199,29 +203,29 @@ def data(arguments: Sequence[str]) -> None:
     actions["download"] = (1, len(arguments))
     if not arguments or arguments[0] not in actions:
         raise UserError(
-            "data: say list, info <file or card>, check <file or card>, download <task> or "
-            "convert <from> <to>"
+            "data needs an action: list, info <file or card>, check <file or card>, download "
+            "<task> or convert <from> <to>"
         )
     action, *rest = arguments
     names = [a for a in rest if "=" not in a]
     options = parse_options([a for a in rest if "=" in a])
     data_dir = options.pop("data_dir", None)
-    least, most = actions[action]
-    if not least <= len(names) <= most or (options and action in ("list", "download")):
-        raise UserError(f"data {action}: see offline-rl data --help")
+    minimum, maximum = actions[action]
+    if not minimum <= len(names) <= maximum or (options and action in ("list", "download")):
+        raise UserError(f"data {action}: wrong arguments. See offline-rl data --help")
     built = build(convert.Options if action == "convert" else ReadOptions, options)
-    given = {key: value for key, value in asdict(built).items() if key in options}
+    passed = {key: value for key, value in asdict(built).items() if key in options}
     if action == "list":
         print(describe.list_cards(data_dir))
     elif action == "info":
-        print(describe.info(names[0], data_dir, **given))
+        print(describe.info(names[0], data_dir, **passed))
     elif action == "download":
         print(*download(names, data_dir), sep="\n")
     elif action == "convert":
-        print(convert.convert(names[0], names[1], data_dir=data_dir, **given))
+        print(convert.convert(names[0], names[1], data_dir=data_dir, **passed))
         print(names[1])
     else:
-        read, limit = build(ReadOptions, options), given.get("max_episode_steps")
+        read, limit = build(ReadOptions, options), passed.get("max_episode_steps")
         problems = validate(locate(names[0], data_dir), max_episode_steps=limit, options=read)
         for problem in problems:
             print(f"{problem.severity}: {problem.sentence}")
@@ -234,12 +238,12 @@ def data(arguments: Sequence[str]) -> None:
 
 @takes_options("offline_rl.reporting.options:ReportOptions")
 def report(arguments: Sequence[str]) -> None:
-    """Learning curves and a table of finished and running runs.
+    """Write learning curves and a table of finished and running runs.
 
     usage: offline-rl report <run folder> [<run folder> …] [key=value …]
 
-    Writes report.md and curves.png and prints the table, without the columns that the terminal is
-    too narrow for. format=csv or format=latex prints that instead.
+    Writes report.md and curves.png and prints the table, with as many columns as fit the terminal.
+    format=csv or format=latex prints the table in that format instead.
     """
     from offline_rl.reporting.report import report as run
 
@@ -249,14 +253,14 @@ def report(arguments: Sequence[str]) -> None:
 
 @takes_options("offline_rl.suite.options:BenchmarkOptions")
 def benchmark(arguments: Sequence[str]) -> None:
-    """Work off a suite of runs: many algorithms, tasks and seeds, in processes of low priority.
+    """Run a suite of algorithms, tasks and seeds in several low-priority processes.
 
     usage: offline-rl benchmark suite=<name or file> [key=value …]
-           offline-rl benchmark plan=<folder>/plan.json     (any machine that shares the folder)
+           offline-rl benchmark plan=<folder>/plan.json   (on any machine that shares the folder)
 
-    The same command again skips what is finished and goes on with the rest.
+    The same command again skips finished runs and continues the others.
     """
-    _quiet()
+    _hide_warnings()
     from offline_rl.suite.benchmark import benchmark as run
 
     print(run(**parse_options(arguments)))

@@ -100,8 +100,9 @@ class Collector:
         self._act = engine.stacked_policy(1, explore=True)
         if self._act.remembers and online.warmup_steps and online.warmup_policy == "random":
             raise UserError(
-                f"online.warmup_policy=random does not work with a {type(self._act.module).__name__}"
-                ", whose memory must contain its own actions. Use online.warmup_policy=policy"
+                "online.warmup_policy=random does not work with a "
+                f"{type(self._act.module).__name__}, whose memory must contain its own actions. "
+                "Use online.warmup_policy=policy"
             )
         count = len(engine.seeds)
         flush = partial(torch.set_flush_denormal, True)  # per thread; replayed steps must be equal

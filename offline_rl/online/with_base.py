@@ -293,7 +293,9 @@ def code_base(source: str, env: VectorEnv) -> Base:
         chunk = np.asarray(policy(channels.take(observations, np.s_[:, -1])))
         return chunk[:, None] if chunk.ndim == 2 else chunk
 
-    first = channels.map_channels(lambda x: np.repeat(x[:, None], n_obs_steps, 1), env.reset([0], FIRST))
+    first = channels.map_channels(
+        lambda x: np.repeat(x[:, None], n_obs_steps, 1), env.reset([0], FIRST)
+    )
     try:
         chunk_shape = predict(first, noise.normal(FIRST, FIRST, shape or (0,))).shape
     except Exception as error:

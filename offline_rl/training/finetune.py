@@ -147,7 +147,8 @@ def keys_of(config: Mapping[str, Any], passed: Mapping[str, Any], start: Start) 
         if to_json_values(passed.get(key, value)) != to_json_values(value):
             raise UserError(
                 f"{key}={format_value(to_json_values(passed[key]))}: {start.run} was trained with "
-                f"{format_value(to_json_values(value))}, which cannot change. Remove it, or train from scratch"
+                f"{format_value(to_json_values(value))}, which cannot change. Remove it, or train "
+                "from scratch"
             )
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
     keys |= {name: config[name] for name in INHERITED if config.get(name) is not None}
@@ -160,7 +161,9 @@ def keys_of(config: Mapping[str, Any], passed: Mapping[str, Any], start: Start) 
         options = [f for f in options if hyper[f.name] is not None or f.default is None]
         inherited = {f.name: hyper[f.name] for f in options}
     else:
-        inherited = network_settings(kind.Config, hyper) | kind.config_from_run(start.algorithm, hyper)
+        inherited = network_settings(kind.Config, hyper) | kind.config_from_run(
+            start.algorithm, hyper
+        )
         if "discount" in hyper and "discount" in {f.name for f in fields(kind.Config)}:
             inherited["discount"] = hyper["discount"]  # the loaded critics estimate these returns
     keys |= {f"algorithm.{k}": v for k, v in inherited.items()}
@@ -230,9 +233,7 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     }
     student = algorithm_class(keys["algorithm"])
     if not student.distills_from:
-        raise UserError(
-            f"{keys['algorithm']} does not learn from a teacher. Use offline-rl train"
-        )
+        raise UserError(f"{keys['algorithm']} does not learn from a teacher. Use offline-rl train")
     if not keys.get("num_updates"):
         raise UserError("distill needs num_updates=…")
     seeds = keys.pop("seeds", None)

@@ -19,7 +19,7 @@ from offline_rl.algorithms.common.base import Algorithm, Interaction
 from offline_rl.algorithms.common.registry import (
     algorithm_class,
     algorithm_names,
-    prepared,
+    card_preprocessing,
     source_file,
     table_of,
 )
@@ -177,8 +177,8 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
                 )
         if "next_actions" in algorithm.extra_columns and how.online.n_step > 1:
             raise UserError(
-                f"online.n_step={how.online.n_step}: {options.algorithm} needs n_step=1, because it "
-                "learns from the action directly after a step"
+                f"online.n_step={how.online.n_step}: {options.algorithm} needs n_step=1, because "
+                "it learns from the action directly after a step"
             )
         if base is not None:
             merge_specs(chosen.task, env, dataset)  # refuses data of another task
@@ -208,8 +208,8 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
     if (head := type(learner.modules[learner.policy])) not in load_kinds().values():
         raise UserError(
             f"the policy of {options.algorithm} is a {head.__name__}, which cannot be saved as a "
-            f"bundle. Use a class of policies.heads: {', '.join(load_kinds())}. Other networks may be "
-            "of any class"
+            f"bundle. Use a class of policies.heads: {', '.join(load_kinds())}. Other networks may "
+            "be of any class"
         )
     if options.pretrain_updates is not None and not learner.phases:
         raise UserError(
@@ -532,7 +532,10 @@ def merge_specs(
             "with observation_keys=, or flatten them"
         )
     for name, other in specs[1:]:
-        if (spec.observation_shapes, spec.action_dim) != (other.observation_shapes, other.action_dim):
+        if (spec.observation_shapes, spec.action_dim) != (
+            other.observation_shapes,
+            other.action_dim,
+        ):
             raise UserError(
                 f"{first} has observations {describe_shape(spec)} and {spec.action_dim} actions, "
                 f"{name} has {describe_shape(other)} and {other.action_dim}: "
@@ -566,8 +569,8 @@ def data_spec(data: Dataset) -> Spec:
     obs, act = channels.shapes(data.observations), data.actions.shape[1]
     if not act or not all(shape and min(shape) for shape in channels.parts(obs)):
         raise UserError(
-            f"{data.path or data.name} has observations {channels.map_channels(list, obs)} and {act} "
-            "actions, but both must be vectors of at least one number. Choose arrays with "
+            f"{data.path or data.name} has observations {channels.map_channels(list, obs)} and "
+            f"{act} actions, but both must be vectors of at least one number. Choose arrays with "
             "observation_keys=, or flatten them"
         )
     return data.spec or Spec(obs, act)
@@ -575,7 +578,9 @@ def data_spec(data: Dataset) -> Spec:
 
 def mismatch_remedy(one: Spec, other: Spec, name: str, task: Task) -> str:
     """Return what to do if `other`, the observations of `name`, differ from those of `one`."""
-    for channel in other.channels if one.single_vector is None and other.single_vector is None else ():
+    for channel in (
+        other.channels if one.single_vector is None and other.single_vector is None else ()
+    ):
         match = next((c for c in one.channels if c.name == channel.name), None)
         if match is None:
             names = ", ".join(c.name for c in one.channels)
@@ -587,7 +592,9 @@ def mismatch_remedy(one: Spec, other: Spec, name: str, task: Task) -> str:
     vectors_alone = parts.single_vector is None and parts.vectors == parts.channels
     if vector.single_vector is not None and vectors_alone and one.action_dim == other.action_dim:
         keys = [channel.name for channel in parts.channels]
-        if sum(prod(channel.shape) for channel in parts.channels) == prod(vector.single_vector.shape):
+        if sum(prod(channel.shape) for channel in parts.channels) == prod(
+            vector.single_vector.shape
+        ):
             listed = " and ".join(keys)
             if parts is not other:
                 return f"store {listed} of the data as one array, observations"
@@ -674,7 +681,7 @@ def headline(plan: Plan) -> str:
     rows = "no data" if data is None else f"{data.num_rows:,} rows of {data.path or data.name}"
     if plan.expert is not None:
         rows += f", {plan.expert.num_rows:,} rows of the expert"
-    card = prepared(o.algorithm, tuned_for(o))
+    card = card_preprocessing(o.algorithm, tuned_for(o))
     table = f"; from the dataset card {', '.join(f'{k}={v:g}' for k, v in card.items())}"
     table = table if card else ""
     table += f"; {settings_source(o.algorithm, plan.pattern)}"

@@ -49,7 +49,10 @@ CHECKSUMS = {  # checksum in a config -> text for messages
 }
 SUMS = "start.sha256."  # prefix in a flat config: checksum of the checkpoint each seed starts from
 FORMAT = "3"  # of checkpoints; raised when their content changes
-METADATA = {"2": {"format", "progress"}, "3": {"format", "progress", "checksum"}}  # readable formats
+METADATA = {
+    "2": {"format", "progress"},
+    "3": {"format", "progress", "checksum"},
+}  # readable formats
 
 
 def run_folder(out: str, *parts: str) -> Path:
@@ -130,7 +133,9 @@ class SeedFolder:
     def _algorithm_file(self) -> dict[str, str]:
         """Return path and checksum of a user's algorithm file; empty for the built-in ones."""
         environment = self.path / "environment.json"
-        return (read_json_object(environment).get("algorithm") or {}) if environment.is_file() else {}
+        return (
+            (read_json_object(environment).get("algorithm") or {}) if environment.is_file() else {}
+        )
 
     @property
     def start_updates(self) -> int:

@@ -352,9 +352,7 @@ def build_engine(
         transform = load_transform(plan.start, seeds, plan.spec, plan.actions)
     sources = sources_of(plan, data, transform, seeds, device)
     engine = Engine(
-        lambda s: plan.algorithm(
-            plan.spec, cfgs[s], schedule_length, plan.interaction.of(cfgs[s])
-        ),
+        lambda s: plan.algorithm(plan.spec, cfgs[s], schedule_length, plan.interaction.of(cfgs[s])),
         seeds,
         sources,
         batch_size=plan.cfg.batch_size,
@@ -414,7 +412,8 @@ def load_transform(
         shapes = channels.map_channels(lambda part: list(part.mean.shape), transform.parts)
         raise UserError(
             f"{start.run} was trained on observations {shapes}, but the task has "
-            f"{channels.map_channels(list, spec.observation_shapes)}. Use the run's task, or data of it"
+            f"{channels.map_channels(list, spec.observation_shapes)}. Use the run's task, or data "
+            "of it"
         )
     learned, here = start_spec or spec, actions or spec
     if (problem := learned.mismatch(spec)) is not None:
@@ -460,7 +459,9 @@ def range_note(plan: Plan) -> str | None:
 def fits(transform: Transform, spec: Spec) -> bool:
     """Return True if the transform normalizes observations of the shape in `spec`."""
     shape = channels.map_channels(lambda part: part.mean.shape, transform.parts)
-    return shape == (spec.observation_shapes if spec.single_vector else {c.name: c.shape for c in spec.vectors})
+    return shape == (
+        spec.observation_shapes if spec.single_vector else {c.name: c.shape for c in spec.vectors}
+    )
 
 
 def load_start(engine: Engine, start: Start) -> None:
@@ -478,7 +479,10 @@ def load_start(engine: Engine, start: Start) -> None:
                 tensors = engine.algorithm.initialize_from(state, tensors)
             engine.load_seed_state(s, tensors)
         except ValueError as error:
-            settings, cfg = network_settings(type(engine.algorithm.cfg), start.hyper), engine.algorithm.cfg
+            settings, cfg = (
+                network_settings(type(engine.algorithm.cfg), start.hyper),
+                engine.algorithm.cfg,
+            )
             differing = {k: v for k, v in settings.items() if to_json_values(getattr(cfg, k)) != v}
             keys = " ".join(f"algorithm.{k}={format_value(v)}" for k, v in differing.items())
             remedy = f"That run had {keys}" if keys else "Its networks are of another kind"

@@ -188,7 +188,7 @@ class Trainer:
         return self.collector.envs_per_seed * self.collector.n_action_steps
 
     def _stops(self) -> Iterator[int]:
-        """Yield the next values of the clock at which to log, evaluate, save or change the phase."""
+        """Yield the values of the clock at which to log, evaluate, save or change the phase."""
         marks = list(accumulate(work.size for work in self.schedule))
         if self._has_owed_updates:
             yield self.clock

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from offline_rl.cli.compose import compose, shown
+from offline_rl.cli.compose import compose, job_to_yaml
 from offline_rl.training.resolve import resolve
 from offline_rl.utils.errors import UserError
 
@@ -85,16 +85,16 @@ def test_an_experiment_may_begin_with_others(mine: Path) -> None:
 
 def test_the_job_that_is_shown_is_an_experiment_that_runs_the_same(mine: Path) -> None:
     command = compose(["--cfg", "job", "experiment=mine.yaml", "algorithm.beta=[1,3]"])
-    assert command.shown
-    text = shown(command.jobs[0])
-    assert text.startswith("# with the row antmaze-* of configs/algorithm/iql.yaml\n")
+    assert command.print_only
+    text = job_to_yaml(command.jobs[0])
+    assert text.startswith("# with row antmaze-* of configs/algorithm/iql.yaml\n")
     tree = OmegaConf.create(text)
     assert tree.algorithm.name == "iql"
     assert tree.algorithm.beta == [1.0, 3.0]
     assert tree.algorithm.expectile == 0.9  # the row's
     mine.with_name("again.yaml").write_text(text)
     (again,) = jobs("experiment=again.yaml")
-    assert shown(again) == text
+    assert job_to_yaml(again) == text
     assert resolve(again).settings == resolve(command.jobs[0]).settings
 
 
@@ -156,4 +156,4 @@ def test_a_value_stays_what_was_typed_where_it_is_a_name(tmp_path: Path) -> None
     assert (run.options.num_updates, run.options.seeds) == (1000, 2)
     assert type(run.options.num_updates) is int
     assert resolve(jobs("algorithm=iql task=none algorithm.tau=1e-3")[0]).cfg.tau == 0.001
-    assert "name: '1.10'" in shown(job)
+    assert "name: '1.10'" in job_to_yaml(job)
