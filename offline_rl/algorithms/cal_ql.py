@@ -117,7 +117,7 @@ class CalQL(cql.CQL):
         """Raise ValueError for per-seed discounts: all seeds share one set of returns."""
         if "discount" in values:
             raise ValueError(
-                "discount cannot differ between stacked seeds: cal_ql computes mc_returns once. Use "
-                "one value."
+                "discount cannot differ between stacked seeds: cal_ql computes mc_returns once. "
+                "Use one value."
             )
         return super().with_values(values)

@@ -111,8 +111,8 @@ class Consistency(Student):
         """Return a teacher's weights, extended by zero rows for the student's second time input.
 
         The second time, at which a jump ends, therefore has no effect at first. In a transformer it
-        is one
-        more token, to which all others attend, so that the student starts only near its teacher.
+        is one more token, to which all others attend, so that the student starts only near its
+        teacher.
         """
         added = len(student) - len(teacher) if student.dim() else 0
         if added < 1:

@@ -3,8 +3,8 @@
 Each denoising step is one action of a Markov decision process, and the environment's reward for an
 action chunk is the reward of all denoising steps that produced it. PPO raises or lowers their log
 densities; noisier steps get less weight and a narrower clip. The critic observes the state only.
-Denoising steps before the last K' use the pretrained policy.
-`offline-rl finetune algorithm=dppo run=<run>` starts with a run of diffusion_policy or flow_policy.
+Denoising steps before the last K' use the pretrained policy. `offline-rl finetune algorithm=dppo
+run=<run>` starts with a run of diffusion_policy or flow_policy.
 
 Paper:   Ren et al., ICLR 2025, arXiv:2409.00588. K' is `tuned`.
 Differs: an update equals that of the authors' code (irom-princeton/dppo; benchmarks/conformance).

@@ -103,8 +103,8 @@ def mixture_loss(
 ) -> Tensor:
     """Return beta (E_S,pi[Q] - E_E[Q]) + E_mix[(y - Q)^2] / 4; [..., B] -> [...].
 
-    mix = beta E + (1 - beta) S. This is the dual of chi-square, assuming
-    E_S[discount V(s')] = E_E[discount V(s')].
+    mix = beta E + (1 - beta) S. This is the dual of chi-square, assuming E_S[discount V(s')] =
+    E_E[discount V(s')].
     """
     error_expert, error = (y_expert - q_expert).square(), (y - q).square()
     bellman = beta * error_expert.mean(-1) + (1 - beta) * error.mean(-1)

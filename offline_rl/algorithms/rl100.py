@@ -58,9 +58,7 @@ class Config(OfflineConfig, ImitationConfig):
     improvements: Count = 10  # policy improvements per iteration, each checked by the gate
     passes: Count = 1  # passes over the denoising steps per improvement
     imitation_updates: Amount = 5_000  # imitation updates on all data at the end of an iteration
-    acting: Annotated[Literal["num_inference_steps", "one_step"], BUILT] = (
-        "num_inference_steps"  # what acts, except in exploration
-    )
+    acting: Annotated[Literal["multi_step", "one_step"], BUILT] = "multi_step"  # the acting policy
     clip: Positive = 0.2  # PPO clip, online
     offline_clip: Positive = 0.25  # PPO clip, on the data's states
     offline_lr: Rate = 1e-5  # learning rate of the policy, on the data's states

@@ -55,8 +55,7 @@ class Online(schedule.OneBuffer):
     """Defaults: thuml/SPOT:main_finetune.py; `support_end` is tinkoff-ai/CORL's for Adroit.
 
     The replay buffer starts with the data. The penalty weight falls linearly with the updates done,
-    to
-    a share of its initial value.
+    to a share of its initial value.
     """
 
     config_changes: ClassVar = {"support_end": 0.5}
@@ -92,8 +91,7 @@ class SPOT(td3.TD3):
         """Return the negative evidence lower bound, up to a constant and scale, [B].
 
         The scale is kl_weight / (2 |A|). The decoder is normal with variance kl_weight / 4. Means
-        are over
-        |A| and 2 |A| numbers.
+        are over |A| and 2 |A| numbers.
         """
         error, kl = vae.terms(s, a, random)
         return error.mean(-1) + self.cfg.kl_weight * kl.mean(-1)

@@ -268,10 +268,8 @@ class Algorithm:
         """Return the state of a seed that continues from another algorithm's.
 
         Both are flat, as in checkpoints. All networks and the update counter are the other's, as
-        are the
-        moments of optimizers that both have. Raises ValueError naming a tensor that is missing or
-        has
-        another shape.
+        are the moments of optimizers that both have. Raises ValueError naming a tensor that is
+        missing or has another shape.
         """
         result = dict(own)
         networks = {network_name(name) for name in own if name.startswith("params/")}

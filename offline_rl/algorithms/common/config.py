@@ -74,8 +74,7 @@ def stackable(config: type) -> frozenset[str]:
     """Return the fields that may have a different value for each stacked seed.
 
     These are all numbers except those that define networks or data, and those of Preprocessing,
-    which
-    shape the data that all seeds share.
+    which shape the data that all seeds share.
     """
     hints, kinds = get_type_hints(config, include_extras=True), get_type_hints(config)
     shared = {f.name for f in fields(Preprocessing)}

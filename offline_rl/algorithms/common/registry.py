@@ -214,8 +214,7 @@ def tuned(name: str, task: str, section: str = "tuned") -> tuple[str | None, dic
     section: `tuned`, or `online` for what differs in online training.
 
     gym/<set>, our own data of D4RL's kind, uses the row of D4RL's <set>-v2; its point mazes use
-    that of
-    maze2d-<maze>-v1. d4rl:<id> uses the row of <id>.
+    that of maze2d-<maze>-v1. d4rl:<id> uses the row of <id>.
     """
     task = task.removeprefix("d4rl:")
     names = [task]

@@ -39,8 +39,7 @@ class VAE(nn.Module):
         """Return the parts of the evidence lower bound, from one sample of z.
 
         The squared error of each dimension of the decoded action [..., A], and KL(q(z | s, a), N(0,
-        1)) for
-        each dimension of z [..., 2 A].
+        1)) for each dimension of z [..., 2 A].
         """
         mean, log_std = self.encode(observations, actions)
         z = mean + log_std.exp() * random.normal(mean.shape)

@@ -5,7 +5,7 @@ import torch
 from by_hand import Recorded, close, start
 from test_diffusion_policy import SMALL, chunks
 
-from offline_rl.algorithms.common.noising.targets import of_flow
+from offline_rl.algorithms.common.noising.targets import flow_targets
 from offline_rl.algorithms.flow_policy import FlowPolicy
 
 OWN = {k: v for k, v in SMALL.items() if k not in ("num_train_timesteps", "sampler")}
@@ -28,7 +28,7 @@ def test_the_loss_is_that_of_the_direction_from_noise_to_chunk(levels: int):
 
 def test_times_are_nearer_to_the_noise():
     """1 - t / 0.999 is of Beta(1.5, 1), whose mean is 0.6."""
-    times = of_flow(Recorded(), torch.zeros(100_000, 1, 1), 1, 1.5, 0.999).times
+    times = flow_targets(Recorded(), torch.zeros(100_000, 1, 1), 1, 1.5, 0.999).times
     assert times.mean().item() / 999 == pytest.approx(0.4, abs=0.01)
     assert times.min() >= 0
     assert times.max() <= 999

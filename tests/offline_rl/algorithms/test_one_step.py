@@ -16,7 +16,7 @@ import policies
 from offline_rl import UserError, finetune
 from offline_rl.algorithms import rl100
 from offline_rl.algorithms.common.base import State
-from offline_rl.algorithms.common.noising.deterministic import certain
+from offline_rl.algorithms.common.noising.deterministic import deterministic_table
 from offline_rl.algorithms.one_step import Config, OneStep
 from offline_rl.algorithms.rl100 import RL100
 from offline_rl.replay.batch import Batch
@@ -172,7 +172,7 @@ def test_each_policy_that_denoises_is_taught_to_act_at_once(
     normalized = head_input(policies.load(run / "seed_1" / "policy.bundle"), given[0])
     with torch.no_grad():
         num_inference_steps = sample(
-            certain(cfg), lambda x, t: head.predict_at(normalized, x, t), given[1]
+            deterministic_table(cfg), lambda x, t: head.predict_at(normalized, x, t), given[1]
         )
         target = head.finish(num_inference_steps).numpy()
     errors = []

@@ -14,11 +14,11 @@ from offline_rl.algorithms.common.registry import (
     algorithm_config,
     algorithm_yaml,
     interaction,
-    label,
+    run_label,
 )
 from offline_rl.cli.main import main
 from offline_rl.reporting import compact
-from offline_rl.suite.plan import Cell, kept
+from offline_rl.suite.plan import Cell, stored_seeds
 from offline_rl.training.finetune import start_of
 from offline_rl.training.plan import headline, prepare
 
@@ -116,10 +116,10 @@ def test_its_runs_are_kept_like_others(
     for name in (compact.RUNS, compact.CONFIGS):
         assert str(folder) not in (folder / "study" / name).read_text()
     assert main(["report", "study"]) == 0
-    assert label(named) in capsys.readouterr().out
+    assert run_label(named) in capsys.readouterr().out
     keys = {"dataset": "pendulum.npz", "num_updates": 20, "eval_episodes": 1, "seeds": 1}
     own = Cell({"algorithm": named, "task": "env:Pendulum-v1", "out": "runs", **keys})
-    assert kept([own], "study") == {own.id: {0}}
+    assert stored_seeds([own], "study") == {own.id: {0}}
 
 
 def test_help_reads_its_comments(capsys: pytest.CaptureFixture[str]) -> None:

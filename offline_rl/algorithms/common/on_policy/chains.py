@@ -1,8 +1,7 @@
 """Common parts of methods that apply RL to a policy's denoising steps (DPPO, RL-100).
 
 `model` is trained. `policy` acts: it holds the model's weights and, for earlier denoising steps,
-the
-pretrained ones (`TunedActor`). An iteration collects decisions with their denoising chains
+the pretrained ones (`TunedActor`). An iteration collects decisions with their denoising chains
 (`replay.rollouts`), computes all advantages once (`compute_advantages`), and then trains on pairs
 of a decision and one of its denoising steps.
 """

@@ -1,8 +1,7 @@
 """Offline improvement of a diffusion policy: critics, chains on the data's states, and a gate.
 
 IQL critics learn the values of the data's chunks. Chains of a frozen policy on the data's states
-are
-valued by the critics and reinforced with the clipped PPO loss. The new weights are kept if they
+are valued by the critics and reinforced with the clipped PPO loss. The new weights are kept if they
 score better than the old ones by a margin, from the same states in a learned transition model;
 otherwise the old weights are restored.
 """
@@ -121,8 +120,7 @@ class OfflineImprovement(DenoisingRL):
         """Keep the model's weights if they score better than `behavior`'s, otherwise restore those.
 
         The same decision applies to a one-step student trained together with the policy. Optimizers
-        are
-        reset.
+        are reset.
         """
         cfg, random = self.cfg, state.random
         head: Any = self.modules["policy"]

@@ -1,8 +1,7 @@
 """Proximal policy optimization: generalized advantages, clipped loss, reward scaling.
 
 Schulman et al., arXiv:1707.06347 and arXiv:1506.02438. Rollouts are [T, E]: T decisions in order,
-in
-E parallel environments.
+in E parallel environments.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ def clip_range(
     """Return the PPO clip of each denoising step; step 0 is the noisiest.
 
     It rises from `narrowest` to `widest` at the last step; with a single step it is `widest` (Ren
-    et
-    al., arXiv:2409.00588, appendix C).
+    et al., arXiv:2409.00588, appendix C).
     """
     share = step / (steps - 1) if steps > 1 else torch.ones_like(step, dtype=torch.float32)
     weight = (rate * share).expm1() / math.expm1(rate)

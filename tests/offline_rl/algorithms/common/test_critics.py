@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from offline_rl.algorithms.common.critics import drawn, some
+from offline_rl.algorithms.common.critics import sample_members, sampled_q
 from offline_rl.utils.random import Random
 
 
@@ -18,14 +18,14 @@ def test_drawn_critics_and_their_gradients_are_those_of_an_index() -> None:
     twice = 0
     for update in range(8):
         q, same = (torch.arange(12.0).reshape(3, 4).requires_grad_() for _ in range(2))
-        members = some(at(update), 3, 2)
+        members = sample_members(at(update), 3, 2, replace=True)
         assert members is not None
         twice += int(members[0] == members[1])
         weights = torch.tensor([[1.0], [10.0]])
-        found, expected = drawn(at(update), q, 2), same[members]
+        found, expected = sampled_q(at(update), q, 2), same[members]
         assert torch.equal(found, expected)
         (weights * found).sum().backward()
         (weights * expected).sum().backward()
         assert torch.equal(q.grad, same.grad)
     assert 0 < twice < 8
-    assert drawn(at(0), q, None) is q
+    assert sampled_q(at(0), q, None) is q
