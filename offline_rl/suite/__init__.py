@@ -1,1 +1,1 @@
-"""Many runs as one piece of work: what they are, what they cost, a queue that works them off."""
+"""Suites of runs: their definition, their estimated cost, and a queue that runs them."""

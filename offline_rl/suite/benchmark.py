@@ -1,4 +1,4 @@
-"""`offline-rl benchmark`: a suite, worked off; or what it would cost."""
+"""`offline-rl benchmark`: run a suite, or show its estimated cost."""
 
 from __future__ import annotations
 
@@ -14,81 +14,86 @@ from offline_rl.suite.plan import (
     cells,
     check_data,
     check_runs,
-    costs_of,
-    kept,
-    priced,
+    estimate_costs,
+    read_costs,
     read_plan,
     read_suite,
     select,
+    stored_seeds,
     write_plan,
 )
-from offline_rl.suite.queue import work_off
+from offline_rl.suite.queue import run_plan
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
-from offline_rl.utils.text import duration, table
+from offline_rl.utils.text import format_duration, table
 
 
 def benchmark(*, show: bool = True, **keys: Any) -> str:
-    """Works off a suite and reports on it; the same command again goes on. Raises UserError."""
+    """Run the cells of a suite, and return a report on them. Raises UserError.
+
+    Calling it again with the same keys resumes it.
+    """
     options = build(BenchmarkOptions, keys)
-    workers = options.workers if options.workers is not None else hardware.cores()
+    workers = options.workers if options.workers is not None else hardware.num_cores()
     if (options.suite is None) == (options.plan is None):
-        raise UserError("benchmark: give suite=<name or file>, or plan=<plan.json>")
+        raise UserError("benchmark: give either suite=<name or file> or plan=<plan.json>")
     if options.plan is not None:
         for key in ("algorithms", "tasks", "seeds", "kept", "out"):
             if getattr(options, key) not in (None, []):
-                raise UserError(f"benchmark: {key}= belongs to suite=; a plan says what is to run")
+                raise UserError(
+                    f"benchmark: {key}= needs suite=, because a plan is complete. Leave it out."
+                )
         path = Path(options.plan)
         out, wanted = path.parent, read_plan(path)
         check_runs(wanted)
     else:
         name = str(options.suite)
         out = Path(options.out or f"runs/{Path(name).stem}")
-        whole = cells(read_suite(name), str(out), options.seeds)
-        wanted = select(whole, options.algorithms, options.tasks)
+        all_cells = cells(read_suite(name), str(out), options.seeds)
+        wanted = select(all_cells, options.algorithms, options.tasks)
         if options.kept is not None:
-            wanted, before = beside(wanted, options.kept), len(wanted)
+            wanted, before = without_stored(wanted, options.kept), len(wanted)
             if show:
                 print(
-                    f"{before - len(wanted)} of {before} cells are whole in {options.kept}",
+                    f"{before - len(wanted)} of {before} cells are complete in {options.kept}",
                     flush=True,
                 )
         check_runs(wanted)
         if show:
-            print(f"{name}: {len(wanted)} cells; data is read, and cost is counted", flush=True)
+            print(f"{name}: {len(wanted)} cells; reading data and estimating cost", flush=True)
         for sentence in check_data(wanted):
             if show:
-                print(f"not there yet: {sentence}")
-        wanted = priced(wanted, str(out))
+                print(f"missing data: {sentence}")
+        wanted = estimate_costs(wanted, str(out))
         if not options.dry_run:
-            known = costs_of(out / "plan.json") | {cell.id: cell.seconds for cell in wanted}
-            priced_all = [replace(cell, seconds=known.get(cell.id)) for cell in whole]
-            write_plan(out / "plan.json", name, priced_all)
+            seconds = read_costs(out / "plan.json") | {cell.id: cell.seconds for cell in wanted}
+            estimated = [replace(cell, seconds=seconds.get(cell.id)) for cell in all_cells]
+            write_plan(out / "plan.json", name, estimated)
     if options.dry_run:
-        return costs(wanted, workers)
+        return cost_table(wanted, workers)
     if show:
-        print(costs(wanted, workers), flush=True)
+        print(cost_table(wanted, workers), flush=True)
     if not wanted:
         return ""
-    failed = work_off(wanted, out, workers, show=show)
+    failed = run_plan(wanted, out, workers, show=show)
     if failed:
         raise UserError("; ".join(f"{label} failed: {why}" for label, why in failed.items()))
     missing = [cell.label for cell in wanted if not cell.finished]
     if missing:
-        return f"{', '.join(missing)}: another command is at work on it"
+        return f"{', '.join(missing)}: another command is running this"
     return str(report([out]))
 
 
-def beside(wanted: Sequence[Cell], study: str) -> list[Cell]:
-    """Those that a study's compact files lack, of the seeds that they lack.
+def without_stored(wanted: Sequence[Cell], study: str) -> list[Cell]:
+    """Return the cells that a study's compact files lack, each with the seeds that they lack.
 
-    What another cell goes on from is left whole, for weights are not kept. Raises UserError as
-    `kept`.
+    A cell that a remaining cell builds on keeps all its seeds, because compact files hold no
+    weights. Raises UserError as `stored_seeds`.
     """
-    there, needed, left = kept(wanted, study), set[str | None](), list[Cell]()
+    stored, needed, left = stored_seeds(wanted, study), set[str | None](), list[Cell]()
     for cell in reversed(wanted):
-        seeds = [f.seed for f in cell.folders if f.seed not in there[cell.id]]
+        seeds = [f.seed for f in cell.folders if f.seed not in stored[cell.id]]
         if len(seeds) == len(cell.folders) or cell.run in needed:
             left.insert(0, cell)
         elif seeds:
@@ -96,24 +101,25 @@ def beside(wanted: Sequence[Cell], study: str) -> list[Cell]:
         else:
             continue
         if not left[0].finished:
-            needed.add(cell.before)
+            needed.add(cell.previous_run)
     return left
 
 
-def costs(wanted: Sequence[Cell], workers: int) -> str:
-    """The plan as a table: what is done, and what the rest will take."""
+def cost_table(wanted: Sequence[Cell], workers: int) -> str:
+    """Return a table of the cells, how much of each is done, and its estimated time."""
     body = []
     for cell in wanted:
-        state = "finished" if cell.finished else f"{cell.done():,}" if cell.done() else "to do"
-        cost = "?" if cell.seconds is None else duration(cell.seconds)
+        done = cell.count_done()
+        state = "finished" if cell.finished else f"{done:,}" if done else "to do"
+        cost = "?" if cell.seconds is None else format_duration(cell.seconds)
         body.append([cell.label, str(len(cell.folders)), f"{cell.total:,}", state, cost])
     left = [cell for cell in wanted if not cell.finished]
-    known = [seconds for c in left if (seconds := c.seconds_left) is not None]
-    blind = len(left) - len(known)
+    estimates = [seconds for c in left if (seconds := c.seconds_left) is not None]
+    unknown = len(left) - len(estimates)
     total = f"{len(left)} of {len(wanted)} cells left, {workers} at a time"
-    if known:
-        total += f": about {duration(sum(known) / workers)}"
-    total += f"{', and' if known else ':'} {blind} of unknown length" if blind else ""
+    if estimates:
+        total += f": about {format_duration(sum(estimates) / workers)}"
+    total += f"{', and' if estimates else ':'} {unknown} of unknown length" if unknown else ""
     for reason in dict.fromkeys(cell.unknown for cell in left if cell.seconds is None):
         total += f"\n?: {reason}" if reason else ""
     return f"{table(['cell', 'seeds', 'updates', 'done', 'cost'], body)}\n\n{total}"

@@ -1,4 +1,4 @@
-"""What `offline-rl benchmark` takes."""
+"""Options of `offline-rl benchmark`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from offline_rl.utils.options import Checked, Count
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions(Checked):
-    """What `offline-rl benchmark` takes."""
+    """Options of `offline-rl benchmark`."""
 
-    suite: str | None = None  # a file of configs/suite, or one of yours (.yaml)
-    plan: str | None = None  # instead: a plan.json, made by another command or machine
-    algorithms: list[str] = field(default_factory=list)  # only these of the suite
-    tasks: list[str] = field(default_factory=list)  # only these of the suite
-    seeds: int | list[int] | None = None  # instead of the suite's
-    kept: str | None = None  # a study's compact files: the seeds in them are not run again
-    out: str | None = None  # default: runs/<suite>
-    workers: Count | None = None  # processes at a time; default: one a core
-    dry_run: bool = False  # only print the plan
+    suite: str | None = None  # name of a suite in configs/suite, or a YAML file
+    plan: str | None = None  # instead of suite: the plan.json of another command
+    algorithms: list[str] = field(default_factory=list)  # run only these of the suite
+    tasks: list[str] = field(default_factory=list)  # run only these of the suite
+    seeds: int | list[int] | None = None  # replaces the suite's seeds
+    kept: str | None = None  # folder of a study's compact files; their seeds are not run again
+    out: str | None = None  # folder of the runs; default: runs/<suite>
+    workers: Count | None = None  # parallel processes; default: one per core
+    dry_run: bool = False  # print the plan without running it

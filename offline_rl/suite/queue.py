@@ -1,11 +1,11 @@
-"""Works off a plan: cells in processes of low priority, each taken by one worker, one retry.
+"""Execution of a plan: its cells run in low-priority processes, with one retry.
 
-    <out>/plan.json              the entries, in order of worth
-    <out>/queue/<id>.lock        held while a process works on the entry, by that process too
-    <out>/queue/<id>.json        how an entry that failed did so
+    <out>/plan.json              the cells, in order of importance
+    <out>/queue/<id>.lock        locked by the command and its process while a cell runs
+    <out>/queue/<id>.json        the error of a cell that failed
 
-Several commands, on machines that share the folder, may work on one plan. What is finished is
-skipped; what a kill interrupted goes on from its checkpoint.
+Several commands, also on machines that share the folder, can execute one plan. Finished cells are
+skipped. Interrupted cells resume from their last checkpoint.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from tqdm import tqdm
 from offline_rl.suite.plan import Cell
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder, write_json
-from offline_rl.utils.signals import handled
-from offline_rl.utils.text import duration
+from offline_rl.utils.signals import handle_signals
+from offline_rl.utils.text import format_duration
 
 TRIES = 2
-NICENESS = 19  # of the workers: whoever else works on this machine comes first
-LOOK_S = 2.0  # seconds between two looks at what the workers have done
-LEAST_FREE = 256 << 20  # bytes of disk below which nothing more is begun
+NICENESS = 19  # of the workers; other work on the machine has priority
+POLL_S = 2.0  # time between two readings of the run folders
+MIN_FREE_BYTES = 256 << 20  # free disk space below which no cell is started
 
 
 @dataclass
 class Progress:
-    """What the workers share; every field is written under `lock`."""
+    """State that the workers share. All fields are written under `lock`."""
 
     left: list[Cell]
     lock: threading.Lock = field(default_factory=threading.Lock)
     running: dict[str, Cell] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)  # a cell's label -> why
-    stopped: str | None = None  # why nothing more is begun
+    failed: dict[str, str] = field(default_factory=dict)  # label of a cell -> error
+    stopped: str | None = None  # reason for which no cell is started anymore
 
 
-def work_off(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True) -> dict[str, str]:
-    """Runs what is left of `plan`; -> the labels of cells that failed, and why.
+def run_plan(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True) -> dict[str, str]:
+    """Run the unfinished cells of `plan`; return label -> error of those that failed.
 
-    Raises UserError where the disk is full; KeyboardInterrupt after Ctrl-C or SIGTERM, once the
+    Raises UserError if the disk is full, and KeyboardInterrupt after Ctrl-C or SIGTERM once the
     workers have stopped.
     """
     make_folder(out / "queue")
@@ -66,21 +66,21 @@ def work_off(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True
         thread.start()
     try:
         with (
-            handled([signal.SIGTERM], signal.default_int_handler),
+            handle_signals([signal.SIGTERM], signal.default_int_handler),
             contextlib.closing(Display(plan, workers, show)) as display,
         ):
-            looked = 0.0
+            last_poll = 0.0
             while any(thread.is_alive() for thread in threads):
-                if time.monotonic() - looked >= LOOK_S:
+                if time.monotonic() - last_poll >= POLL_S:
                     display.update(progress)
-                    looked = time.monotonic()
-                time.sleep(LOOK_S / 10)  # Ctrl-C in a thread's join would count it as ended
+                    last_poll = time.monotonic()
+                time.sleep(POLL_S / 10)  # not join: Ctrl-C in it would mark the thread as ended
             display.update(progress)
     except BaseException:
         with progress.lock:
             progress.stopped = "interrupted"
             for process in progress.processes.values():
-                process.terminate()  # what a shell began in the background ignores SIGINT
+                process.terminate()  # background processes of a shell ignore SIGINT
         raise
     finally:
         for thread in threads:
@@ -91,24 +91,26 @@ def work_off(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True
 
 
 def _worker(progress: Progress, out: Path, workers: int) -> None:
-    """Takes entries until none is left: the first that is ready, or waits for one to become so."""
+    """Run cells until none is left. If none can start, wait for the cells that they build on."""
     while True:
         with progress.lock:
-            if shutil.disk_usage(out).free < LEAST_FREE and progress.stopped is None:
-                progress.stopped = f"{out}: the disk is full; make room and give the command again"
+            if shutil.disk_usage(out).free < MIN_FREE_BYTES and progress.stopped is None:
+                progress.stopped = (
+                    f"The disk of {out} is full. Free some space and repeat the command."
+                )
             if progress.stopped is not None or not progress.left:
                 return
-            cell = next((c for c in progress.left if c.ready), None)
+            cell = next((c for c in progress.left if c.can_start), None)
             if cell is None and not progress.running:
-                return  # what they go on from has failed, or is another command's
+                return  # the runs that they build on failed, or another command runs them
             if cell is not None:
                 progress.left.remove(cell)
                 progress.running[cell.id] = cell
         if cell is None:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             continue
         try:
-            with taken(out / "queue" / f"{cell.id}.lock") as lock:
+            with lock_file(out / "queue" / f"{cell.id}.lock") as lock:
                 if lock is None:
                     continue
                 error = _run(cell, progress, lock, workers)
@@ -125,8 +127,8 @@ def _worker(progress: Progress, out: Path, workers: int) -> None:
 
 
 @contextlib.contextmanager
-def taken(path: Path) -> Iterator[IO[str] | None]:
-    """The open, locked file; None where somebody else has it."""
+def lock_file(path: Path) -> Iterator[IO[str] | None]:
+    """Open and lock the file; None if another process holds the lock."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,7 +139,7 @@ def taken(path: Path) -> Iterator[IO[str] | None]:
 
 
 def _run(cell: Cell, progress: Progress, lock: IO[str], workers: int) -> str | None:
-    """One cell, once more where it fails; -> why it failed, None where it did not."""
+    """Run a cell, and repeat it once if it fails. Return the error, or None."""
     error = None
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     for _ in range(TRIES):
@@ -151,33 +153,33 @@ def _run(cell: Cell, progress: Progress, lock: IO[str], workers: int) -> str | N
                     stderr=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     text=True,
-                    start_new_session=True,  # Ctrl-C reaches it through us, once
+                    start_new_session=True,  # it gets Ctrl-C only from this process
                     env={"OMP_NUM_THREADS": threads} | os.environ,
-                    pass_fds=(lock.fileno(),),  # the entry stays taken as long as either lives
+                    pass_fds=(lock.fileno(),),  # the lock is held while either process lives
                 )
-            except OSError as fault:  # such as no memory
-                return f"no process could be begun: {fault.strerror}"
+            except OSError as fault:  # for example, out of memory
+                return f"no process could be started: {fault.strerror}"
             progress.processes[cell.id] = process
-        _, said = process.communicate(json.dumps(cell.keys))
+        _, stderr = process.communicate(json.dumps(cell.keys))
         with progress.lock:
             del progress.processes[cell.id]
         if process.returncode == 0:
             return None
-        lines = said.strip().splitlines() or [f"ended by signal {-process.returncode}"]
+        lines = stderr.strip().splitlines() or [f"ended by signal {-process.returncode}"]
         error = lines[-1]
-        if process.returncode == 2:  # a user's mistake does not go away by itself
+        if process.returncode == 2:  # a UserError would occur again
             return error
     return error
 
 
 class Display:
-    """A bar over the whole plan and one for each worker; a line a minute without a terminal."""
+    """Progress bars of the plan and of each worker; without a terminal, a line per minute."""
 
     def __init__(self, plan: Sequence[Cell], workers: int, show: bool) -> None:
         self.plan, self.show = plan, show
         self.finished = sum(cell.finished for cell in plan)
         quiet = None if show else True
-        self.whole = tqdm(
+        self.total_bar = tqdm(
             total=len(plan), initial=self.finished, unit="cell", disable=quiet, dynamic_ncols=True
         )
         shape: dict[str, Any] = {
@@ -188,15 +190,15 @@ class Display:
         }
         self.bars = [tqdm(position=k + 1, total=1, **shape) for k in range(workers)]
         self.shown: list[str | None] = [None] * workers
-        self.said = 0.0
-        self.looks: dict[str, list[tuple[float, int]]] = {}  # a cell's id -> when, how far
+        self.last_line = 0.0
+        self.readings: dict[str, list[tuple[float, int]]] = {}  # cell id -> (time, updates done)
 
     def update(self, progress: Progress) -> None:
-        """Looks at the run folders."""
+        """Read the progress of the cells from the run folders, and show it."""
         with progress.lock:
             running, left = dict(progress.running), len(progress.left)
         finished = sum(cell.finished for cell in self.plan)
-        self.whole.update(finished - self.finished)
+        self.total_bar.update(finished - self.finished)
         self.finished = finished
         self.shown = [name if name in running else None for name in self.shown]
         for name in running:
@@ -207,43 +209,47 @@ class Display:
                 self.bars[place].set_description(running[name].label)
         for bar, shown in zip(self.bars, self.shown, strict=True):
             if shown is not None:
-                done, looks = running[shown].done(), self.looks.setdefault(shown, [])
+                done, readings = running[shown].count_done(), self.readings.setdefault(shown, [])
                 bar.update(done - bar.n)
-                if looks and done < looks[-1][1]:  # killed, and goes on from its checkpoint
-                    looks.clear()
-                if not looks or done > looks[-1][1]:
-                    looks.append((time.monotonic(), done))
+                if readings and done < readings[-1][1]:  # killed; it resumed from its checkpoint
+                    readings.clear()
+                if not readings or done > readings[-1][1]:
+                    readings.append((time.monotonic(), done))
         eta = self.eta()
-        self.whole.set_postfix_str(eta)
-        if self.show and self.whole.disable and time.monotonic() - self.said >= 60:
-            self.said = time.monotonic()
-            now = ", ".join(f"{c.label} {c.done():,} of {c.total:,}" for c in running.values())
-            print(f"{finished} of {len(self.plan)} cells, {left} waiting; {now}; {eta}", flush=True)
+        self.total_bar.set_postfix_str(eta)
+        if self.show and self.total_bar.disable and time.monotonic() - self.last_line >= 60:
+            self.last_line = time.monotonic()
+            cells = ", ".join(
+                f"{c.label} {c.count_done():,} of {c.total:,}" for c in running.values()
+            )
+            print(
+                f"{finished} of {len(self.plan)} cells, {left} waiting; {cells}; {eta}", flush=True
+            )
 
     def eta(self) -> str:
-        """What is left, by the cells' expected costs and the pace; unknown where one has none."""
+        """Return the remaining time as text, from the cells' estimates and the measured pace."""
         rest = [c for c in self.plan if not c.finished]
         if not rest or any(c.seconds is None for c in rest):
             return "" if not rest else "time left unknown"
         seconds = sum(c.seconds_left or 0 for c in rest)
-        return f"about {duration(self.pace() * seconds / len(self.bars))} left"
+        return f"about {format_duration(self.pace() * seconds / len(self.bars))} left"
 
     def pace(self) -> float:
-        """Seconds on the clock for one of expected cost, of what was done before our eyes.
+        """Return the measured time per estimated second of work.
 
-        From each cell's second look on: before the first it compiled, or was on its way already.
-        A cell counts once a fiftieth of it was seen, evaluations and pauses included.
+        A cell counts from its second reading, because it compiles before the first one or had
+        already started, and only after 2 % of it. Evaluations and pauses are included.
         """
-        clock = cost = 0.0
+        elapsed = estimated = 0.0
         for cell in self.plan:
-            if len(looks := self.looks.get(cell.id, [])) > 2 and cell.seconds:
-                (began, first), (now, last) = looks[1], looks[-1]
-                if (seen := (last - first) / cell.total) >= 0.02:
-                    clock += now - began
-                    cost += cell.seconds * seen
-        return clock / cost if cost else 1.0
+            if len(readings := self.readings.get(cell.id, [])) > 2 and cell.seconds:
+                (start, first), (end, last) = readings[1], readings[-1]
+                if (share := (last - first) / cell.total) >= 0.02:
+                    elapsed += end - start
+                    estimated += cell.seconds * share
+        return elapsed / estimated if estimated else 1.0
 
     def close(self) -> None:
-        """Leaves the overall bar."""
-        for bar in [*self.bars, self.whole]:
+        """Close the workers' bars, and leave the total one."""
+        for bar in [*self.bars, self.total_bar]:
             bar.close()

@@ -1,4 +1,4 @@
-"""One cell in a process of its own: its keys as JSON on standard input; and a niceness."""
+"""Process that runs one cell: its options are JSON on standard input, its argument a niceness."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import warnings
 from pathlib import Path
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.signals import handled
+from offline_rl.utils.signals import handle_signals
 
 
 def main() -> int:
-    """Exit codes as the command line's."""
-    yielding(int(sys.argv[1]))
+    """Run the cell; return the same exit codes as the command line."""
+    lower_priority(int(sys.argv[1]))
     warnings.filterwarnings("ignore")
     from offline_rl.algorithms.common.registry import algorithm_class
     from offline_rl.training.finetune import distill, finetune
@@ -24,9 +24,9 @@ def main() -> int:
 
     keys = json.load(sys.stdin)
     try:
-        with handled([signal.SIGTERM], signal.default_int_handler):
-            on = distill if algorithm_class(keys["algorithm"]).distils else finetune
-            (on if "run" in keys else train)(show=False, **keys)
+        with handle_signals([signal.SIGTERM], signal.default_int_handler):
+            verb = distill if algorithm_class(keys["algorithm"]).distills_from else finetune
+            (verb if "run" in keys else train)(show=False, **keys)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -35,10 +35,10 @@ def main() -> int:
     return 0
 
 
-def yielding(niceness: int) -> None:
-    """Lets others go first, of other sessions too, which Linux weighs before their processes."""
+def lower_priority(niceness: int) -> None:
+    """Lower the priority of this process and, on Linux, of its scheduling group."""
     os.nice(niceness)
-    with contextlib.suppress(OSError):  # no such kernel, or one without these groups
+    with contextlib.suppress(OSError):  # not Linux, or a kernel without autogroups
         Path("/proc/self/autogroup").write_text(str(niceness))
 
 
