@@ -60,7 +60,7 @@ class TrainOptions(Checked):
     checkpoint_every: Count = 10_000  # updates (online: environment steps) between checkpoints
     device: str = "auto"  # auto, cpu, cuda, or one GPU, such as cuda:1
     precision: Literal["auto", "fp32", "tf32", "bf16"] = (
-        "auto"  # of matrix products; auto: bf16 if a stored result shows no loss of score, or fp32
+        "auto"  # of matrix products; auto: bf16 if a stored result shows no score loss, else fp32
     )
     compile: Literal["auto", "always", "never"] = (
         "auto"  # compile the updates; auto: if the estimated saving exceeds the compile time

@@ -23,8 +23,8 @@ def import_extra(module: str, extra: str, purpose: str) -> ModuleType:
         return import_module(module)
     except ImportError:
         raise UserError(
-            f"{purpose} needs the package {module.split('.')[0]}: "
-            f'pip install "offline-rl-suite[{extra}]"'
+            f"{purpose} needs the package {module.split('.')[0]}. In a clone of this repository, "
+            f'run: pip install -e ".[{extra}]"'
         ) from None
 
 

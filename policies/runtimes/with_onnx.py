@@ -29,7 +29,7 @@ def find_obstacle(bundle: Bundle) -> str | None:
             "(a policy with a memory, such as a decision transformer, runs in torch only)"
         )
     if find_spec("onnxruntime") is None:
-        return 'needs onnxruntime: pip install "offline-rl-suite[export]", or onnxruntime alone'
+        return "needs onnxruntime: pip install onnxruntime"
     return None
 
 

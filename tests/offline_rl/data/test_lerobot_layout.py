@@ -421,7 +421,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     path = lerobot(tmp_path / "a", frames(), LENGTHS)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(
-        UserError, match=r'needs the package pyarrow: pip install "offline-rl-suite'
+        UserError, match=r'needs the package pyarrow\. .*pip install -e "\.\[lerobot\]"'
     ):
         read(path)
 

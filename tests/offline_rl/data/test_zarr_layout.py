@@ -82,7 +82,7 @@ def test_without_zarr_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     path = zarr(tmp_path / "a.zarr", pusht())
     monkeypatch.setitem(sys.modules, "zarr", None)
     for store in (path, zipped(path, tmp_path / "a.zip")):
-        with pytest.raises(UserError, match=r'pip install "offline-rl-suite\[zarr\]"'):
+        with pytest.raises(UserError, match=r'pip install -e "\.\[zarr\]"'):
             read(store, **PIXELS)
 
 

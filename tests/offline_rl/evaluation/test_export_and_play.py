@@ -179,20 +179,20 @@ def identity(size: int) -> Normalizer:
 
 def test_a_policy_with_memory_is_refused_and_its_file_is_unchanged(tmp_path) -> None:
     pytest.importorskip("onnxscript")
-    head = DecisionTransformer(3, 2, target_return=1.0, horizon=2, size=8, layers=1)
+    head = DecisionTransformer(3, 2, target_return=1.0, context_length=2, dim_model=8, num_layers=1)
     weights = {k: v.numpy() for k, v in head.state_dict().items()}
     path = tmp_path / "policy.bundle"
     policy = Bundle(Spec((3,), 2), "DecisionTransformer", head.arguments, weights, identity(3))
     bundle.write(path, seal(policy))
     before = path.read_bytes()
-    with pytest.raises(UserError, match="remembers its episode"):
+    with pytest.raises(UserError, match="keeps a memory of its episode"):
         exporting.export(run=str(path))
     assert path.read_bytes() == before
 
 
 def test_without_the_exporter_the_extra_to_install_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
-    with pytest.raises(UserError, match=r"onnxscript: pip install .*\[export\]"):
+    with pytest.raises(UserError, match=r"onnxscript\. .*pip install .*\[export\]"):
         exporting.export(run=str(tmp_path))
     with pytest.raises(UserError, match="format"):
         exporting.export(run=str(tmp_path), format="hub")
