@@ -1,4 +1,4 @@
-"""Draws the state machine of docs/robot.md from the code.
+"""Generate the state machine and the table of reasons in docs/robot.md from the code.
 
 python -m docs.generate.robot
 """
@@ -14,7 +14,7 @@ BEGIN, END = "<!-- made by python -m docs.generate.robot: {} -->", "<!-- end -->
 
 
 def diagram() -> str:
-    """Mermaid; CLOSE leads from everywhere to DISCONNECTED and is left out."""
+    """Return the Mermaid diagram of the states. CLOSE, possible in every state, is left out."""
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {State.DISCONNECTED.name}"]
     edges = dict[tuple[State, State], list[str]]()
     for (before, event), after in sorted(TRANSITIONS.items()):
@@ -26,8 +26,8 @@ def diagram() -> str:
 
 
 def reasons() -> str:
-    """What stops a robot, and how hard."""
-    lines = ["| reason | what it is | leads to |", "| --- | --- | --- |"]
+    """Return the table of reasons to stop."""
+    lines = ["| reason | meaning | leads to |", "| --- | --- | --- |"]
     for reason in Reason:
         kind = {Event.STOP: "SOFT_STOP", Event.FAULT: "FAULT", Event.ESTOP: "ESTOP"}
         assert (reason in FAULTS) == (event_of(reason) is Event.FAULT)
@@ -36,11 +36,11 @@ def reasons() -> str:
 
 
 def page(text: str) -> str:
-    """`text` with what is made put between its marks."""
-    for name, made in (("states", diagram()), ("reasons", reasons())):
+    """Return the page with its generated parts replaced."""
+    for name, part in (("states", diagram()), ("reasons", reasons())):
         begin = BEGIN.format(name)
-        head, rest = text.split(begin, 1)
-        text = f"{head}{begin}\n\n{made}\n\n{END}{rest.split(END, 1)[1]}"
+        head, tail = text.split(begin, 1)
+        text = f"{head}{begin}\n\n{part}\n\n{END}{tail.split(END, 1)[1]}"
     return text
 
 
