@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import envs
-from benchmarks.figures import status
+from benchmarks.figures import run_command
 from envs import Task
 from offline_rl.data import Dataset, load
 from offline_rl.data.load import data_folder
@@ -35,7 +35,7 @@ from offline_rl.reporting.compact import short
 from offline_rl.reporting.statistics import evaluation_error
 from offline_rl.utils import hardware
 from offline_rl.utils.files import write_json
-from offline_rl.utils.options import Checked, Count, build, parse
+from offline_rl.utils.options import Checked, Count, build, parse_options
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies.channels import identity
 
@@ -125,7 +125,7 @@ def values(data: Dataset) -> dict[str, float]:
 
 def main(arguments: Sequence[str]) -> None:
     """Raises UserError."""
-    options = build(Options, parse(arguments))
+    options = build(Options, parse_options(arguments))
     task, number = envs.task(options.task), options.starts
     data = load(data_folder() / options.dataset if options.dataset else task)
     exact = envs.make_vector(task, 1).every_start(EVALUATION_SEED)
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str]) -> None:
     done = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     done[task.name] = {
         "command": " ".join(["python -m benchmarks.baselines", *arguments]),
-        "machine": hardware.description(),
+        "machine": hardware.describe_machine(),
         "dataset": short(str(data.path or data.name)),
         "dataset_sha256": data.sha256,
         "rows": rows,
@@ -160,4 +160,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(status(main, sys.argv[1:]))
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import envs
-from benchmarks.figures import Names, chosen, formed, status
+from benchmarks.figures import Names, check_names, convergence_cell, run_command
 from benchmarks.parity import compare
 from benchmarks.speed.peers import d3rlpy_learner
 from offline_rl.algorithms.common.registry import algorithm_class
@@ -28,7 +28,7 @@ from offline_rl.data.transform import Transform
 from offline_rl.evaluation.rollout import rollout
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
-from offline_rl.utils.options import build, parse
+from offline_rl.utils.options import build, parse_options
 from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import table
 
@@ -102,8 +102,8 @@ def ours(algorithm: str, task: str) -> list[float]:
 
 def main(arguments: Sequence[str]) -> None:
     """Raises UserError."""
-    options = build(Options, parse(arguments))
-    algorithms, task = chosen(options.algorithms, "algorithm", SEEDS), options.task
+    options = build(Options, parse_options(arguments))
+    algorithms, task = check_names(options.algorithms, "algorithm", SEEDS), options.task
     done = json.loads(FILE.read_text()) if FILE.is_file() else {"tasks": {}}
     for algorithm in algorithms:
         cell = done["tasks"].setdefault(task, {}).setdefault(algorithm, {"d3rlpy": []})
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> None:
 def write(done: dict[str, Any]) -> None:
     """The numbers."""
     done |= {"command": "python -m benchmarks.d3rlpy_scores", "updates": UPDATES}
-    done |= {"episodes": EPISODES, "machine": hardware.description(), "settings": OURS}
+    done |= {"episodes": EPISODES, "machine": hardware.describe_machine(), "settings": OURS}
     FILE.write_text(json.dumps(done, indent=1) + "\n")
 
 
@@ -138,14 +138,14 @@ def page(done: Mapping[str, Any]) -> str:
             interval = "[{:.1f}, {:.1f}]".format(*found["interval"])
             hyper = vars(build(algorithm_class(name).Config, done["settings"][name]))
             cells = [task, name, str(len(both[0])), *spread, f"{found['difference']:.1f}"]
-            body.append([*cells, interval, formed(hyper, done["updates"])])
+            body.append([*cells, interval, convergence_cell(hyper, done["updates"])])
     text = table([*header, "formed"], body, markdown=True)
     page = f"# d3rlpy's final scores beside ours\n\n`{done['command']}`\n\n{text}\n\n"
     page += f"{done['updates']:,} updates, last policy, {done['episodes']} episodes; normalized "
     page += "scores, mean ± standard deviation over seeds (ddof 1), Welch's interval of ours - "
-    page += "d3rlpy's. `formed`: how far values had come, of both; unfinished rows compare equal "
+    page += "d3rlpy's. `convergence_cell`: how far values had come, of both; unfinished rows compare equal "
     return page + "updates, not what the methods reach.\n"
 
 
 if __name__ == "__main__":
-    sys.exit(status(main, sys.argv[1:]))
+    sys.exit(run_command(main, sys.argv[1:]))

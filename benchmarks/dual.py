@@ -1,10 +1,11 @@
-"""The data of the suite `dual`: a few demonstrations, one of them, much other data, and all of it.
+"""Generate the data sets of the suite `dual`.
 
     python -m benchmarks.dual
 
-Made in runs/dual/data of our hopper sets (`offline-rl generate recipe=hopper` makes those): expert
-has 10 episodes of hopper-expert, one the first of them; other has 30 more, unmarked, among 200,000
-steps of hopper-random; both is expert and other as one set.
+They are written to runs/dual/data, from our hopper data sets (made by `offline-rl generate
+recipe=hopper`). `expert`: 10 episodes of hopper-expert. `one`: the first of them. `other`: 30 more
+episodes of hopper-expert, not marked, among 200,000 steps of hopper-random. `both`: expert and
+other.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from pathlib import Path
 
 from offline_rl.data import load
 from offline_rl.data.writers.d4rl import write
-from offline_rl.generation.recipes import join
+from offline_rl.generation.recipes import join_datasets
 
 FOLDER = Path("runs/dual/data")
-DEMONSTRATIONS, HIDDEN, RANDOM_ROWS = 10, 30, 200_000  # episodes shown; episodes in the other data
+# demonstrations; expert episodes in `other`; rows of hopper-random in `other`
+DEMONSTRATIONS, HIDDEN, RANDOM_ROWS = 10, 30, 200_000
 
 
 def main() -> None:
@@ -25,9 +27,9 @@ def main() -> None:
     few = int((random.episode_lengths().cumsum() <= RANDOM_ROWS).sum())
     expert = good.select(range(DEMONSTRATIONS))
     hidden = good.select(range(DEMONSTRATIONS, DEMONSTRATIONS + HIDDEN))
-    other = join([random.select(range(few + 1)), hidden])
+    other = join_datasets([random.select(range(few + 1)), hidden])
     sets = {"one": expert.select([0]), "expert": expert, "other": other}
-    sets["both"] = join([other, expert])
+    sets["both"] = join_datasets([other, expert])
     for name, data in sets.items():
         path = FOLDER / f"{name}.hdf5"
         write(replace(data, name=name), path, next_observations="final")

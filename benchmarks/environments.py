@@ -1,4 +1,4 @@
-"""Steps per second of every environment, one alone and 64 side by side, under random actions.
+"""Measure steps per second of every environment, alone and in batches of 64, with random actions.
 
 python -m benchmarks.environments [environments=[push/standard,Hopper-v4]]
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figures import Names, chosen, status
+from benchmarks.figures import Names, check_names, run_command
 from envs.tasks import NATIVE
 from offline_rl.utils import hardware
-from offline_rl.utils.options import build, parse
+from offline_rl.utils.options import build, parse_options
 from offline_rl.utils.text import table
 
 BATCH, SECONDS, BLOCKS = 64, 1.0, 3
@@ -26,13 +26,13 @@ BATCH, SECONDS, BLOCKS = 64, 1.0, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command takes."""
+    """Options of the command."""
 
     environments: Names = tuple(sorted(NATIVE))
 
 
 def rate(name: str, count: int, threads: int) -> float:
-    """Environment steps per second, resets included; the median of the blocks."""
+    """Return environment steps per second, including resets; the median of the blocks."""
     env = NATIVE[name](count, num_threads=threads)
     rng, seed, rates = np.random.default_rng(0), count, list[float]()
     env.reset(range(count))
@@ -51,19 +51,20 @@ def rate(name: str, count: int, threads: int) -> float:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Raises UserError."""
-    options = build(Options, parse(arguments))
-    names = chosen(options.environments, "environment", NATIVE)
-    threads, out = hardware.cores(), Path("benchmarks/results")
-    rows = json.loads((out / "environments.json").read_text())["rates"]  # others stay as they are
+    """Run the command. Raises UserError."""
+    options = build(Options, parse_options(arguments))
+    names = check_names(options.environments, "environment", NATIVE)
+    threads, out = hardware.num_cores(), Path("benchmarks/results")
+    rows = json.loads((out / "environments.json").read_text())["rates"]  # other rows are kept
     for name in names:
         try:
-            rows[name] = [round(rate(name, *how)) for how in ((1, 1), (BATCH, 1), (BATCH, threads))]
+            sizes = ((1, 1), (BATCH, 1), (BATCH, threads))
+            rows[name] = [round(rate(name, *size)) for size in sizes]
         except ValueError as error:  # an extra is missing
             print(f"{name}: {error}")
             continue
         print(name, rows[name], flush=True)
-    machine = hardware.description()
+    machine = hardware.describe_machine()
     header = ["environment", "one", f"{BATCH}, one thread", f"{BATCH}, {threads} threads"]
     body = [[f"`{name}`", *(f"{r:,}" for r in rates)] for name, rates in rows.items()]
     facts = f"Cores {machine['cores']}, MuJoCo {machine['mujoco']}, commit {machine['commit']}."
@@ -75,4 +76,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(status(main, sys.argv[1:]))
+    sys.exit(run_command(main, sys.argv[1:]))

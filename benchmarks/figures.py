@@ -1,4 +1,4 @@
-"""What scripts share: options that are refused in a sentence, and a measurement's two files."""
+"""Helpers of the benchmark scripts: check options, run commands, write results and pages."""
 
 from __future__ import annotations
 
@@ -10,42 +10,45 @@ from pathlib import Path
 from typing import Any
 
 from envs import UnknownName
-from offline_rl.reporting.statistics import formed_share, formed_text
+from offline_rl.reporting.statistics import convergence_after, convergence_text
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder, write_json, write_text
 from offline_rl.utils.words import unknown
 
-Names = tuple[str, ...] | str  # several, or one
+Names = tuple[str, ...] | str  # several names, or one
 
 
-def chosen(given: Names, kind: str, known: Collection[str]) -> tuple[str, ...]:
-    """The names given, each of them known. Raises UserError."""
-    found = (given,) if isinstance(given, str) else given
-    for name in found:
-        if name not in known:
-            raise UserError(unknown(kind, name, known))
-    return found
+def check_names(names: Names, kind: str, allowed: Collection[str]) -> tuple[str, ...]:
+    """Return the names as a tuple. Raises UserError for one that is not allowed."""
+    names = (names,) if isinstance(names, str) else names
+    for name in names:
+        if name not in allowed:
+            raise UserError(unknown(kind, name, allowed))
+    return names
 
 
 def import_path(root: Path) -> str:
-    """Return a PYTHONPATH for a process that imports from `root` first, then from this one's."""
+    """Return a PYTHONPATH with `root` before this process's PYTHONPATH."""
     return os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
 
 
 def commit_of(checkout: str) -> str:
-    """The commit that a checkout is at; nothing where it is none."""
+    """Return the commit of a checkout; an empty string if it is not a git checkout."""
     command = ["git", "-C", checkout, "rev-parse", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def formed(hyper: Mapping[str, Any], updates: int) -> str:
-    """How far values had formed after so many updates."""
-    return formed_text(formed_share(hyper, updates))
+def convergence_cell(hyper: Mapping[str, Any], updates: int) -> str:
+    """Return the critic convergence after this number of updates, as text."""
+    return convergence_text(convergence_after(hyper, updates))
 
 
-def status(command: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
-    """0: done; 2: the user's mistake, said on standard error."""
+def run_command(command: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
+    """Run a command and return its exit status: 0, or 2 for a user error.
+
+    A user error is printed on standard error.
+    """
     try:
         command(arguments)
     except (UserError, UnknownName) as error:
@@ -54,17 +57,20 @@ def status(command: Callable[[Sequence[str]], object], arguments: Sequence[str])
     return 0
 
 
-def written(
+def run_measurement(
     measure: Callable[[], tuple[Path, dict[str, Any]]], page: Callable[[dict[str, Any]], str]
 ) -> int:
-    """0: measured and written, with the machine; 2: the user's mistake, said on standard error."""
+    """Measure, then write the results, the machine's description and the page.
+
+    Returns the exit status: 0, or 2 for a user error, which is printed on standard error.
+    """
 
     def command(_: Sequence[str]) -> None:
-        file, found = measure()
+        file, results = measure()
         make_folder(file.parent)
-        found |= {"machine": hardware.description() | {"commit": hardware.commit()}}
-        write_json(file, found)
-        write_text(file.with_suffix(".md"), page(found).rstrip() + "\n")
-        print(page(found))
+        results |= {"machine": hardware.describe_machine() | {"commit": hardware.current_commit()}}
+        write_json(file, results)
+        write_text(file.with_suffix(".md"), page(results).rstrip() + "\n")
+        print(page(results))
 
-    return status(command, ())
+    return run_command(command, ())

@@ -136,7 +136,7 @@ def offline(name: str, seeds: list[int]) -> dict[str, str]:
     if "widths" in small:  # an MLP, not a transformer
         del small["num_heads"]
     cfg = build(cls.Config, small)
-    expert = dataset(100, seed=1) if "expert" in cls.needs else None
+    expert = dataset(100, seed=1) if "expert" in cls.extra_columns else None
     source = offline_source(cls, cfg, dataset(), expert)
     engine = Engine(
         lambda _: cls(Spec((OBSERVATION_DIM,), ACTION_DIM), cfg, 100), seeds, source, batch_size=32
@@ -215,7 +215,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         hashes = {"machine": machine(), **online(folder)}
     for name in algorithm_names():
-        if (cls := algorithm_class(name)).corrects or issubclass(cls, DenoisingRL):
+        if (cls := algorithm_class(name)).is_residual or issubclass(cls, DenoisingRL):
             continue  # it learns in an environment only
         hashes[name] = offline(name, [0]) | offline(name, [0, 1])
         print(name, flush=True)

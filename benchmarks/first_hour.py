@@ -168,7 +168,7 @@ def main(folder: Path) -> None:
             told = before.get(task.name, "")
             rows.append([task.name, typed, told, f"{busy:.0f}", f"{wall:.0f}"])
             print(task.name, *rows[-1][3:], flush=True)
-    facts = hardware.description()
+    facts = hardware.describe_machine()
     machine = ", ".join(f"{key} {facts[key]}" for key in ("commit", "python", "torch", "cores"))
     body = table(HEADER, rows, markdown=True, left=3)
     text = PAGE.format(table=body, machine=machine, beside=found["Beside it"])

@@ -22,19 +22,19 @@ from typing import Any
 import numpy as np
 
 import envs
-from benchmarks.figures import Names, chosen, commit_of, status
+from benchmarks.figures import Names, check_names, commit_of, run_command
 from benchmarks.parity import compare
 from benchmarks.speed.peers import JaxCorl
 from offline_rl.data import Dataset, load
 from offline_rl.evaluation.rollout import rollout
 from offline_rl.reporting.runs import collect
-from offline_rl.reporting.standing import standing
+from offline_rl.reporting.summary import summarize
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_json, write_text
-from offline_rl.utils.options import Checked, Count, build, parse
+from offline_rl.utils.options import Checked, Count, build, parse_options
 from offline_rl.utils.seeds import EVALUATION_SEED
-from offline_rl.utils.text import mean_std, table, wrapped
+from offline_rl.utils.text import format_mean_std, table, wrap_text
 from policies.channels import identity
 
 FOLDER, OURS = Path("benchmarks/results/jax-corl"), Path("benchmarks/results/evidence")
@@ -125,9 +125,9 @@ def run(algorithm: str, options: Options) -> None:
         peer.learn(every, stretch=len(scores))
         scores.append(evaluated(peer, task, options.episodes))
         write_atomically(state, partial(save, about=about, scores=scores, arrays=peer.arrays()))
-        print(name, len(scores) * every, mean_std(scores[-1], 1), flush=True)
+        print(name, len(scores) * every, format_mean_std(scores[-1], 1), flush=True)
     rounded = [[round(x, 2) for x in each] for each in scores]
-    write_json(result, {**about, "scores": rounded, "machine": hardware.description()})
+    write_json(result, {**about, "scores": rounded, "machine": hardware.describe_machine()})
 
 
 def save(
@@ -146,24 +146,30 @@ def page() -> str:
     for found in kept:
         task, name, updates = found["task"], found["algorithm"], found["updates"]
         lasts = [statistics.mean(own) for own in zip(*found["scores"][-5:], strict=True)]
-        cells = [task, name, f"{updates:,}", mean_std(found["scores"][-1], 1), mean_std(lasts, 1)]
+        cells = [
+            task,
+            name,
+            f"{updates:,}",
+            format_mean_std(found["scores"][-1], 1),
+            format_mean_std(lasts, 1),
+        ]
         own = [s for s in ours.get(task, []) if s.label == name and s.outcome is not None]
         if own and all(s.outcome.num_updates == updates for s in own):
-            stands = standing(own, "score")
-            cells += [mean_std(stands.values, 1), mean_std(stands.lasts, 1)]
-            cells += ["[{:.1f}, {:.1f}]".format(*compare(lasts, stands.lasts)["interval"])]
+            stands = summarize(own, "score")
+            cells += [format_mean_std(stands.values, 1), format_mean_std(stands.last_five, 1)]
+            cells += ["[{:.1f}, {:.1f}]".format(*compare(lasts, stands.last_five)["interval"])]
         body.append([*cells, *[""] * (len(HEADER) - len(cells))])
     of = ", ".join(dict.fromkeys(found["commit"] for found in kept))
     parts = ["# JAX-CORL's own runs beside ours"]
     parts += [f"`python -m benchmarks.jax_corl_scores checkout=<JAX-CORL>`, at {of}"]
-    note = wrapped(NOTE.format(seeds=SEEDS))
+    note = wrap_text(NOTE.format(seeds=SEEDS))
     return "\n\n".join([*parts, table(HEADER, body, markdown=True), note]) + "\n"
 
 
 def main(arguments: Sequence[str]) -> None:
     """Raises UserError."""
-    options = build(Options, parse(arguments))
-    algorithms = chosen(options.algorithms, "algorithm", ALGORITHMS)
+    options = build(Options, parse_options(arguments))
+    algorithms = check_names(options.algorithms, "algorithm", ALGORITHMS)
     if not (Path(options.checkout) / "algos").is_dir():
         raise UserError(f"checkout={options.checkout}: no checkout of JAX-CORL, there is no algos/")
     for algorithm in algorithms:
@@ -173,4 +179,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(status(main, sys.argv[1:]))
+    sys.exit(run_command(main, sys.argv[1:]))

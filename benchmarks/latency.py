@@ -1,10 +1,10 @@
-"""How long a decision takes, one episode at a time: bundles and runtimes in turns.
+"""Measure how long a policy's decision takes, for bundles and runtimes in turn.
 
     python -m benchmarks.latency <file.json> name=<bundle> … [seconds=20] [runtimes=[torch,onnx]]
 
-Each step is a decision: the episode begins anew before it, outside what is timed. One thread of the
-CPU. Writes the figures, and a page beside them. A bundle without graphs (`offline-rl export
-format=onnx`) is timed by torch alone. Nothing else should run meanwhile.
+The episode is reset before each step, outside the timed section, so every step is a decision. One
+CPU thread. Writes the results and a page next to them. A bundle without ONNX graphs (`offline-rl
+export format=onnx`) is timed with torch only. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -20,99 +20,101 @@ from typing import Any
 import numpy as np
 
 import policies
-from benchmarks.figures import written
+from benchmarks.figures import run_measurement
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum
-from offline_rl.utils.options import parse
-from offline_rl.utils.text import table, wrapped
+from offline_rl.utils.options import parse_options
+from offline_rl.utils.text import table, wrap_text
 from policies import Spec, channels
 from policies.bundle import read
 from policies.policy import BundlePolicy
 
 RUNTIMES = ("torch", "onnx")
-LEAST = 20  # decisions of each
+MIN_DECISIONS = 20  # per policy and runtime
 HEADER = ["policy", "runtime", "p50 ms", "p99 ms", "largest", "decisions"]
 
 
-def decisions(made: Mapping[tuple[str, str], BundlePolicy], seconds: float) -> list[dict[str, Any]]:
-    """A row for each policy and runtime: ms of a decision, p50, p99 and largest."""
+def decisions(
+    bundles: Mapping[tuple[str, str], BundlePolicy], seconds: float
+) -> list[dict[str, Any]]:
+    """Return a row per policy and runtime with the p50, p99 and maximum of a decision in ms."""
     import torch
 
     torch.set_num_threads(1)
-    players = {key: policies.Player(policy) for key, policy in made.items()}
-    seen = {key: nothing(policy.spec) for key, policy in made.items()}
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in made}
+    players = {key: policies.Player(policy) for key, policy in bundles.items()}
+    observations = {key: zero_observation(policy.spec) for key, policy in bundles.items()}
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in bundles}
     end = time.monotonic() + seconds
-    while time.monotonic() < end or min(map(len, times.values())) < LEAST:
+    while time.monotonic() < end or min(map(len, times.values())) < MIN_DECISIONS:
         for key, player in players.items():
             player.reset(0)  # so that each step is a decision
-            begun = time.perf_counter()
-            player.step(seen[key])
-            times[key].append(1e3 * (time.perf_counter() - begun))
+            start = time.perf_counter()
+            player.step(observations[key])
+            times[key].append(1e3 * (time.perf_counter() - start))
     return [
         {
             "policy": name,
             "runtime": runtime,
-            "decisions": len(found),
-            "ms": np.percentile(found[len(found) // 10 :], [50, 99, 100]).tolist(),
+            "decisions": len(values),
+            "ms": np.percentile(values[len(values) // 10 :], [50, 99, 100]).tolist(),
         }
-        for (name, runtime), found in times.items()
+        for (name, runtime), values in times.items()
     ]
 
 
-def nothing(spec: Spec) -> Any:
-    """An observation of zeros."""
-    shapes = spec.observation_shape if spec.lone is not None else spec.seen
-    return channels.each(lambda shape: np.zeros(shape, channels.dtype(shape)), shapes)
+def zero_observation(spec: Spec) -> Any:
+    """Return an observation of zeros."""
+    shapes = spec.observation_shape if spec.single_vector is not None else spec.observation_shapes
+    return channels.map_channels(lambda shape: np.zeros(shape, channels.dtype(shape)), shapes)
 
 
-def loaded(bundles: Mapping[str, str], runtimes: Sequence[str]) -> dict[tuple[str, str], Any]:
-    """What can be run. Raises UserError."""
-    made = {}
+def load_bundles(bundles: Mapping[str, str], runtimes: Sequence[str]) -> dict[tuple[str, str], Any]:
+    """Return the policies that can run, by name and runtime. Raises UserError."""
+    loaded = {}
     for (name, path), runtime in product(bundles.items(), runtimes):
         try:
             if runtime == "onnx" and not read(path).graphs:
                 continue
-            made[name, runtime] = policies.load(path, runtime=runtime)
+            loaded[name, runtime] = policies.load(path, runtime=runtime)
         except policies.BundleError as error:
             raise UserError(f"{name}={path}: {error}") from None
-    return made
+    return loaded
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """A table of the figures."""
+def page(results: Mapping[str, Any]) -> str:
+    """Return the page with the table of results."""
     body = [
         [row["policy"], row["runtime"], *(f"{ms:.3f}" for ms in row["ms"]), f"{row['decisions']:,}"]
-        for row in found["rows"]
+        for row in results["rows"]
     ]
-    machine = found["machine"]
+    machine = results["machine"]
     note = (
-        "Milliseconds of one decision for one episode, on one thread of the CPU, policies and "
-        f"runtimes in turns. {machine['cores']} cores, load {found['load']}."
+        "Milliseconds per decision for one episode, on one CPU thread, measured for policies and "
+        f"runtimes in turn. {machine['cores']} cores, load {results['load']}."
     )
     head = "# Latency\n\n*Made by `python -m benchmarks.latency`, not by hand.*"
-    return f"{head}\n\n{table(HEADER, body, left=2, markdown=True)}\n\n{wrapped(note)}"
+    return f"{head}\n\n{table(HEADER, body, left=2, markdown=True)}\n\n{wrap_text(note)}"
 
 
 def measure(arguments: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-    """The file that is asked for, and the figures. Raises UserError where that cannot be."""
+    """Return the output file and the results. Raises UserError for wrong arguments."""
     if not arguments or "=" in arguments[0]:
-        raise UserError(f"give a file for the figures first\n{__doc__}")
-    given = parse(arguments[1:])
-    seconds, runtimes = given.pop("seconds", 20.0), given.pop("runtimes", RUNTIMES)
-    if not given:
-        raise UserError("give bundles: name=<bundle>")
-    made = loaded({name: str(path) for name, path in given.items()}, runtimes)
+        raise UserError(f"The first argument must be the file for the results.\n{__doc__}")
+    options = parse_options(arguments[1:])
+    seconds, runtimes = options.pop("seconds", 20.0), options.pop("runtimes", RUNTIMES)
+    if not options:
+        raise UserError("No bundle was given. Use name=<bundle>.")
+    bundles = load_bundles({name: str(path) for name, path in options.items()}, runtimes)
     return Path(arguments[0]), {
-        "rows": decisions(made, float(seconds)),
-        "sha256": {name: checksum(Path(path)) for name, path in given.items()},
+        "rows": decisions(bundles, float(seconds)),
+        "sha256": {name: checksum(Path(path)) for name, path in options.items()},
         "load": round(os.getloadavg()[0], 1),
     }
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0: measured and written; 2: the user's mistake."""
-    return written(lambda: measure(arguments), page)
+    """Run the command and return its exit status: 0, or 2 for a user error."""
+    return run_measurement(lambda: measure(arguments), page)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""D4RL's files read by us and by D4RL's own rule: which transitions, and are they equal to the bit?
+"""Compare the transitions that we read from D4RL's files with those of D4RL's code, bit for bit.
 
     python -m benchmarks.loaders
 
-The files are made here, in the layouts that D4RL's collecting scripts wrote
-(Farama-Foundation/D4RL:scripts/generation), of numbers that can all be told apart.
+The files are synthetic. They have the layouts of D4RL's collection scripts
+(Farama-Foundation/D4RL:scripts/generation) and random contents, so all numbers are distinct.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEXT = "next_observations"
 
 
 def steps(lengths: list[int], obs: int, act: int) -> tuple[Arrays, np.ndarray]:
-    """Episodes one after the other, without a flag set, and their last rows."""
+    """Return consecutive episodes without any flag set, and their last rows."""
     rng, rows = np.random.default_rng(0), sum(lengths)
     arrays = {
         "observations": rng.normal(size=(rows, obs)).astype(np.float32),
@@ -40,17 +40,18 @@ def steps(lengths: list[int], obs: int, act: int) -> tuple[Arrays, np.ndarray]:
 
 
 def gym_v2(lengths: list[int]) -> Arrays:
-    """Falls, time-outs after 1,000 steps, and a last episode cut by the number of rows."""
+    """Return episodes with falls and time-outs after 1,000 steps; the last one is truncated."""
     arrays, last = steps(lengths, 11, 3)
     for row, length in zip(last[:-1], lengths, strict=False):
         arrays["timeouts" if length == 1000 else "terminals"][row] = True
-    after = np.roll(arrays["observations"], -1, 0)
-    after[last] = np.random.default_rng(1).normal(size=(len(last), 11))
-    return arrays | {NEXT: after, "infos/action_log_probs": np.zeros(len(after), np.float32)}
+    following = np.roll(arrays["observations"], -1, 0)
+    following[last] = np.random.default_rng(1).normal(size=(len(last), 11))
+    log_probs = np.zeros(len(following), np.float32)
+    return arrays | {NEXT: following, "infos/action_log_probs": log_probs}
 
 
 def gym_v0() -> Arrays:
-    """No time-outs: whoever reads counts the steps."""
+    """Return episodes without time-out flags; the reader counts steps."""
     arrays, last = steps([40, 1000, 300, 70], 17, 6)
     arrays["terminals"][last[[0, 2]]] = True
     del arrays["timeouts"], arrays["infos/qpos"]
@@ -58,7 +59,7 @@ def gym_v0() -> Arrays:
 
 
 def antmaze() -> Arrays:
-    """Terminals in runs while the walk goes on; time-outs after 1,001 rows, one in the goal."""
+    """Return walks that continue after terminals; time-outs after 1,001 rows, one at a goal."""
     arrays, last = steps([1001, 1001, 1001, 200], 29, 8)
     at_goal = [*range(700, 712), *range(1990, 2002)]
     arrays["rewards"][:], arrays["timeouts"][last[:-1]] = 0, True
@@ -67,14 +68,14 @@ def antmaze() -> Arrays:
 
 
 def maze2d() -> Arrays:
-    """No terminals; a walk to each goal ends in a time-out."""
+    """Return walks without terminals; each walk to a goal ends in a time-out."""
     arrays, last = steps([150, 90, 210], 4, 2)
     arrays["timeouts"][last] = True
     return arrays | {"infos/goal": np.zeros((len(arrays["rewards"]), 2))}
 
 
 def adroit(falls: bool) -> Arrays:
-    """Demonstrations of all lengths that end in time-outs, or (pen) in a fall; rewards [N, 1]."""
+    """Return demonstrations that end in time-outs, or (pen) in a fall; rewards are [N, 1]."""
     arrays, last = steps([80, 101, 64, 120], 45, 24)
     arrays["timeouts"][last] = True
     if falls:
@@ -83,7 +84,7 @@ def adroit(falls: bool) -> Arrays:
 
 
 def kitchen() -> Arrays:
-    """Terminals end demonstrations, solved (4 rewards) or not; neither time-outs nor more."""
+    """Return demonstrations that end in terminals, solved (4 rewards) or not; no time-outs."""
     arrays, last = steps([180, 220, 200], 60, 9)
     arrays["rewards"][:] = np.arange(len(arrays["rewards"])) % 4
     arrays["rewards"][last], arrays["terminals"][last] = (4, 3, 4), True
@@ -93,7 +94,7 @@ def kitchen() -> Arrays:
 
 @dataclass(frozen=True)
 class Suite:
-    """A kind of file, and what we do with it by default that D4RL does not."""
+    """A kind of file, and how our default reading differs from D4RL's."""
 
     make: Callable[[], Arrays]
     ours: str
@@ -101,19 +102,19 @@ class Suite:
 
 
 TIME_OUTS = "time-out rows are transitions, with their true next observation"
-OWN = "after a terminal, where none counts, not the next episode's observation but the last"
+TERMINAL = "after a terminal, the (unused) next observation is the last one, not the next episode's"
 SUITES = {
     "gym v2, a policy's rollouts": Suite(lambda: gym_v2([1000, 350, 1000, 1000, 77]), TIME_OUTS),
     "gym v2, replay": Suite(lambda: gym_v2([20, 31, 1000, 45, 280, 3]), TIME_OUTS),
     "gym v0, no time-outs": Suite(
-        gym_v0, f"{OWN}; steps are counted from 0 then, not from 1", 1000
+        gym_v0, f"{TERMINAL}; after it, steps are counted from 0, not from 1", 1000
     ),
-    "antmaze": Suite(antmaze, f"{OWN}; the row in the goal whose time is up terminates"),
-    "maze2d": Suite(maze2d, "the same"),
-    "adroit human, cloned": Suite(lambda: adroit(False), "the same"),
-    "adroit pen, expert": Suite(lambda: adroit(True), OWN),
+    "antmaze": Suite(antmaze, f"{TERMINAL}; a time-out row at the goal terminates"),
+    "maze2d": Suite(maze2d, "nothing"),
+    "adroit human, cloned": Suite(lambda: adroit(False), "nothing"),
+    "adroit pen, expert": Suite(lambda: adroit(True), TERMINAL),
     "kitchen": Suite(
-        kitchen, "demonstrations that solved all terminate, others are cut there", 280
+        kitchen, "only demonstrations that solved all tasks terminate; others are truncated", 280
     ),
 }
 
@@ -121,7 +122,7 @@ SUITES = {
 def qlearning_dataset(
     arrays: Arrays, max_episode_steps: int | None = None, *, terminate_on_end: bool = False
 ) -> Arrays:
-    """D4RL's rule, one row after the other (Farama-Foundation/D4RL:d4rl/__init__.py)."""
+    """Return transitions by D4RL's rule, row by row (Farama-Foundation/D4RL:d4rl/__init__.py)."""
     rows: dict[str, list[Any]] = {key: [] for key in ("s", "a", "r", "n", "d")}
     step = 0
     for i in range(len(arrays["rewards"]) - 1):
@@ -144,11 +145,11 @@ def qlearning_dataset(
 
 
 def equal(data: Dataset, expected: Arrays) -> bool:
-    """Whether the usable transitions of `data` are these, in order and to the bit."""
+    """Return True if the usable transitions of `data` are bitwise equal to `expected`, in order."""
     used = data.take(np.flatnonzero(data.usable))
     ours = (used.observations[: used.num_rows], used.actions, used.rewards)
     ours += (used.next_observations, used.terminated)
-    return all(np.array_equal(mine, own) for mine, own in zip(ours, expected.values(), strict=True))
+    return all(np.array_equal(a, b) for a, b in zip(ours, expected.values(), strict=True))
 
 
 def save(path: Path, arrays: Arrays) -> Path:
@@ -162,29 +163,30 @@ def main() -> None:
     body = []
     with tempfile.TemporaryDirectory() as folder:
         for name, suite in SUITES.items():
-            arrays, steps_most = suite.make(), suite.max_episode_steps
+            arrays, limit = suite.make(), suite.max_episode_steps
             path = save(Path(folder) / "file.hdf5", arrays)
-            expected = qlearning_dataset(arrays, steps_most)
-            kept = qlearning_dataset(arrays, steps_most, terminate_on_end=True)
-            usual = read(path, max_episode_steps=steps_most)
-            same = read(path, max_episode_steps=steps_most, d4rl_compatible=True)
-            ended = read(
-                path, max_episode_steps=steps_most, d4rl_compatible=True, terminate_on_end=True
+            expected = qlearning_dataset(arrays, limit)
+            expected_end = qlearning_dataset(arrays, limit, terminate_on_end=True)
+            default = read(path, max_episode_steps=limit)
+            compatible = read(path, max_episode_steps=limit, d4rl_compatible=True)
+            compatible_end = read(
+                path, max_episode_steps=limit, d4rl_compatible=True, terminate_on_end=True
             )
             cells = [name, f"{len(arrays['rewards']):,}", f"{len(expected['r']):,}"]
-            cells += ["yes" if equal(same, expected) else "NO"]
-            cells += ["yes" if equal(ended, kept) else "NO"]
+            cells += ["yes" if equal(compatible, expected) else "NO"]
+            cells += ["yes" if equal(compatible_end, expected_end) else "NO"]
             cells += [
-                f"{usual.usable.sum():,}",
-                "yes" if equal(usual, expected) else "no",
+                f"{default.usable.sum():,}",
+                "yes" if equal(default, expected) else "no",
                 suite.ours,
             ]
             body.append(cells)
     header = ["suite", "rows", "D4RL's transitions", "`d4rl_compatible` equal"]
     header += ["`terminate_on_end` equal", "ours by default", "equal", "what differs by default"]
-    page = "# D4RL's files, read by D4RL's rule and by ours\n\n`python -m benchmarks.loaders`\n\n"
+    page = "# Transitions read from D4RL's files, by our code and by D4RL's\n\n"
+    page += "`python -m benchmarks.loaders`\n\n"
     page += table(header, body, markdown=True) + "\n\n" + __doc__.split("\n\n", 2)[2]
-    page += "Equal: observations, actions, rewards, next observations and terminals, to the bit.\n"
+    page += "Equal: bitwise equal observations, actions, rewards, next observations, terminals.\n"
     Path("benchmarks/results/loaders.md").write_text(page)
     print(page)
 

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import envs
-from benchmarks.figures import Names, chosen, status
+from benchmarks.figures import Names, check_names, run_command
 from envs.suites.neorl2 import Pipeline, RocketRecovery, SafetyHalfCheetah, rocket_recovery
 from envs.tasks import NATIVE
 from envs.vector import VectorEnv
 from offline_rl.data.load import data_folder
 from offline_rl.utils.files import write_json, write_text
-from offline_rl.utils.options import build, parse
+from offline_rl.utils.options import build, parse_options
 
 RESULTS = Path("benchmarks/results")
 NOTES = Path(__file__).parent / "results" / "neorl2-simulators.notes.md"
@@ -347,9 +347,9 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     """Raises UserError."""
-    options = build(Options, parse(arguments))
+    options = build(Options, parse_options(arguments))
     results = []
-    for task in chosen(options.tasks, "task", SIMULATORS):
+    for task in check_names(options.tasks, "task", SIMULATORS):
         speeds = {}
         if options.speed:
             speeds["steps_per_second"] = {str(n): steps_per_second(task, n) for n in (1, 1000)}
@@ -371,4 +371,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(status(main, sys.argv[1:]))
+    sys.exit(run_command(main, sys.argv[1:]))

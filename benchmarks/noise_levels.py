@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.figures import written
+from benchmarks.figures import run_measurement
 from offline_rl.algorithms.common.base import Network
 from offline_rl.data import Dataset
 from offline_rl.data.load import load
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
-from offline_rl.utils.options import Checked, Count, build, parse
-from offline_rl.utils.text import table, wrapped
+from offline_rl.utils.options import Checked, Count, build, parse_options
+from offline_rl.utils.text import table, wrap_text
 from policies import channels
 from policies.heads.schedules import cosine_alphas
 from policies.networks.encoders import Kind
@@ -71,7 +71,7 @@ class HeldOut:
     def __call__(self, trainer: Trainer) -> float:
         algorithm, state = trainer.engine.algorithm, trainer.engine.state
         seen = trainer.transform.normalizer(channels.take(self.data.observations, self.rows))
-        shown = channels.each(lambda x: torch.from_numpy(x[:, None]), seen)
+        shown = channels.map_channels(lambda x: torch.from_numpy(x[:, None]), seen)
         own = {k: v[0] for k, v in state["params"]["policy"].items()}
         chunks: Tensor = algorithm.unit(self.actions)  # type: ignore[attr-defined]
         alpha = torch.tensor(cosine_alphas(TRAINED), dtype=torch.float32)[self.times][
@@ -146,14 +146,14 @@ def page(found: Mapping[str, Any]) -> str:
     machine = found["machine"]
     note = NOTE.format(**found["options"], cores=machine["cores"], load=found["load"])
     head = "# Noise levels for each picture\n\n*Made by `python -m benchmarks.noise_levels`.*"
-    return f"{head}\n\n{table(header, body, left=0, markdown=True)}\n\n{wrapped(note)}"
+    return f"{head}\n\n{table(header, body, left=0, markdown=True)}\n\n{wrap_text(note)}"
 
 
 def main(arguments: Sequence[str]) -> int:
     """0: measured and written; 2: the user's mistake."""
 
     def measured() -> tuple[Path, dict[str, Any]]:
-        options = build(Options, parse(arguments), "")
+        options = build(Options, parse_options(arguments), "")
         held_out = HeldOut(load(TASK))
         return FILE, {
             "curves": {k: curve(k, options, held_out) for k in options.levels},
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
             "load": round(os.getloadavg()[0], 1),
         }
 
-    return written(measured, page)
+    return run_measurement(measured, page)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.figures import written
+from benchmarks.figures import run_measurement
 from benchmarks.speed.bench import Contender
 from offline_rl.utils import hardware
-from offline_rl.utils.options import Checked, Count, Positive, build, parse
-from offline_rl.utils.text import table, wrapped
+from offline_rl.utils.options import Checked, Count, Positive, build, parse_options
+from offline_rl.utils.text import table, wrap_text
 
 HEADER = ["", "env steps/s", "slowest", "fastest", "× plain", "updates/s"]
 HEADER += ["simulator", "acting", "learner", "waiting"]
@@ -95,7 +95,7 @@ class Options(Checked):
 
 def measure(options: Options) -> list[dict[str, Any]]:
     """A row for each contender, with its turns."""
-    device, method = hardware.device(options.device).type, METHODS[options.method]
+    device, method = hardware.select_device(options.device).type, METHODS[options.method]
     own = {"task": options.task or method.task, "device": device}
     jobs: list[dict[str, Any]] = [{"kind": method.eager, **own}]
     ours = method.eager.replace("eager", "ours")
@@ -136,24 +136,24 @@ def page(found: dict[str, Any]) -> str:
     note = method.note.format(
         blocks=options.blocks,
         seconds=options.seconds,
-        machine=f"{rows[0]['task']}, {rows[0]['device']}, {hardware.cores()} cores.",
+        machine=f"{rows[0]['task']}, {rows[0]['device']}, {hardware.num_cores()} cores.",
     )
     told = "" if options.method == "rlpd" else f" method={options.method}"
     command = f"*Made by `python -m benchmarks.online_speed{told}`, not by hand.*"
     made = table(HEADER, body, markdown=True)
-    return "\n\n".join([f"# {method.title}", command, made, wrapped(note.strip())]) + "\n"
+    return "\n\n".join([f"# {method.title}", command, made, wrap_text(note.strip())]) + "\n"
 
 
 def main(arguments: list[str]) -> int:
     """Writes speed-<device>.json and .md; 0, or 2 for the user's mistake."""
 
     def measured() -> tuple[Path, dict[str, Any]]:
-        options = build(Options, parse(arguments))
+        options = build(Options, parse_options(arguments))
         rows = measure(options)
         folder = Path("benchmarks/results") / METHODS[options.method].folder
         return folder / f"speed-{rows[0]['device']}.json", {"options": vars(options), "rows": rows}
 
-    return written(measured, page)
+    return run_measurement(measured, page)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import written
+from benchmarks.figures import run_measurement
 from benchmarks.speed.online import timed
 from offline_rl.online.collector import Collector
 from offline_rl.online.with_base import Base
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> int:
             raise UserError(f"name the base first\n{__doc__}")
         return FILE, measure(arguments[0], build(Options, parse_options(arguments[1:])))
 
-    return written(measured, page)
+    return run_measurement(measured, page)
 
 
 if __name__ == "__main__":

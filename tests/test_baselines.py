@@ -52,7 +52,7 @@ def test_only_what_was_played_from_every_start_is_called_exact(monkeypatch):
     """Not a sample that happens to agree, as where nothing is ever earned."""
     task, none = envs.task("Hopper-v4"), np.zeros((1, 100))
     rows = {"mean_action": baselines.row(task, none), "x": baselines.row(task, none, exact=True)}
-    monkeypatch.setattr(pages, "measured", lambda _: {"rows": rows})
+    monkeypatch.setattr(pages, "measured_baselines", lambda _: {"rows": rows})
     sampled, played = pages.baselines([SimpleNamespace()], "return", 12)
     assert sampled[1:3] == ["0.0", "0.0"]
     assert played[1:3] == ["0.0", "exact"]
@@ -83,7 +83,7 @@ def test_what_data_is_worth_follows_the_rewards_that_a_run_learns_from(monkeypat
     """Rewards r become 1000 / 50 r - 1: 20 value - weight."""
     values = {"discount": 0.99, "range_of_returns": 50.0, "value": 3.0, "weight": 10.0}
     own = {"dataset_sha256": "ab", "values": values}
-    monkeypatch.setattr(pages, "all_measured", lambda: {"toy": own})
+    monkeypatch.setattr(pages, "load_baselines", lambda: {"toy": own})
     config = {"data": "ab", "hyper.discount": 0.99, "hyper.normalize_returns": True}
     config |= {"hyper.reward_scale": 1.0, "hyper.reward_shift": -1.0}
     run = SimpleNamespace(task="toy", config=config)

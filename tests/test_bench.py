@@ -204,7 +204,7 @@ class Starting:
 def test_contenders_start_side_by_side_on_a_gpu_and_none_outlives_one_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(hardware, "cores", lambda: 3)
+    monkeypatch.setattr(hardware, "num_cores", lambda: 3)
     monkeypatch.setattr(bench, "Contender", Starting)
     with pytest.raises(UserError, match="eager stopped"):
         bench.start([{"kind": kind} for kind in ("ours", "eager", "corl")], "python", "cuda")
@@ -232,7 +232,7 @@ def test_an_unknown_algorithm_is_refused():
 
 
 def test_rows_of_another_machine_are_not_mixed_in(tmp_path: Path):
-    before = {"machine": hardware.description() | {"cores": 999}, "rows": []}
+    before = {"machine": hardware.describe_machine() | {"cores": 999}, "rows": []}
     (tmp_path / "speed-cpu.json").write_text(json.dumps(before))
     with pytest.raises(UserError, match="cores 999"):
         bench.bench(algorithms=["bc"], device="cpu", out=str(tmp_path / "speed"))
@@ -243,7 +243,7 @@ def test_the_whole_command_keeps_what_others_measured(tmp_path: Path):
     other = {"algorithm": "iql", "kind": "eager", "precision": "fp32", "seeds": 1, "blocks": [1]}
     other |= {"updates_per_second": 123.0, "compile_seconds": 1.0}
     other |= {"block_seconds": 9.5, "commit": "0123456789"}
-    before = {"machine": hardware.description(), "rows": [other], "profiles": []}
+    before = {"machine": hardware.describe_machine(), "rows": [other], "profiles": []}
     (tmp_path / "speed-cpu.json").write_text(json.dumps(before))
     text = bench.bench(
         algorithms=["td3_bc"],
@@ -273,7 +273,7 @@ def test_decisions_are_timed_by_each_runtime_that_can(tmp_path: Path, capsys):
     rows = json.loads(file.read_text())["rows"]
     assert [(row["policy"], row["runtime"]) for row in rows] == [("arm", "torch"), ("arm", "numpy")]
     for row in rows:
-        assert row["decisions"] >= latency.LEAST
+        assert row["decisions"] >= latency.MIN_DECISIONS
         assert 0 < row["ms"][0] <= row["ms"][1] <= row["ms"][2]
     assert "| arm    | numpy   |" in file.with_suffix(".md").read_text()
     assert latency.main([str(file), f"arm={tmp_path}/none.bundle"]) == 2
@@ -299,7 +299,7 @@ def test_decisions_are_timed_by_each_runtime_that_can(tmp_path: Path, capsys):
 def test_a_mistyped_option_of_a_script_is_one_sentence(
     script: ModuleType, typed: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert figures.status(script.main, [typed]) == 2
+    assert figures.run_command(script.main, [typed]) == 2
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
@@ -406,5 +406,5 @@ def test_jax_corls_scores_stand_beside_ours_of_as_many_updates(
 
 
 def test_what_is_no_checkout_of_jax_corl_is_refused(capsys: pytest.CaptureFixture[str]):
-    assert figures.status(jax_corl_scores.main, ["checkout=/none"]) == 2
+    assert figures.run_command(jax_corl_scores.main, ["checkout=/none"]) == 2
     assert "checkout=/none: no checkout of JAX-CORL" in capsys.readouterr().err
