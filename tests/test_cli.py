@@ -235,10 +235,10 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     small = {f"algorithm__{key}": "[8,8]" for key in known if key.endswith("hidden")}
     small |= {f"algorithm__{key}": 4 for key in known & {"size", "horizon"}}
     small |= {"algorithm__heads": 2} if "size" in known else {}
-    small |= {"algorithm__executed": 2} if "n_action_steps" in known else {}
+    small |= {"algorithm__n_action_steps": 2} if "n_action_steps" in known else {}
     small |= {f"algorithm__{key}": 1 for key in known if key.endswith("layers")}
     denoiser = {"algorithm__network": "mlp", "algorithm__widths": "[8,8]"}
-    denoiser |= {"algorithm__rounds": 4}
+    denoiser |= {"algorithm__num_inference_steps": 4}
     small |= denoiser if "widths" in known else {}
     task = {"algorithm": name, "task": "env:Pendulum-v1", "dataset": "pendulum.npz"}
     if name in ("msg", "spot"):  # which have a preliminary phase by default
@@ -248,7 +248,7 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     save_small(folder / "pendulum.npz", obs=3, act=1)
     rest = ("eval_episodes=1", "compile=never", "tracker=none", "out=then", f"algorithm={name}")
     if cls.distills_from or cls.finetunes_from:  # it begins with another's policy
-        first = {"algorithm": "diffusion_policy", "algorithm__window": 4, "algorithm__executed": 2}
+        first = {"algorithm": "diffusion_policy", "algorithm__horizon": 4, "algorithm__n_action_steps": 2}
         first |= {"algorithm__process": "edm"} if cls.distills_from else {}
         assert main(train(**({"algorithm__hidden": None} | denoiser | task | first))) == 0
         (run,) = folder.glob("runs/*/*/*")
@@ -320,7 +320,7 @@ def test_without_an_environment_each_dataset_has_a_folder_and_a_report_of_its_ow
     (folder / "elsewhere").mkdir()
     save_small(folder / "elsewhere" / "small.npz", num_rows=600)
     assert main(train(task="none", dataset="elsewhere/small.npz", action_scale=2)) == 2
-    told = "other data (small.npz, now it is elsewhere/small.npz); give the new run another name="
+    told = "other data (small.npz, now it is elsewhere/small.npz). Give the new run another name="
     assert told in capsys.readouterr().err
 
 

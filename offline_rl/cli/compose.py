@@ -37,7 +37,7 @@ def compose(arguments: Sequence[str]) -> Command:
             multirun = True
         elif flag in ("-c", "--cfg"):
             if (value or next(words, "")) != "job":
-                raise UserError(f"{word}: only the job can be printed. Use --cfg job")
+                raise UserError(f"{word}: only the job can be printed. Use --cfg job.")
             print_only = True
         elif word.startswith("-"):
             raise UserError(unknown("flag", word, FLAGS))
@@ -58,7 +58,7 @@ def sweep(typed: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
     if not multirun:
         raise UserError(
             f"{several[0].input_line!r} has several values. Use -m for one run per value, or "
-            "key=[a,b] for a list"
+            "key=[a,b] for a list."
         )
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
@@ -66,7 +66,7 @@ def sweep(typed: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
         if not override.is_discrete_sweep():
             raise UserError(
                 f"{override.input_line!r} is not a list of values. Use values or "
-                "range(start,stop,step)"
+                "range(start,stop,step)."
             )
     (lines,) = BasicSweeper.split_arguments(list(parsed), None)
     jobs = [override_values(parse_overrides(line)) for line in lines]
@@ -96,7 +96,7 @@ def refuse_lists(job: Mapping[str, Any]) -> None:
                 coerce(value, types[key], key)
             except UserError as error:
                 each = ",".join(map(format_value, value))
-                raise UserError(f"{error}. For one run per value: -m '{key}={each}'") from None
+                raise UserError(f"{error}. For one run per value: -m '{key}={each}'.") from None
 
 
 class Groups:

@@ -93,7 +93,7 @@ def run(arguments: list[str]) -> int:
         for word in rest:
             if word.startswith("-") and not flags:
                 raise UserError(
-                    f"{verb} has no flag {word}; options are key=value. See {verb} --help"
+                    f"{verb} has no flag {word}; options are key=value. See {verb} --help."
                 )
             if verb in TAKES_RUN and "=" not in word and not word.startswith("-"):
                 raise UserError(f"{verb} {word}: options are key=value. Did you mean run={word}?")

@@ -103,7 +103,7 @@ def distill(arguments: Sequence[str]) -> None:
 
     options = _check_keys(parse_options(arguments))
     if "run" not in options:
-        raise UserError("distill needs a teacher. Set run=<folder>")
+        raise UserError("distill needs a teacher. Set run=<folder>.")
     result = run(**options)
     print(table(result.path))
     print(result.path)
@@ -212,7 +212,7 @@ def data(arguments: Sequence[str]) -> None:
     data_dir = options.pop("data_dir", None)
     minimum, maximum = actions[action]
     if not minimum <= len(names) <= maximum or (options and action in ("list", "download")):
-        raise UserError(f"data {action}: wrong arguments. See offline-rl data --help")
+        raise UserError(f"data {action}: wrong arguments. See offline-rl data --help.")
     built = build(convert.Options if action == "convert" else ReadOptions, options)
     passed = {key: value for key, value in asdict(built).items() if key in options}
     if action == "list":

@@ -52,7 +52,7 @@ def info_columns(names: Iterable[str], step: Step) -> dict[str, np.ndarray]:
         if STEP_INFOS[name] not in step.infos:
             raise UserError(
                 f"the environment returns no info {STEP_INFOS[name]!r}, but the algorithm learns "
-                f"from {name}. Add it to the info of every step"
+                f"from {name}. Add it to the info of every step."
             )
         columns[name] = step.infos[STEP_INFOS[name]].astype(np.float32)
     return columns
@@ -102,7 +102,7 @@ class Collector:
             raise UserError(
                 "online.warmup_policy=random does not work with a "
                 f"{type(self._act.module).__name__}, whose memory must contain its own actions. "
-                "Use online.warmup_policy=policy"
+                "Use online.warmup_policy=policy."
             )
         count = len(engine.seeds)
         flush = partial(torch.set_flush_denormal, True)  # per thread; replayed steps must be equal

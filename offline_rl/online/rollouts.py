@@ -72,7 +72,7 @@ class RolloutCollector:
         if self.n_action_steps > longest:
             raise UserError(
                 f"n_action_steps={self.n_action_steps} is more than the {longest} steps of an "
-                "episode. Train the policy with a lower n_action_steps"
+                "episode. Train the policy with a lower n_action_steps."
             )
         steps = rollouts.size[0] * self.n_action_steps
         if kept is not None and steps < longest:
@@ -80,7 +80,7 @@ class RolloutCollector:
                 f"algorithm.decisions={cfg.decisions} in algorithm.environments={cfg.environments} "
                 f"are {steps} steps per environment, fewer than an episode's {longest}. Only "
                 "episodes that end early, such as successes, would become new data. Lower "
-                "algorithm.environments"
+                "algorithm.environments."
             )
         self.steps = 0  # per seed; counts every decision as n_action_steps in each environment
         self.episodes = np.zeros(len(self.engine.seeds), int)  # started episodes, per seed

@@ -196,7 +196,7 @@ def base_of(source: str, env: VectorEnv) -> Base:
     `n_action_steps` and `noise_shape`. All actions are in [-1, 1].
     """
     if source.endswith(".py"):
-        raise UserError(f"base={source} lacks the function or class. Use base={source}:<name>")
+        raise UserError(f"base={source} lacks the function or class. Use base={source}:<name>.")
     code = source.rpartition(":")[2].isidentifier() and ":" in source
     base = code_base(source, env) if code else bundle_base(source, env)
     queue = base.new_queue()
@@ -205,7 +205,7 @@ def base_of(source: str, env: VectorEnv) -> Base:
     if (largest := np.abs(first).max()) > MAX_ACTION:
         raise UserError(
             f"base={source} returned {largest:g} for the first observation, but actions must be in "
-            "[-1, 1]. Divide actions in other units by their range"
+            "[-1, 1]. Divide actions in other units by their range."
         )
     return base
 
@@ -215,7 +215,7 @@ def bundle_base(source: str, env: VectorEnv) -> Base:
     if Path(source).is_dir():
         bundles = sorted(Path(source).rglob(BUNDLE))
         remedy = f"Use base={bundles[0]}" if bundles else f"It contains no {BUNDLE}"
-        raise UserError(f"base={source} is a folder. {remedy}")
+        raise UserError(f"base={source} is a folder. {remedy}.")
     try:
         policy = policies.load(source)
         refuse_rewards(policy, "a base")
@@ -224,7 +224,7 @@ def bundle_base(source: str, env: VectorEnv) -> Base:
     if policy.network.remembers:
         raise UserError(
             f"base={source}: a {policy.bundle.kind} has a memory, which a base policy must not "
-            "have. Use a policy that acts on its observations only"
+            "have. Use a policy that acts on its observations only."
         )
     spec, env_spec = policy.spec, spec_of(env)
     if any(channel.name == BASE_ACTION for channel in spec.channels):

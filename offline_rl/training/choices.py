@@ -54,11 +54,11 @@ def load_choices(folder: SeedFolder, done: Done) -> Choices:
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{path} does not contain the run's precision, compilation and threads ({error}). "
-            f"Remove {path.parent} to restart"
+            f"Remove {path.parent} to restart."
         ) from None
     if choices.compile and (missing := hardware.missing_compiler()):
         remedy = "Install one, or give the new run another name=…"
-        raise UserError(f"{folder.path} was started with compilation, but {missing}. {remedy}")
+        raise UserError(f"{folder.path} was started with compilation, but {missing}. {remedy}.")
     return choices
 
 

@@ -80,7 +80,7 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
         raise UserError(f"run={run}: there is no such folder{remedy}")
     run_seeds = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
     if not run_seeds:
-        raise UserError(f"run={run} contains no seeds. Use the folder that contains seed_0")
+        raise UserError(f"run={run} contains no seeds. Use the folder that contains seed_0.")
     if isinstance(seeds, int):
         if not 1 <= seeds <= len(run_seeds):
             raise UserError(f"seeds={seeds}: run={run} has {len(run_seeds)} seeds, {run_seeds}")
@@ -98,7 +98,7 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
     if done is None:
         raise UserError(
             f"run={run}: its seeds have no common checkpoint ({progress} updates). Continue from "
-            "some seeds with seeds=[…], each selection under its own name="
+            "some seeds with seeds=[…], each selection under its own name=."
         )
     if len({*newest.values()}) > 1:
         print(
@@ -148,7 +148,7 @@ def keys_of(config: Mapping[str, Any], passed: Mapping[str, Any], start: Start) 
             raise UserError(
                 f"{key}={format_value(to_json_values(passed[key]))}: {start.run} was trained with "
                 f"{format_value(to_json_values(value))}, which cannot change. Remove it, or train "
-                "from scratch"
+                "from scratch."
             )
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
     keys |= {name: config[name] for name in INHERITED if config.get(name) is not None}
@@ -210,13 +210,13 @@ def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -
         able = [name for name in able if not kinds[name].is_residual]
         raise UserError(
             f"{train_keys['algorithm']} does not learn online. Choose an algorithm that does and "
-            f"has the same networks: algorithm={' or '.join(able)}"
+            f"has the same networks: algorithm={' or '.join(able)}."
         )
     if "dataset" in keys and not train_keys.get(
         "online.offline_fraction", kind.Online().offline_fraction
     ):
         raise UserError(
-            f"{train_keys['algorithm']} learns from online experience only. Remove dataset="
+            f"{train_keys['algorithm']} learns from online experience only. Remove dataset=."
         )
     return train(show=show, start=start, **train_keys)
 
@@ -233,7 +233,7 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     }
     student = algorithm_class(keys["algorithm"])
     if not student.distills_from:
-        raise UserError(f"{keys['algorithm']} does not learn from a teacher. Use offline-rl train")
+        raise UserError(f"{keys['algorithm']} does not learn from a teacher. Use offline-rl train.")
     if not keys.get("num_updates"):
         raise UserError("distill needs num_updates=…")
     seeds = keys.pop("seeds", None)

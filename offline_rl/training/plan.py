@@ -120,19 +120,19 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
         if hasattr(keys.get(key), "shape") or isinstance(keys.get(key), Mapping):
             raise UserError(
                 f"{key}= takes a file name or a Dataset, not arrays. Use offline_rl.Dataset."
-                "from_arrays(observations, actions, rewards, terminals)"
+                "from_arrays(observations, actions, rewards, terminals)."
             )
     chosen = resolve({**keys, **dict.fromkeys(datasets, IN_MEMORY)})
     options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
     if algorithm.distills_from and start is None:
         raise UserError(
             f"{options.algorithm} needs a teacher. Use offline-rl distill run=<folder> with "
-            f"{algorithm.distills_from}"
+            f"{algorithm.distills_from}."
         )
     if algorithm.finetunes_from and start is None:
         raise UserError(
             f"{options.algorithm} fine-tunes a trained policy. Use offline-rl finetune "
-            f"algorithm={options.algorithm} run=<folder> with {algorithm.finetunes_from}"
+            f"algorithm={options.algorithm} run=<folder> with {algorithm.finetunes_from}."
         )
     try:
         env = open_trial_envs(chosen.task, options) if chosen.task.env_id else None
@@ -148,7 +148,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
     if options.action_range == "data" and env is not None:
         raise UserError(
             f"action_range=data needs task=none: the range of the data may be smaller than that of "
-            f"{options.task}. Set action_range=[low,high]"
+            f"{options.task}. Set action_range=[low,high]."
         )
     dataset = expert = None
     how = chosen.interaction
@@ -173,7 +173,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
                 raise UserError(
                     f"online.discount={how.cfg.discount:g} differs from "
                     f"algorithm.discount={min(offline_discounts):g}, with which "
-                    f"{options.algorithm} computed the returns of the dataset. Use the same value"
+                    f"{options.algorithm} computed the returns of the dataset. Use the same value."
                 )
         if "next_actions" in algorithm.extra_columns and how.online.n_step > 1:
             raise UserError(
@@ -202,24 +202,24 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             remedy = f"Remove images from observation_keys=, or use {', '.join(able)}"
         raise UserError(
             f"{options.algorithm} needs one observation vector, but the observations are "
-            f"{describe_shape(spec)}. {remedy}"
+            f"{describe_shape(spec)}. {remedy}."
         )
     learner = build_learner(algorithm, spec, next(iter(settings.values())), how, options.device)
     if (head := type(learner.modules[learner.policy])) not in load_kinds().values():
         raise UserError(
             f"the policy of {options.algorithm} is a {head.__name__}, which cannot be saved as a "
             f"bundle. Use a class of policies.heads: {', '.join(load_kinds())}. Other networks may "
-            "be of any class"
+            "be of any class."
         )
     if options.pretrain_updates is not None and not learner.phases:
         raise UserError(
             f"pretrain_updates={options.pretrain_updates}: {options.algorithm} has no preliminary "
-            "phase with these settings. Remove it"
+            "phase with these settings. Remove it."
         )
     if learner.phases and not options.num_updates and start is None:
         raise UserError(
             f"{options.algorithm} must train on a dataset before it trains online. Set "
-            "num_updates=, or fine-tune a run of it"
+            "num_updates=, or fine-tune a run of it."
         )
     steps, pretrain = options.num_env_steps, options.pretrain_updates
     schedule = learner.schedule(options.num_updates, steps, pretrain)
@@ -230,7 +230,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             key = "pretrain_updates" if key == piece.phase and pretrain is not None else key
             raise UserError(
                 f"{key}={piece.updates} is not a multiple of {period} ({options.algorithm} repeats "
-                f"every {period} updates). Use a multiple of {period}"
+                f"every {period} updates). Use a multiple of {period}."
             )
     limit = limit_of(env, options, how.cfg)
     check_policy_learns(learner, schedule)
@@ -266,7 +266,7 @@ def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str
     if (count := getattr(cfg, "environments", 1)) > 1:
         raise UserError(
             f"{env.limit}, and {options.algorithm} collects in {count} at the same time. Use "
-            "algorithm.environments=1"
+            "algorithm.environments=1."
         )
     return env.limit
 
@@ -277,7 +277,7 @@ def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
     if "update" in phases and (left_out := [x for x in learner.needed_phases if x not in phases]):
         raise UserError(
             f"{type(learner).__name__} relies on {left_out[0]}, which has 0 updates here. Raise "
-            "pretrain_updates, or remove it to use the algorithm's default"
+            "pretrain_updates, or remove it to use the algorithm's default."
         )
     for phase in dict.fromkeys(piece.phase for piece in schedule):
         alone, key = learner.for_phase(phase).updates_before_policy(phase)
@@ -287,7 +287,7 @@ def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
             kind = "offline" if phase == "update" else phase
             raise UserError(
                 f"The policy would not change: all {total:,} {kind} updates fall within {key} "
-                f"({alone:,} updates). Raise {length} or lower {key}"
+                f"({alone:,} updates). Raise {length} or lower {key}."
             )
 
 
@@ -344,18 +344,18 @@ def complete_settings(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
     if "costs" in algorithm.extra_columns and "costs" not in dataset.extras:
         raise UserError(
             f"{dataset.path or dataset.name} has no costs, which {options.algorithm} needs. Use "
-            "data with a column `costs`, such as DSRL's"
+            "data with a column `costs`, such as DSRL's."
         )
     unusable = algorithm.unusable_rows(dataset)
     if unusable == dataset.num_rows or dataset.num_rows < 2:
         raise UserError(
             f"{dataset.path or dataset.name} has {dataset.num_rows:,} rows, of which "
-            f"{dataset.usable.sum():,} have a next observation. That is too little to learn from"
+            f"{dataset.usable.sum():,} have a next observation. That is too little to learn from."
         )
     if not dataset.has_rewards and any(map(algorithm.uses_rewards, settings.values())):
         raise UserError(
             f"{dataset.path or dataset.name} has no rewards, which {options.algorithm} needs. Use "
-            "data with rewards, or an algorithm that needs none, such as bc or recoil"
+            "data with rewards, or an algorithm that needs none, such as bc or recoil."
         )
     settings = {name: algorithm.complete_config(cfg, dataset) for name, cfg in settings.items()}
     if any(cfg.normalize_returns for cfg in settings.values()):
@@ -364,7 +364,7 @@ def complete_settings(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
         if options.num_env_steps:
             raise UserError(
                 "center_rewards=true requires that no episode terminates, which is unknown for "
-                "online experience. Remove center_rewards or num_env_steps"
+                "online experience. Remove center_rewards or num_env_steps."
             )
         center_of(dataset)  # refuses where episodes terminate
     return settings
@@ -382,7 +382,7 @@ def build_learner(
     if cfg.batch_size * numbers * 4 > total:
         raise UserError(
             f"batch_size={cfg.batch_size}: one batch is larger than memory ({total / 2**30:.0f} "
-            "GiB). Lower it"
+            "GiB). Lower it."
         )
     try:
         return algorithm(spec, cfg, interaction=how)
@@ -393,7 +393,7 @@ def build_learner(
         largest = max(sizes, key=lambda name: largest_integer(sizes[name]))
         raise UserError(
             f"algorithm.{largest}={sizes[largest]}: networks of this size are larger than memory. "
-            "Lower it"
+            "Lower it."
         ) from error
 
 
@@ -413,18 +413,18 @@ def load_base(
     if not algorithm.is_residual:
         if options.base is not None:
             raise UserError(
-                f"base= is used by resfit; {options.algorithm} has no base policy. Remove it"
+                f"base= is used by resfit; {options.algorithm} has no base policy. Remove it."
             )
         return None
     if options.base is None:
         raise UserError(
             f"{options.algorithm} needs a frozen base policy. Set base=<bundle>, or "
-            "base=module:function for your own code"
+            "base=module:function for your own code."
         )
     if env is None or not options.num_env_steps or options.num_updates:
         raise UserError(
             f"{options.algorithm} only learns online. Set task=, num_env_steps= and num_updates=0, "
-            "or use offline-rl finetune"
+            "or use offline-rl finetune."
         )
     return base_of(options.base, env)
 
@@ -462,7 +462,7 @@ def data_of(
     if source == IN_MEMORY:
         raise UserError(
             "the run was trained on a Dataset that was in memory. Pass it again from Python, as "
-            "dataset="
+            "dataset=."
         )
     own_task = options.task.startswith("env:")
     has_parts = env.observes_dict if isinstance(env, LoopVectorEnv) else env is None
@@ -473,7 +473,7 @@ def data_of(
         if unused := [name for name, value in how.items() if value and name not in elsewhere]:
             raise UserError(
                 f"{unused[0]}= has no effect on data in memory: it controls how a file is read. "
-                "Remove it"
+                "Remove it."
             )
         notes = dict.fromkeys(
             [*source.notes, *find_warnings(columns_of(source), {}, None, source.notes)]
@@ -498,7 +498,7 @@ def first_episodes(data: Dataset, count: int) -> Dataset:
     if count > data.num_episodes:
         raise UserError(
             f"episodes={count}: {data.path or data.name} has {data.num_episodes:,} episodes. "
-            "Lower it, or use episodes=null for all"
+            "Lower it, or use episodes=null for all."
         )
     return data.select(range(count))
 
@@ -529,7 +529,7 @@ def merge_specs(
         raise UserError(
             f"{first} has observations {describe_shape(spec)} and {spec.action_dim} actions, but "
             "observations must be vectors of at least one number, or named channels. Choose arrays "
-            "with observation_keys=, or flatten them"
+            "with observation_keys=, or flatten them."
         )
     for name, other in specs[1:]:
         if (spec.observation_shapes, spec.action_dim) != (
@@ -545,13 +545,13 @@ def merge_specs(
             raise UserError(
                 f"{first} has {spec.rate_hz:g} actions a second, {name} has {other.rate_hz:g}. A "
                 "policy trained at one rate does not work at the other. Use data of that rate, or "
-                "task=none to train without evaluation"
+                "task=none to train without evaluation."
             )
         if (problem := spec.contradiction(other)) is not None:
             field, first_values, values = problem
             raise UserError(
                 f"{first} has {field} {list(first_values)}, {name} has {list(values)}. Convert the "
-                "data to the same units and order, or use task=none to train without evaluation"
+                "data to the same units and order, or use task=none to train without evaluation."
             )
         spec = other.over(spec)
     return spec
@@ -571,7 +571,7 @@ def data_spec(data: Dataset) -> Spec:
         raise UserError(
             f"{data.path or data.name} has observations {channels.map_channels(list, obs)} and "
             f"{act} actions, but both must be vectors of at least one number. Choose arrays with "
-            "observation_keys=, or flatten them"
+            "observation_keys=, or flatten them."
         )
     return data.spec or Spec(obs, act)
 

@@ -85,7 +85,7 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
         if one in keys and other in keys and keys[one] != keys[other]:
             raise UserError(
                 f"{one}={keys[one]} and {other}={keys[other]}: both keys set the same option. "
-                "Use one of them"
+                "Use one of them."
             )
     if options.batch_size is not None:
         hyper["batch_size"] = options.batch_size
@@ -173,7 +173,7 @@ def check_stacked(algorithm: type[Algorithm], names: Iterable[str]) -> None:
     if "discount" in names and "mc_returns" in algorithm.extra_columns:
         raise UserError(
             "algorithm.discount cannot be a list here: the returns of the dataset depend on it. "
-            "Start one run for each value"
+            "Start one run for each value."
         )
 
 
@@ -187,11 +187,11 @@ def check_options(options: TrainOptions, algorithm: type[Algorithm], seeds: list
     if not options.name.strip("."):
         raise UserError(f"name={options.name!r} cannot be the name of a folder")
     if not options.out.strip():
-        raise UserError("out= is empty. Use out=. for the working folder")
+        raise UserError("out= is empty. Use out=. for the working folder.")
     if not options.num_updates and not options.num_env_steps and algorithm.starts_online():
         raise UserError(
             f"{options.algorithm} has nothing to do. Set num_env_steps=… to train online, or "
-            "num_updates=… to train on a dataset"
+            "num_updates=… to train on a dataset."
         )
     if not options.num_updates and not options.num_env_steps:
         raise UserError("nothing to do: num_updates and num_env_steps are both 0")
@@ -204,7 +204,7 @@ def check_options(options: TrainOptions, algorithm: type[Algorithm], seeds: list
     if package is not None and find_spec(package) is None:
         raise UserError(f"tracker={options.tracker} needs a package: pip install {package}")
     if options.num_env_steps and not algorithm.online:
-        raise UserError(f"{options.algorithm} does not learn online. Remove num_env_steps")
+        raise UserError(f"{options.algorithm} does not learn online. Remove num_env_steps.")
     if options.num_env_steps and options.task == "none":
         raise UserError("num_env_steps needs an environment, and task=none has none")
     if options.overlap and issubclass(algorithm.Online, OnPolicy):
@@ -220,11 +220,11 @@ def check_options(options: TrainOptions, algorithm: type[Algorithm], seeds: list
             "online experience"
         )
     if options.keep_data and not options.num_env_steps:
-        raise UserError("keep_data=true saves online experience. Set num_env_steps=")
+        raise UserError("keep_data=true saves online experience. Set num_env_steps=.")
     if options.expert_dataset is not None and "expert" not in algorithm.extra_columns:
-        raise UserError(f"{options.algorithm} does not use expert_dataset. Remove it")
+        raise UserError(f"{options.algorithm} does not use expert_dataset. Remove it.")
     if options.expert_dataset is None and "expert" in algorithm.extra_columns:
         raise UserError(
             f"{options.algorithm} needs expert demonstrations. Set expert_dataset=<path or id>, in "
-            "addition to the data of the task or of dataset="
+            "addition to the data of the task or of dataset=."
         )

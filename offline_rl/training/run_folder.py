@@ -164,7 +164,7 @@ class SeedFolder:
                 if not isinstance(result.get(name, ""), int | float | None):
                     raise UserError(f"{self.result}: {name} is not a number")
         except UserError as error:
-            raise UserError(f"{error}. Remove it; the same command creates it again") from None
+            raise UserError(f"{error}. Remove it; the same command creates it again.") from None
         return result
 
     def checkpoints(self) -> dict[Done, Path]:
@@ -229,7 +229,7 @@ class SeedFolder:
         rows = list[dict[str, Any]]()
         for where, row in self._lines(name):
             if row is None:
-                raise UserError(f"{where} is damaged. Remove this line to read the others")
+                raise UserError(f"{where} is damaged. Remove this line to read the others.")
             rows.append(row)
         return rows
 
@@ -351,7 +351,7 @@ def common_checkpoint(
             remedy = "continue with that version, or use another run"
         raise UserError(
             f"{folders[0].path.parent}: no checkpoint can be resumed ({faults[0]}). To continue, "
-            f"{remedy}"
+            f"{remedy}."
         )
     return None
 

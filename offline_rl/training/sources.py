@@ -128,7 +128,7 @@ def must_stream(plan: Plan, data: Dataset, device: torch.device) -> bool:
             rows = int(data.num_rows * 0.8 * free / needed)
             raise UserError(
                 f"stream=never: {data.num_rows:,} rows need {needed / 2**30:.1f} GiB on {device}, "
-                f"which has {free / 2**30:.1f} GiB free. About {rows:,} rows would fit"
+                f"which has {free / 2**30:.1f} GiB free. About {rows:,} rows would fit."
             )
         return False
     for reason, holds in {
@@ -139,7 +139,7 @@ def must_stream(plan: Plan, data: Dataset, device: torch.device) -> bool:
         if holds:
             raise UserError(
                 f"{plan.options.algorithm} {reason}, which does not work with streaming. The data "
-                f"needs {needed / 2**30:.1f} GiB on {device}, which has {free / 2**30:.1f} GiB free"
+                f"needs {needed / 2**30:.1f} GiB on {device}, which has {free / 2**30:.1f} GiB free."
             )
     return True
 

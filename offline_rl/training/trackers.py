@@ -113,7 +113,7 @@ def wandb_errors() -> Iterator[None]:
         yield
     except wandb.errors.Error as error:
         remedy = "Log in with `wandb login`, or log to local files with wandb.mode=offline"
-        raise UserError(f"tracker=wandb: {error}. {remedy}") from None
+        raise UserError(f"tracker=wandb: {error}. {remedy}.") from None
 
 
 def tracker(

@@ -121,7 +121,7 @@ def train(
         if plan.stackable and killed_between_first_checkpoints(resumed, new):
             say(
                 "The last process was killed before every seed had saved a checkpoint. All seeds "
-                "restart at update 0"
+                "restart at update 0."
             )
             resumed, new = [], [m for m in pending if m not in finished]
         groups = [*resume_groups([m for m in pending if m in finished]), *resume_groups(resumed)]
@@ -324,7 +324,7 @@ def _train_group(
             raise UserError(
                 f"{count} seeds in parallel with batches of {batch} need more than the "
                 f"{total:.0f} GiB of {device}. Checkpoints are kept; {fewer} would need about half "
-                "of the memory"
+                "of the memory."
             ) from error
         expected = isinstance(error, UserError | envs.Broken)
         for folder in folders:
@@ -413,13 +413,13 @@ def load_transform(
         raise UserError(
             f"{start.run} was trained on observations {shapes}, but the task has "
             f"{channels.map_channels(list, spec.observation_shapes)}. Use the run's task, or data "
-            "of it"
+            "of it."
         )
     learned, here = start_spec or spec, actions or spec
     if (problem := learned.mismatch(spec)) is not None:
         raise UserError(
             f"{start.run} cannot continue with this data or task: {problem}. Use data and a task "
-            "like the run's"
+            "like the run's."
         )
     try:
         same = learned.conversion(here) is None
@@ -429,7 +429,7 @@ def load_transform(
         raise UserError(
             f"{start.run} cannot continue with this data or task: The policy's action range is "
             f"{learned.action_range}; here it is {here.action_range}. Use a task with range "
-            f"{learned.action_range}, or retrain for {here.action_range}"
+            f"{learned.action_range}, or retrain for {here.action_range}."
         )
     return transform
 
@@ -486,7 +486,7 @@ def load_start(engine: Engine, start: Start) -> None:
             differing = {k: v for k, v in settings.items() if to_json_values(getattr(cfg, k)) != v}
             keys = " ".join(f"algorithm.{k}={format_value(v)}" for k, v in differing.items())
             remedy = f"That run had {keys}" if keys else "Its networks are of another kind"
-            raise UserError(f"cannot continue from {path}: {error}. {remedy}") from None
+            raise UserError(f"cannot continue from {path}: {error}. {remedy}.") from None
     if (difference := network_difference(engine.algorithm, start)) is not None:
         raise UserError(f"cannot continue from run={start.run}: {difference}")
 
@@ -527,6 +527,6 @@ def is_unreadable(path: Path) -> bool:
     try:
         read_json_object(path)
     except UserError as error:
-        print(f"{error}. It is written again")
+        print(f"{error}. It is written again.")
         return True
     return False

@@ -131,7 +131,7 @@ def test_a_mistake_is_named_in_one_sentence(mistake: str) -> None:
         ("num_updates: many", ["num_updates='many'", "an integer"]),
         ("algorithm.alpha: [1, x]", ["algorithm.alpha", "a number"]),
         ("wandb: {projct: mine}", ["'wandb.projct'", "wandb.project"]),
-        ("defaults: [mine.yaml]", ["begins with itself"]),
+        ("defaults: [mine.yaml]", ["extends itself"]),
         ("defaults: [dmo]", ["'dmo'", "demo"]),
         ("defaults: [{experiment: demo}]", ["unknown option 'experiment'"]),
         ("a: [1", ["not readable as YAML"]),

@@ -203,7 +203,7 @@ def test_a_decision_in_which_an_environment_breaks_counts_for_nothing_and_the_ot
     assert (found["truncated"][2, 1], found["terminated"][2, 1]) == (1, 0)
     assert torch.equal(found["next_observations"][2, 1], found["observations"][2, 1])
     assert len(said) == 1
-    assert "seed 0: the environment broke in step 5 of an episode" in said[0]
+    assert "seed 0: the environment failed in step 5 of an episode" in said[0]
     broken.step()  # the next one's first
     after = rows(broken, 3, 4)["observations"][0, :, 0, 1]
     assert after.tolist() == [6, 0, 6]
@@ -225,7 +225,7 @@ def test_an_episode_that_breaks_as_it_begins_is_passed_over(kind: str, collector
     draws = [[np.random.default_rng(training_episode_seed(0, n)).uniform(-1, 1) for n in row] for row in numbers]
     np.testing.assert_allclose(found, (np.array(draws) - MEAN[0]) / SCALE[0], atol=1e-6)
     assert len(said) == 1
-    assert "seed 0: the environment broke in step 0 of an episode" in said[0]
+    assert "seed 0: the environment failed in step 0 of an episode" in said[0]
 
 
 def test_who_goes_on_within_episodes_collects_and_keeps_what_the_undisturbed_does(collector: Any):

@@ -17,7 +17,7 @@ from offline_rl import Dataset
 from offline_rl.algorithms.td3 import TD3, Config, Online
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
-from offline_rl.online.collector import Collector, GivenUp
+from offline_rl.online.collector import Collector, RepeatedFailure
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import columns
 from offline_rl.utils.errors import UserError
@@ -194,7 +194,7 @@ def test_a_seeds_broken_episode_is_gone_and_its_neighbor_never_knew(
         expected = np.concatenate([episode[name] for episode in episodes])
         np.testing.assert_allclose(getattr(found, name)[: len(expected)], expected, atol=1e-6)
     assert len(said) == 1
-    assert f"seed 3: the environment broke in step {max(step, 0)} of an episode" in said[0]
+    assert f"seed 3: the environment failed in step {max(step, 0)} of an episode" in said[0]
 
 
 def test_a_whole_episode_between_two_broken_ones_is_forgiven(made: Any):
@@ -222,7 +222,7 @@ def test_an_episode_that_breaks_when_it_is_played_again_is_dropped_and_its_neigh
     assert again.episodes.tolist() == [collector.episodes[0] + 1, collector.episodes[1]]
     assert again.buffer.everything(0).num_rows == 10 - lengths[0]
     assert len(said) == 1
-    assert "seed 3: the environment broke" in said[0]
+    assert "seed 3: the environment failed" in said[0]
 
 
 def test_who_goes_on_from_a_checkpoint_within_episodes_ends_as_if_undisturbed(made: Any):
@@ -242,7 +242,7 @@ def test_who_goes_on_from_a_checkpoint_within_episodes_ends_as_if_undisturbed(ma
             each.step()
     for name, values in collector.buffer.tensors().items():
         assert all(torch.equal(each.buffer.tensors()[name], values) for each in others), name
-    with pytest.raises(ValueError, match="holds 1 seeds"):
+    with pytest.raises(ValueError, match="contains 1 seeds"):
         going_on(made, collector, [together | {"episodes": [1]}] * 2)
 
 
@@ -253,7 +253,7 @@ def test_a_stream_that_gives_up_at_its_episodes_end_leaves_its_neighbors_step_wh
         sound.step()
     gone = {training_episode_seed(SEEDS[0], number) for number in range(1, 9)}
     shaky, _ = made(lambda seed, t: "raise" if t == -1 and seed in gone else "")
-    with pytest.raises(GivenUp, match=r"seed 3: .*for the 5th time"):
+    with pytest.raises(RepeatedFailure, match=r"seed 3: .*for the 5th time"):
         walk(shaky, 21)
     added = [shaky.buffer.everything(s).num_rows for s in range(2)]
     assert added == [shaky.steps] * 2
@@ -285,7 +285,7 @@ def test_what_each_step_costs_is_kept_online(
 
 def test_an_environment_without_costs_is_named_where_they_are_learned_from(made: Any) -> None:
     collector, _ = made(needs={"costs": ()})
-    with pytest.raises(UserError, match="the environment gives no info 'cost' at its steps"):
+    with pytest.raises(UserError, match="the environment returns no info 'cost'"):
         collector.step()
 
 
@@ -300,8 +300,8 @@ def test_a_cost_that_is_no_number_drops_its_episode_alone(
     walk(collector, 5)
     assert [collector.buffer.everything(s).num_rows for s in range(2)] == [5, 3]
     (sentence,) = said
-    assert "seed 8: the environment broke in step 1 of an episode" in sentence
-    assert "a cost that is no number" in sentence
+    assert "seed 8: the environment failed in step 1 of an episode" in sentence
+    assert "a cost that is NaN or infinite" in sentence
 
 
 class Remembers(nn.Module):
@@ -410,7 +410,7 @@ def test_a_memory_is_not_begun_by_random_actions(made: Any) -> None:
         def networks(self) -> dict[str, nn.Module]:
             return super().networks() | {"policy": Remembers()}
 
-    with pytest.raises(UserError, match="a Remembers remembers its episode"):
+    with pytest.raises(UserError, match="with a Remembers, whose memory"):
         made(kind=Toy)
 
 

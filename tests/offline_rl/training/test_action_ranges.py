@@ -170,7 +170,7 @@ def test_a_run_of_another_range_does_not_continue_in_the_environment():
     progress = {"transform": transform.to_json(), "spec": data.spec.to_json()}
     folder = SimpleNamespace(load=lambda done: ({}, progress))
     start: Any = SimpleNamespace(run="run", folder=lambda s: folder, checkpoints={0: (None, "")})
-    with pytest.raises(UserError, match=r"run cannot go on .*\[2, 8\]; here it is \[0, 10\]"):
+    with pytest.raises(UserError, match=r"run cannot continue .*\[2, 8\]; here it is \[0, 10\]"):
         load_transform(start, [0], here)
     load_transform(start, [0], data.spec)
     one = replace(data.spec, action_low=(-1.0,), action_high=(1.0,))

@@ -84,7 +84,7 @@ def test_seeds_killed_between_their_first_checkpoints_begin_again_together(whole
             if done != kept:
                 path.unlink()
     assert same(train(**(keys | {"show": True})).path, whole[1])
-    assert capsys.readouterr().out.count("begin again, together") == 1
+    assert capsys.readouterr().out.count("All seeds restart at update 0") == 1
     assert read_json(run / "seed_0" / "result.json")["seeds_stacked"] == 2
 
 
@@ -93,7 +93,7 @@ def test_without_a_whole_checkpoint_nothing_is_learned_or_written(begun, capsys)
     for path in SeedFolder(run, 0).checkpoints().values():
         path.write_bytes(path.read_bytes()[:-1])
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-    with pytest.raises(UserError, match="no checkpoint is left to go on from") as error:
+    with pytest.raises(UserError, match="no checkpoint can be resumed") as error:
         train(**keys)
     assert "\n" not in str(error.value)
     assert capsys.readouterr().out.count("is damaged") == 2
@@ -201,7 +201,7 @@ def test_what_would_go_on_from_another_versions_checkpoints_is_told_which_and_wh
     told, said = str(error.value), capsys.readouterr().out.splitlines()
     assert "\n" not in told
     assert f"{files[-1]} is of another version" in told
-    assert "go on with that version" in told
+    assert "continue with that version" in told
     assert "copy" not in told
     for path in files:
         assert [line for line in said if str(path) in line and "version" in line]
@@ -222,7 +222,7 @@ def test_lost_lines_of_logs_do_not_change_the_result(whole, begun, capsys, name:
         assert rows[-1]["returns"] == json.loads(before[-1])["returns"]
     if damage is cut:
         place = len(before) - 1
-        assert f"{path}: line {place} is damaged and left out" in capsys.readouterr().out
+        assert f"{path}: line {place} is damaged and is removed" in capsys.readouterr().out
         assert rows[: place - 1] == [json.loads(line) for line in before[: place - 1]]
     other = run / "seed_0" / "evaluations.jsonl"
     assert [json.loads(line)["updates"] for line in other.read_text().splitlines()] == [0, 20, 40]
@@ -235,7 +235,7 @@ def test_a_run_is_not_gone_on_with_that_does_not_say_what_it_is(begun, content: 
     path.unlink()
     if content is not None:
         path.write_text(content, errors="surrogateescape")
-    with pytest.raises(UserError, match=r"config\.json|was begun with") as error:
+    with pytest.raises(UserError, match=r"config\.json|was started with") as error:
         train(**keys)
     assert "\n" not in str(error.value)
 
@@ -246,7 +246,7 @@ def test_a_damaged_result_is_refused_and_made_again_once_it_is_removed(whole, be
     path = run / "seed_0" / "result.json"
     for content in ("", "[]", "{}", '{"score": "high", "mean_return": 1.0}'):
         path.write_text(content)
-        with pytest.raises(UserError, match=r"result\.json .*remove it, and the same command"):
+        with pytest.raises(UserError, match=r"result\.json.*Remove it; the same command"):
             train(**keys)
     path.unlink()
     assert same(train(**keys).path, whole[1])

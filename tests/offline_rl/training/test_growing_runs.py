@@ -46,7 +46,7 @@ def test_more_updates_go_on_and_end_as_if_they_had_been_asked_for_at_once(keys) 
     assert learned(result.path) == learned(whole.path)
     assert [r["num_updates"] for r in result.results] == [60, 60]
     assert read_json(first.path / "seed_0" / "config.json") == before | {"num_updates": 60}
-    with pytest.raises(UserError, match="was begun with num_updates=60, now it is 20"):
+    with pytest.raises(UserError, match="was started with num_updates=60, now it is 20"):
         train(**keys, seeds=2)
 
 
@@ -93,7 +93,7 @@ def test_a_longer_run_that_diverges_leaves_no_policy_of_the_shorter_one(
 def test_all_seeds_of_a_run_grow_together(keys) -> None:
     path = train(**keys, seeds=2).path
     before = (path / "seed_0" / "result.json").read_bytes()
-    with pytest.raises(UserError, match=r"together, \[1\] as well"):
+    with pytest.raises(UserError, match=r"together\. Add \[1\] to seeds="):
         train(**keys | {"num_updates": 40})
     assert (path / "seed_0" / "result.json").read_bytes() == before
 
@@ -154,7 +154,7 @@ def test_intervals_may_change_and_data_may_be_moved(keys, tmp_path: Path) -> Non
     train(**moved, seeds=2)
     assert "2 seeds" in report([path])
     save_small(tmp_path / "other" / "small.npz", num_rows=600)
-    with pytest.raises(UserError, match="begun with other data"):
+    with pytest.raises(UserError, match="started with other data"):
         train(**keys | {"dataset": str(tmp_path / "other" / "small.npz")})
 
 

@@ -38,7 +38,7 @@ def test_it_trains_and_the_run_knows_its_data_again(tmp_path: Path) -> None:
     before = (seed / "result.json").stat()
     train(**QUICK, dataset=made(), out=str(tmp_path))  # equal arrays: finished, nothing to do
     assert (seed / "result.json").stat() == before
-    with pytest.raises(UserError, match="was begun with other data"):
+    with pytest.raises(UserError, match="was started with other data"):
         train(**QUICK, dataset=made(2.0), out=str(tmp_path))
 
 

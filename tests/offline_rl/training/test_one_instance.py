@@ -95,7 +95,7 @@ def test_collectors_come_before_evaluations_where_few_instances_can_be_opened(
 def test_what_collects_in_several_environments_at_once_is_refused() -> None:
     options: Any = SimpleNamespace(num_env_steps=60, algorithm="dppo")
     with closing(envs.make_vector("single", 2, fewer=True)) as env:
-        with pytest.raises(UserError, match=r"of single.*40 at.*algorithm\.environments=1$"):
+        with pytest.raises(UserError, match=r"of single.*40 at.*algorithm\.environments=1\.$"):
             limit_of(env, options, SimpleNamespace(environments=40))
         assert limit_of(env, options, SimpleNamespace(environments=1)) == env.limit
 
@@ -188,5 +188,5 @@ def test_one_shared_instance_learns_what_separate_ones_learn(
     assert found["single"] == found["few"] == found["walk"]
     assert Single.open == Few.open == 0
     told = capsys.readouterr().out
-    assert "(RuntimeError: the simulator runs already), so one seed after another" in told
+    assert "(RuntimeError: the simulator runs already). Seeds train one after another" in told
     assert told.count("\nEvaluation runs one episode at a time") == 1

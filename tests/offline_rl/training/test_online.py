@@ -292,7 +292,7 @@ def test_seeds_that_go_on_by_two_commands_are_of_one_run(line: str, tmp_path: Pa
     begun["start"]["sha256"]["1"] = "0"
     (path / "seed_1" / "config.json").write_text(json.dumps(begun))
     assert compact.pack([path], tmp_path / "study") == 2  # it replaces the seed that was there
-    with pytest.raises(UserError, match=r"seed_1 was begun with start\.sha256\.1"):
+    with pytest.raises(UserError, match=r"seed_1 was started with start\.sha256\.1"):
         finetune(**more)
 
 
@@ -331,7 +331,7 @@ def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
     cut = killed_and_resumed(train, 20, **{**keys, "name": "cut", "checkpoint_every": 15})
     assert same(tensors(cut), tensors(one.path))
     offline = {k: v for k, v in keys.items() if not k.startswith("online.")} | {"num_env_steps": 0}
-    with pytest.raises(UserError, match="overlap=true is of no use without num_env_steps"):
+    with pytest.raises(UserError, match="overlap=true has no effect without num_env_steps"):
         train(**{**offline, "num_updates": 4})
 
 
@@ -345,14 +345,14 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
             ("num_env_steps", 5),
             ("algorithm", "sac"),
             ("algorithm.hidden", 8),
-        ): r"params/policy\S+ is \(.*it is made of other networks",
+        ): r"params/policy\S+ is \(.*Its networks are of another kind",
         (
             ("num_env_steps", 5),
             ("algorithm", "td3"),
             ("algorithm.hidden", 9),
-        ): r"critic/\S+ is \(.*that run had algorithm.hidden=\[8\]",
+        ): r"critic/\S+ is \(.*That run had algorithm.hidden=\[8\]",
         (("num_env_steps", 5), ("seeds", 7)): "seed",
-        (("num_env_steps", 5), ("algorithm.reward_scale", 10)): r"scale=10: .*prepared with 1",
+        (("num_env_steps", 5), ("algorithm.reward_scale", 10)): r"scale=10: .*trained with 1",
     }.items():
         given = dict(change)
         if "algorithm.hidden" in given:
@@ -362,14 +362,14 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
         own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "td3"}
         with pytest.raises(UserError, match=match):
             finetune(run=run, **{**own, **given})
-    with pytest.raises(UserError, match=r"td3_bc does not learn online; name .* algorithm=.* td3"):
+    with pytest.raises(UserError, match=r"td3_bc does not learn online\. Choose .* algorithm=.* td3"):
         finetune(run=run, num_env_steps=5)
     for folder in (run / "seed_0" / "checkpoints", run / "seed_1" / "checkpoints"):
         for file in folder.iterdir():
             file.unlink()
     with pytest.raises(UserError, match="no checkpoint"):
         finetune(run=run, num_env_steps=5, algorithm="td3")
-    with pytest.raises(UserError, match="no such folder; it is a file"):
+    with pytest.raises(UserError, match="no such folder. It is a file"):
         finetune(run=run / "seed_0" / "config.json", num_env_steps=5)
     with pytest.raises(UserError, match="no such folder"):
         finetune(run=tmp_path / "gone", num_env_steps=5)
@@ -390,8 +390,8 @@ def test_a_run_goes_on_in_another_task_of_the_same_shapes_alone_and_says_so(
     run = train(**keys).path
     more = {"run": run, "out": str(tmp_path), "tracker": "none", "num_env_steps": 5}
     for task, match in {
-        "env:Pendulum-v1": r"learned from observations \[2\], the task has \[3\]: give its own task",
-        "plane": r"cannot go on with this .* action_dim: the policy has 1, here it is 2; give it",
+        "env:Pendulum-v1": r"trained on observations \[2\], but the task has \[3\]\. Use the run's task",
+        "plane": r"cannot continue with this .* action_dim: the policy has 1, here it is 2\. Use",
     }.items():
         before = [*tmp_path.rglob("*")]
         with pytest.raises(UserError, match=match):
@@ -401,7 +401,7 @@ def test_a_run_goes_on_in_another_task_of_the_same_shapes_alone_and_says_so(
     for task, times in ((line, 0), ("other line", 1)):
         finetune(**more, task=task)
         told = capsys.readouterr().out
-        assert told.count(f"{run} learned in line, and goes on in {task}") == times
+        assert told.count(f"{run} was trained on line and continues on {task}") == times
 
 
 def test_what_begins_in_an_environment_learns_from_data_alone_if_told_to(line: str) -> None:
@@ -409,9 +409,9 @@ def test_what_begins_in_an_environment_learns_from_data_alone_if_told_to(line: s
     for algorithm, updates in (("sac", 0), ("td3", 0)):
         assert prepare({**keys, "algorithm": algorithm}).options.num_updates == updates
     assert [type(piece) for piece in prepare({**keys, "algorithm": "sac"}).schedule] == [Interact]
-    with pytest.raises(UserError, match="sac learns in an environment: say how long"):
+    with pytest.raises(UserError, match="sac has nothing to do. Set num_env_steps="):
         prepare({"task": line, "algorithm": "sac"})
-    with pytest.raises(UserError, match="brings no data"):
+    with pytest.raises(UserError, match="has no dataset"):
         prepare({**keys, "algorithm": "sac", "num_updates": 4})
 
 
@@ -591,7 +591,7 @@ def test_cal_ql_learns_from_an_episode_when_its_returns_are_known(
             running = rewards[row].item() + 0.99 * running
             assert returns[row].item() == pytest.approx(running, rel=1e-5)
     assert int(found["counters/update"]) == 2 + 25 - 4  # those due in the first episode came after
-    with pytest.raises(UserError, match=r"online\.discount=0\.9: .* algorithm\.discount=0\.99"):
+    with pytest.raises(UserError, match=r"online\.discount=0\.9 .* algorithm\.discount=0\.99"):
         finetune(run=path, num_env_steps=25, **{"online.discount": 0.9})
 
 
@@ -612,7 +612,7 @@ def test_what_was_seen_leaves_as_raw_data_that_can_be_read_again(line: str, tmp_
         assert data.rewards == pytest.approx(data.next_observations[:, 0], abs=1e-6)
         assert data.observations[:10, 1].tolist() == [*range(10)]
     assert not np.array_equal(found[0].actions, found[1].actions)
-    with pytest.raises(UserError, match="give num_env_steps="):
+    with pytest.raises(UserError, match="Set num_env_steps="):
         train(**{**keys, "num_updates": 4}, keep_data=True, dataset=str(path))
     with pytest.raises(UserError, match="reward_scale=0"):
         train(**{**keys, "algorithm.reward_scale": 0.0}, num_env_steps=25, keep_data=True)
@@ -635,7 +635,7 @@ def test_what_goes_on_sees_as_it_saw_offline(line: str, data: Path, tmp_path: Pa
 
 def test_an_action_that_follows_is_not_one_of_several_steps_later(line: str, data: Path) -> None:
     keys = {"algorithm": "rebrac", "task": line, "dataset": str(data), "num_updates": 4}
-    with pytest.raises(UserError, match=r"online\.n_step=3: rebrac learns from the action that"):
+    with pytest.raises(UserError, match=r"online\.n_step=3: rebrac needs n_step=1"):
         prepare({**keys, "num_env_steps": 5, "online.n_step": 3})
 
 
@@ -678,7 +678,7 @@ def test_a_broken_episode_is_dropped_and_the_next_begins(
     assert steps[:20].tolist() == [*range(10)] * 2
     assert steps[20:35].tolist() == [*range(10), *range(5)]
     said = capsys.readouterr().out
-    assert "seed 0: the environment broke in step 4" in said
+    assert "seed 0: the environment failed in step 4" in said
     assert kept["buffer/rewards"].isfinite().all()
 
 
@@ -694,7 +694,7 @@ def test_an_evaluation_that_the_environment_breaks_is_left_out_and_the_policy_no
     rows = map(json.loads, (path / "evaluations.jsonl").read_text().splitlines())
     assert [row["env_steps"] for row in rows] == [0, 40]
     said = capsys.readouterr()
-    assert "the environment broke in the evaluation after" in said.out + said.err
+    assert "the environment failed in the evaluation after" in said.out + said.err
     assert read_json(path / "result.json")["diverged_at"] is None
     assert (path / "policy.bundle").is_file()
 
@@ -845,7 +845,7 @@ def test_an_episode_that_never_ends_is_not_learned_from_and_the_run_says_so(
     keys |= {"show": True, "algorithm.weight": 1.0}
     for steps in (9, 10):
         result = train(**keys, num_env_steps=steps, name=str(steps))
-        assert ("learns from whole episodes" in capsys.readouterr().out) == (steps == 9)
+        assert ("learns from complete episodes" in capsys.readouterr().out) == (steps == 9)
         assert (result.results[0]["online_updates"] == 0) == (steps == 9)
 
 
@@ -858,7 +858,7 @@ def test_a_run_that_learned_from_memory_asks_for_its_data_again_where_it_mixes(
     run = train(**keys, dataset=arrays, num_updates=4).path
     more = {"out": str(tmp_path), "show": False, "tracker": "none", "num_env_steps": 12}
     more |= {"online.offline_fraction": 0.5}
-    with pytest.raises(UserError, match="in memory: give it again from Python, as dataset="):
+    with pytest.raises(UserError, match="in memory. Pass it again from Python, as dataset="):
         finetune(run=run, **more)
     assert finetune(run=run, dataset=arrays, **more).results[0]["online_updates"] == 4
 
@@ -894,9 +894,9 @@ def test_equal_tensors_are_not_taken_for_equal_functions(
     keys = {**OFFLINE, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
     run = train(**keys, algorithm="iql").path
     own = {"out": str(tmp_path), "show": False, "tracker": "none", "num_env_steps": 20}
-    with pytest.raises(UserError, match="its policy had tanh_mean=True, here it is False"):
+    with pytest.raises(UserError, match="its policy has tanh_mean=True, here it is False"):
         finetune(run=run, algorithm="awac", **own)
-    with pytest.raises(UserError, match="its policy had activation=relu, here it is tanh"):
+    with pytest.raises(UserError, match="its policy has activation=relu, here it is tanh"):
         finetune(run=run, **{**own, "algorithm.activation": "tanh"})
 
 
@@ -911,9 +911,9 @@ def test_seeds_go_on_from_what_all_have_reached(
     newest[1][max(newest[1])].unlink()
     start, _ = start_of(run)
     assert {done.updates for done, _ in start.checkpoints.values()} == {4}
-    assert "seed 0: 8, seed 1: 4; all go on from 4 updates" in capsys.readouterr().out
+    assert "seed 0: 8, seed 1: 4 updates); all continue from 4 updates" in capsys.readouterr().out
     newest[0][min(newest[0])].unlink()
-    with pytest.raises(UserError, match=r"no checkpoint in common \(seed 0: 8, .*seeds="):
+    with pytest.raises(UserError, match=r"no common checkpoint \(seed 0: 8, .*seeds="):
         start_of(run)
     assert start_of(run, [0])[0].updates == 8
 

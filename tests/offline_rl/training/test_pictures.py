@@ -90,7 +90,7 @@ def test_who_sees_one_vector_only_refuses_pictures_by_name(tmp_path: Path, data:
 def test_data_of_another_camera_or_picture_size_is_refused(tmp_path: Path, data: Dataset) -> None:
     part = channels.take(data.observations, slice(data.num_rows))
     rest = (data.actions, data.rewards, data.terminated, data.truncated)
-    renamed, squeezed = "it lacks picture, and has front, state", "is to be 96 x 96 of 3 colors"
+    renamed, squeezed = "it has front, state, but not picture", "to 96 x 96 pixels of 3 colors"
     for seen, told in (
         ({"front": part["picture"], "state": part["state"]}, renamed),
         ({**part, "picture": part["picture"][:, ::2]}, squeezed),

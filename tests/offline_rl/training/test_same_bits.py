@@ -97,7 +97,7 @@ def test_a_run_that_was_compiled_needs_a_compiler_to_go_on(
     monkeypatch.setattr(hardware, "compiler_missing", lambda: None)
     assert load_choices(folder, done).compile
     monkeypatch.setattr(hardware, "compiler_missing", lambda: "no C++ compiler is installed")
-    with pytest.raises(UserError, match=r"seed_0 was begun compiled; here no C\+\+ compiler"):
+    with pytest.raises(UserError, match=r"seed_0 was started with compilation, but no C\+\+ compiler"):
         load_choices(folder, done)
 
 

@@ -15,7 +15,7 @@ import offline_rl
 import policies
 from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.evaluation.rollout import rollout
-from offline_rl.generation.recipes import Recipe, learn, make_set, noisy
+from offline_rl.generation.recipes import Recipe, make_set, noisy_actor, train_agent
 from offline_rl.generation.store import record
 from offline_rl.training import trainer as trainer_module
 from offline_rl.training.train import train
@@ -235,14 +235,14 @@ def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path, monkeypatch
         eval_every=100,
         eval_episodes=1,
     )
-    run = learn(plan, "test", str(tmp_path), False)
+    run = train_agent(plan, "test", str(tmp_path), False)
     made: dict = {}
     replay = make_set(plan, "medium-replay", run, made)
     assert replay.num_rows == 300
     whole = make_set(plan, "full-replay", run, made)
     assert np.array_equal(whole.actions[:300], replay.actions)
     policy = policies.load(run.path / "medium.bundle")
-    medium, again = (record(plan.task, 450, 7, partial(noisy, policy)) for _ in "ab")
+    medium, again = (record(plan.task, 450, 7, partial(noisy_actor, policy)) for _ in "ab")
     assert medium.num_rows == 450
     assert np.array_equal(medium.actions, again.actions)
     assert medium.episode_lengths().tolist() == [200, 200, 50]
