@@ -217,7 +217,7 @@ def test_distilling_a_run_makes_a_run_whose_policy_takes_one_step(tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             distill(run=made.path, num_updates=3, name="other", **(keys | {"dataset": other}))
-    with pytest.raises(UserError, match=r"is taught by another policy: offline-rl distill"):
+    with pytest.raises(UserError, match=r"needs a teacher. Use offline-rl distill"):
         train(algorithm="consistency", **common, **keys)
 
 
@@ -225,6 +225,6 @@ def test_a_run_without_edm_is_no_teacher(tmp_path):
     hyper = {f"algorithm.{k}": [*v] if isinstance(v, tuple) else v for k, v in SMALL.items()}
     keys = {"out": str(tmp_path), "tracker": "none", "show": False, "dataset": forks()}
     made = train(algorithm="diffusion_policy", task="none", num_updates=2, **hyper, **keys)
-    told = r"algorithm.process=ddpm, is no teacher: .* algorithm.process=edm"
+    told = r"algorithm.process=ddpm\) cannot be the teacher: .* algorithm.process=edm"
     with pytest.raises(UserError, match=told):
         distill(run=made.path, num_updates=3, **keys)

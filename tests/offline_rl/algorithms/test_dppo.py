@@ -406,7 +406,7 @@ def test_a_run_without_densities_is_refused(
 
 
 def test_it_needs_a_run_and_episodes_as_long_as_a_decision(line: str, tmp_path: Path):
-    with pytest.raises(UserError, match="dppo goes on from another policy: offline-rl finetune"):
+    with pytest.raises(UserError, match="dppo fine-tunes a trained policy. Use offline-rl finetune"):
         train(algorithm="dppo", task=line, num_updates=0, num_env_steps=48, show=False)
     envs.register("short", Line, max_episode_steps=1)
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)

@@ -215,7 +215,7 @@ def test_who_denoises_nothing_is_no_teacher_and_its_sizes_are_the_students(
             **QUICK,
         )
     other = run_of("bc", line, tmp_path, seeds=1)
-    with pytest.raises(UserError, match=r"of bc, is no teacher: one_step is taught by a run of"):
+    with pytest.raises(UserError, match=r"\(bc\) cannot be the teacher: one_step needs a run of"):
         distill(run=other, algorithm="one_step", num_updates=3, **QUICK)
     with pytest.raises(ValueError, match="mask_ends has no effect"):
         Config(mask_ends=True)

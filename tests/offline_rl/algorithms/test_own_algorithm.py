@@ -215,7 +215,7 @@ HEAD = HEAD.replace("DeterministicActor(obs", "Head(obs")
         ("own.py", "x = 1\n1 / 0\n", ["own.py, line 2: ZeroDivisionError"]),
         ("own.py", OWN.replace("    Config = Config\n", ""), ["Mine has no Config"]),
         ("own.py", OWN.replace("    discount: ClassVar[float] = 1.0\n", ""), ["no discount"]),
-        ("own.py", HEAD, ["acts by Head", "DeterministicActor"]),
+        ("own.py", HEAD, ["is a Head, which cannot be saved", "DeterministicActor"]),
         ("no_such_module:Mine", "", ["no_such_module"]),
     ],
 )
@@ -284,7 +284,7 @@ def test_a_run_is_of_one_code_wherever_its_file_is_named_from(
     (folder / "methods" / "mine.py").write_text(OWN + "\n# and more\n")
     assert train("methods/mine.py") == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "was begun with other code in its algorithm's file; give the new run another" in told
+    assert "was started with other code in its algorithm's file. Give the new run another" in told
     assert train("methods/mine.py", "name=more") == 0
 
 

@@ -161,7 +161,7 @@ def test_the_end_of_an_episode_is_the_worst_that_can_happen():
 def test_refuses_to_train_without_an_expert_or_with_one_of_another_task(tmp_path):
     data, other = save_small(tmp_path / "a.npz"), save_small(tmp_path / "b.npz", obs=4)
     keys = {"algorithm": "recoil", "task": "none", "dataset": str(data)}
-    with pytest.raises(UserError, match="give the expert's data with expert_dataset="):
+    with pytest.raises(UserError, match="needs expert demonstrations. Set expert_dataset="):
         prepare(keys)
     with pytest.raises(UserError, match=r"b.npz has \[4\] and 2"):
         prepare({**keys, "expert_dataset": str(other)})

@@ -678,14 +678,14 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
     ("name", "fault"),
     [
         ("Failing", "the model is gone"),
-        ("Blind", "answers NaN"),
+        ("Blind", "returned NaN"),
         ("Shrinking", r"an answer of \[1, 1, 2\], not \[1, 1, 1\]"),
     ],
 )
 def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
     line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path, name: str, fault: str
 ) -> None:
-    found = rf"the base policy broke in step 0.*:{name}.*{fault}.*for the 5th time in a row"
+    found = rf"the base policy failed in step 0.*:{name}.*{fault}.*for the 5th time in a row"
     with pytest.raises(UserError, match=found):
         learn(own(name), data, tmp_path, 200, seeds=1, **{"online.warmup_steps": 150})
 
@@ -693,11 +693,11 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
 @pytest.mark.parametrize(
     ("keys", "fault"),
     [
-        ({"base": "wide"}, r"answers \[1, 1, 3\] for one observation; actions \[1, 1\]"),
+        ({"base": "wide"}, r"returned shape \[1, 1, 3\] for one observation, expected actions \[1, 1\]"),
         ({"base": "absent"}, r"there is no absent in .*bases\.py"),
         (
             {"base": "degrees"},
-            r":degrees answers 5 to a first observation: actions are in \[-1, 1\]",
+            r":degrees returned 5 for the first observation, but actions must be in \[-1, 1\]",
         ),
         ({"base": "Half"}, "n_obs_steps=0.5 is no whole number of at least 1"),
         ({"base": "Hasty"}, "n_action_steps=2, but a chunk has 1 actions"),
@@ -714,7 +714,7 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
         ),
         (
             {"dataset": None},
-            r"brings no data.*dataset=<path or id>, or online\.offline_fraction=0 to learn",
+            r"has no dataset.*dataset=<path or id>, or online\.offline_fraction=0 to learn",
         ),
     ],
 )
@@ -738,14 +738,14 @@ def test_a_run_goes_on_with_the_class_it_was_begun_with(
     line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
     learn(own("simple"), data, tmp_path / "out", 2, seeds=1)
-    with pytest.raises(UserError, match="was begun with another base"):
+    with pytest.raises(UserError, match="was started with another base"):
         learn(own("Chunked"), data, tmp_path / "out", 2, seeds=1)
 
 
 @pytest.mark.parametrize(
     ("base", "fault"),
     [
-        ("{}/bases.py", r"say which function or class of it, as base=.*/bases\.py:Base"),
+        ("{}/bases.py", r"lacks the function or class. Use base=.*/bases\.py:<name>"),
         ("{}", r"is a folder: give the bundle, as base=.*/run/seed_0/policy\.bundle"),
     ],
 )
@@ -792,7 +792,7 @@ def test_a_correction_of_code_is_played_with_its_base_and_says_so_without(
     run = offline_rl.load(made.path)
     assert run.evaluate(2).returns.tolist() == made.results[0]["returns"]
     assert run.act(np.zeros((3, 2))).shape == (3, 1)
-    with pytest.raises(UserError, match="corrects a base that it does not hold, and can be none"):
+    with pytest.raises(UserError, match="is a residual policy without its own base"):
         base_of(file, envs.make_vector(line, 1))
     with pytest.raises(
         UserError, match=r"a longer one begins anew, as finetune base=.*:Chunked name="
@@ -816,10 +816,10 @@ def test_an_evaluation_that_the_base_breaks_is_left_out_but_for_the_last_until_f
     made = learn(own("Tired"), data, tmp_path / "tired", eval_every=10, **keys)
     assert made.results[0]["mean_return"] is not None
     told = capsys.readouterr().out
-    assert (told.count("it is left out"), told.count("it is begun again, being the last")) == (2, 1)
+    assert (told.count("this evaluation is skipped"), told.count("so it is repeated")) == (2, 1)
     rows = (made.path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
     assert [json.loads(row)["env_steps"] for row in rows] == [20]
-    found = r"broke in the evaluation after 20 steps .*the model is gone.*for the 5th time in a row"
+    found = r"failed in the evaluation after 20 steps .*the model is gone.*for the 5th time in a row"
     with pytest.raises(UserError, match=found):
         learn(own("crowded"), data, tmp_path / "five", eval_every=5, **keys)
 

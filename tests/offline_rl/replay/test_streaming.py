@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_streamed_or_refused_with_what_would(
     assert made
     windows = options(tmp_path, algorithm="decision_transformer", out=str(tmp_path / "c"))
     del windows["algorithm.hidden"]
-    with pytest.raises(UserError, match="windows of several steps, which cannot be streamed"):
+    with pytest.raises(UserError, match="sequences of several steps, which does not work with streaming"):
         train(**windows)
 
 
