@@ -67,13 +67,13 @@ _NEIGHBORS = ("envs", "policies", "real_robot")
 
 
 class _HiddenFolders:
-    """The last finder of modules: explains why a user's folder of a package's name is not found."""
+    """Import finder that explains why a user's folder with the name of a package is not found."""
 
     @staticmethod
     def find_spec(name: str, *rest: object) -> None:
-        """Raise ImportError if `name` is a module in a folder that our package of its name hides.
+        """Raise ImportError if `name` is a module in a user's folder that a package here hides.
 
-        Such a folder has no __init__.py; one that has is found before ours.
+        Such a folder has no __init__.py; otherwise Python finds it before the package here.
         """
         package, _, module = name.partition(".")
         if package not in _NEIGHBORS or not module:
@@ -86,7 +86,7 @@ class _HiddenFolders:
 
 
 def _renaming(package: str, place: str | Path) -> str:
-    """Return why a user's folder or file of that name cannot be imported, and the remedy."""
+    """Return a message on why a user's folder or file cannot be imported, with the remedy."""
     kind = "file" if Path(place).suffix else "folder"
     return f"offline_rl uses its own package {package!r}. Rename your {kind} {place} to import it."
 
@@ -101,10 +101,10 @@ def _place(spec: ModuleSpec | None) -> str | None:
 
 
 def _load_neighbors() -> None:
-    """Import the packages beside this one, whatever else has their common names.
+    """Import the packages next to this one, even if the user has a package of the same name.
 
-    A package of the user's, in the script's folder, is found first. Then ours is imported here, and
-    a warning says so. Raises ImportError if the user's is imported already.
+    Python finds a user's package in the script's folder first. The package here is then imported
+    instead, with a warning. Raises ImportError if the user's package is already imported.
     """
     sys.meta_path.append(_HiddenFolders)
     home = _HOME
@@ -121,11 +121,11 @@ def _load_neighbors() -> None:
                 f"offline_rl needs its own package {name!r}, and {other or 'another module'} is "
                 "imported under that name. Rename it."
             )
-        own = PathFinder.find_spec(name, [str(home)])
-        if own is None or own.loader is None:
-            raise ImportError(f"offline_rl lies in {home}, where its package {name!r} is missing")
-        sys.modules[name] = module = importlib.util.module_from_spec(own)
-        own.loader.exec_module(module)
+        spec = PathFinder.find_spec(name, [str(home)])
+        if spec is None or spec.loader is None:
+            raise ImportError(f"offline_rl is in {home}, but its package {name!r} is missing there")
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
         if other is not None:
             warnings.warn(_renaming(name, other), stacklevel=3)
 
@@ -134,12 +134,12 @@ _load_neighbors()
 
 
 def __getattr__(name: str) -> Any:
-    """Heavy parts are imported when they are first asked for."""
+    """Import the module of a public name when the name is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'offline_rl' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    """What is for users; what is loaded when it is asked for, too."""
+    """Return the public names, including those that are imported when first used."""
     return sorted(__all__)

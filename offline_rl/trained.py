@@ -1,4 +1,4 @@
-"""A seed of a run, to be asked: what it would do, what its critics think of it, how it plays.
+"""A trained seed of a run in Python: its actions, its Q values and its evaluation.
 
 run = offline_rl.load("runs/neorl2_DMSD/iql/default")
 run.q_values(observations, run.act(observations)).mean(0)
@@ -45,7 +45,7 @@ from policies.runtimes.network import make_network
 def load(run: str | os.PathLike[str], seed: int | None = None) -> Trained:
     """Load one training seed of a run, finished or not.
 
-    run: its folder, a seed's folder, or the result of `train`; seed: default, its first.
+    run: the run's folder, a seed's folder, or the result of `train`. seed: default: the first one.
     Raises UserError if there is no such seed, or no checkpoint.
     """
     path = Path(run)
@@ -57,29 +57,30 @@ def load(run: str | os.PathLike[str], seed: int | None = None) -> Trained:
         )
     if seed is None and path.name.startswith("seed_"):
         path, seed = path.parent, int(path.name.removeprefix("seed_"))
-    found = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
-    if not found or (seed is not None and seed not in found):
-        what = f"has no seed {seed}, only {found}" if found else "holds no seeds"
+    seeds = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
+    if not seeds or (seed is not None and seed not in seeds):
+        problem = f"has no seed {seed}, only {seeds}" if seeds else "holds no seeds"
         names = ", ".join(sorted(p.parent.name for p in path.glob("*/seed_0")))
-        each = f". It holds several runs; give one of {names}" if names and not found else ""
-        remedy = each or ": give the folder above seed_0, or one of its seeds"
-        raise UserError(f"{os.fspath(run)} {what}{remedy}")
-    return Trained(SeedFolder(path, found[0] if seed is None else seed))
+        remedy = "Give the folder that contains seed_0, or one of its seeds."
+        if names and not seeds:
+            remedy = f"It holds several runs. Give one of {names}."
+        raise UserError(f"{os.fspath(run)} {problem}. {remedy}")
+    return Trained(SeedFolder(path, seeds[0] if seed is None else seed))
 
 
 class Trained:
-    """What a seed's newest whole checkpoint holds, finished or not."""
+    """A training seed of a run, as in its newest complete checkpoint."""
 
     def __init__(self, folder: SeedFolder) -> None:
-        """Raises UserError where there is no checkpoint."""
+        """Load the seed's checkpoint. Raises UserError if there is none."""
         self.path, self.config = folder.path, read_json_object(folder.config)
         self.config["algorithm"] = folder.algorithm(self.config)
         done = common_checkpoint([folder])
         if done is None:
-            raise UserError(f"{folder.path} holds no checkpoint yet")
+            raise UserError(f"{folder.path} holds no checkpoint yet. Train longer, then try again.")
         tensors, progress = folder.load(done)
-        self.updates = done.updates  # of all phases
-        self.parameters: dict[str, dict[str, Tensor]] = {}  # network -> its parameters
+        self.updates = done.updates  # in all phases
+        self.parameters: dict[str, dict[str, Tensor]] = {}  # network -> name -> parameter
         for key, value in tensors.items():
             kind, network, name = (*key.split("/", 2), "")[:3]
             if kind == "params":
@@ -88,12 +89,17 @@ class Trained:
         self.algorithm = self._algorithm(progress.get("spec"))
 
     def _algorithm(self, spec: Mapping[str, Any] | None) -> Algorithm:
-        """As it was when it learned. spec: None where an earlier version left it to the bundle."""
+        """Rebuild the algorithm as it was trained.
+
+        spec: None in checkpoints of earlier versions, which store it only in the bundle.
+        """
         try:
-            seen = Spec.from_json(spec) if spec else read(self.path / "policy.bundle").spec
+            policy_spec = Spec.from_json(spec) if spec else read(self.path / "policy.bundle").spec
         except BundleError as error:
-            raise UserError(f"{self.path}: what the policy sees is not known: {error}") from None
-        return rebuild_algorithm(self.config["algorithm"], self.config["hyper"], seen)
+            raise UserError(
+                f"{self.path}: the observations of the policy are not known: {error}"
+            ) from None
+        return rebuild_algorithm(self.config["algorithm"], self.config["hyper"], policy_spec)
 
     def __repr__(self) -> str:
         algorithm, task = self.config["algorithm"], self.config["task"]
@@ -101,52 +107,58 @@ class Trained:
 
     @cached_property
     def policy(self) -> BundlePolicy:
-        """As that of a bundle: raw observations in, actions in [-1, 1] out."""
+        """The policy as a bundle's: it takes raw observations and returns actions in [-1, 1]."""
         weights = {k: v.numpy() for k, v in self.parameters[self.algorithm.policy].items()}
-        made = bundled(self.algorithm, weights, self.transform, {})
-        policy = BundlePolicy(made, make_network(made, "torch"))
+        bundle = bundled(self.algorithm, weights, self.transform, {})
+        policy = BundlePolicy(bundle, make_network(bundle, "torch"))
         if not self.algorithm.is_residual:
             return policy
-        env = self._world(1, None)
-        whole = attach_base(policy, self.config["base"], env)
+        env = self._make_env(1, None)
+        with_base = attach_base(policy, self.config["base"], env)
         env.close()
-        return whole
+        return with_base
 
-    def _world(self, count: int, task: str | None) -> VectorEnv:
-        """So many environments, of the run's own task by default. Raises UserError."""
+    def _make_env(self, count: int, task: str | None) -> VectorEnv:
+        """Make `count` environments of `task`; default: the run's own task. Raises UserError."""
         check_task({"task": task})
         try:
-            found = adapted(task or self.config["task"], self.config)
-            return envs.make_vector(found, count, num_threads=min(num_cores(), 8), fewer=True)
+            env_task = adapted(task or self.config["task"], self.config)
+            return envs.make_vector(env_task, count, num_threads=min(num_cores(), 8), fewer=True)
         except ValueError as error:
             raise UserError(str(error)) from None
 
     @torch_defaults()
     def act(self, observations: np.ndarray) -> np.ndarray:
-        """[*obs] or [B, *obs], raw -> [A] or [B, A] in [-1, 1], deterministic.
+        """Return deterministic actions in [-1, 1], [A] or [B, A].
 
-        A policy that remembers acts as at an episode's beginning. Raises ValueError for another
-        shape or a NaN.
+        observations: raw, [*obs] or [B, *obs]. A policy with memory acts as at the start of an
+        episode. Raises ValueError for another shape or a NaN.
         """
         chunk, _ = self.policy.act(observations)
         return chunk[..., 0, :]
 
     @torch_defaults()
     def q_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """[B, *obs] raw and [B, A] in [-1, 1] -> [E, B]: what each critic expects to follow.
+        """Return the Q value of each critic, [E, B], or [E] for one observation and one action.
 
-        Of one observation and one action, [E]. In rewards as they are learned from: `transform` says
-        how raw ones were scaled. Raises UserError where nothing of the kind is learned, ValueError
-        for other shapes.
+        observations: raw, [B, *obs]. actions: in [-1, 1], [B, A]. Values refer to the rewards as
+        the algorithm sees them, after `transform`. Raises UserError if the algorithm has no critic
+        of single steps and vectors, and ValueError for other shapes.
         """
         if "critic" not in self.parameters:
-            raise UserError(f"{self.config['algorithm']} learns no values of actions")
+            raise UserError(f"{self.config['algorithm']} learns no Q function.")
         if self.algorithm.spec.single_vector is None:
-            seen = ", ".join(channel.name for channel in self.algorithm.spec.channels)
-            raise UserError(f"values are asked of one vector, and {self.path} learned from {seen}")
+            names = ", ".join(channel.name for channel in self.algorithm.spec.channels)
+            raise UserError(
+                f"Q values are only available for observations that are one vector. {self.path} "
+                f"was trained on {names}."
+            )
         hyper = self.config["hyper"]
         if hyper.get("n_obs_steps", 1) * hyper.get("n_action_steps", 1) > 1:
-            raise UserError(f"{self.path} learned values of histories and chunks, not of one step")
+            raise UserError(
+                f"The Q function of {self.path} takes observation histories and action chunks, not "
+                "single steps."
+            )
         s, a = as_array(observations), as_array(actions, np.float32)
         spec = self.algorithm.spec
         single = s.shape == spec.observation_shape and a.ndim == 1
@@ -165,12 +177,15 @@ class Trained:
 
     @torch_defaults()
     def evaluate(self, episodes: int = 10, task: str | None = None) -> Episodes:
-        """Whole episodes in an environment, the run's own by default. Raises UserError."""
+        """Play complete episodes in an environment; default: the run's own task. Raises UserError.
+
+        episodes: their number. task: the environment's task.
+        """
         episodes = to_python(episodes)
         if not isinstance(episodes, int) or episodes < 1:
-            every = "; offline-rl evaluate episodes=all plays each start" * (episodes == "all")
-            raise UserError(f"episodes={episodes}: a whole number from 1 on is needed{every}")
-        with closing(self._world(episodes, task)) as env:
+            hint = " offline-rl evaluate has episodes=all." * (episodes == "all")
+            raise UserError(f"episodes={episodes} is not an integer of at least 1.{hint}")
+        with closing(self._make_env(episodes, task)) as env:
             try:
                 return play(self.policy, env, EVALUATION_SEED + np.arange(episodes))
             except ValueError as error:

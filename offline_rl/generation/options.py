@@ -1,4 +1,4 @@
-"""What `offline-rl generate` takes."""
+"""Options of `offline-rl generate`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from offline_rl.utils.options import Checked, Count
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(Checked):
-    """What `offline-rl generate` takes."""
+    """Options of `offline-rl generate`."""
 
-    recipe: str  # a file of configs/recipe, or one of yours (.yaml)
+    recipe: str  # name of a recipe in configs/recipe, or a YAML file
     out: str | None = None  # default: <data folder>/<suite>, where task=<suite>/… finds the sets
-    runs: str = "agents"  # folder for training runs of generated agents (kept apart from runs/)
-    format: Literal["d4rl", "lerobot"] = "d4rl"  # lerobot: a LeRobotDataset v3, of a script's sets
-    video: bool = False  # with format=lerobot: pictures as videos, of sets that have pictures
-    qualities: list[str] | None = None  # default: all but full-replay; of a script: its sets
-    rows: Count | None = None  # minimum steps in each of a script's sets, in whole episodes
+    runs: str = "agents"  # folder for the training runs of agents, separate from runs/
+    format: Literal["d4rl", "lerobot"] = "d4rl"  # lerobot: LeRobotDataset v3, scripted sets only
+    video: bool = False  # with format=lerobot: store images as videos
+    qualities: list[str] | None = None  # sets to make; default: all but full-replay
+    rows: Count | None = None  # of scripted sets: minimum number of steps, in complete episodes

@@ -1,17 +1,17 @@
-"""`offline-rl generate`: datasets of the D4RL kind, made by SAC in an environment.
+"""`offline-rl generate`: data sets like those of D4RL, recorded with SAC in an environment.
 
-A recipe (configs/recipe/<name>.yaml) trains one SAC agent in one environment and keeps every
-transition. The medium policy is that of the first evaluation, not before `medium_after` steps, that
-reaches `medium_return`; the expert is that of the best evaluation. Training stops where the wanted
-sets have what they need, and goes on from there when others are wanted. The kinds are those of
-D4RL (Fu et al., arXiv:2004.07219):
+A recipe (configs/recipe/<name>.yaml) trains one SAC agent in one environment and stores every
+transition. The medium policy is that of the first evaluation, after at least `medium_after` steps,
+with a mean return of `medium_return`. The expert is that of the best evaluation. Training stops
+when the requested sets can be made, and resumes if others are requested later. The kinds of sets
+are those of D4RL (Fu et al., arXiv:2004.07219):
 
-    random         uniform actions               medium, expert   the policy, its actions sampled
-    medium-replay  every transition up to the medium policy, in order, the random start included
+    random         uniform actions               medium, expert   actions sampled from the policy
+    medium-replay  every transition up to the medium policy, in order, with the random start
     full-replay    every transition of the run   medium-expert    medium, then expert
 
-A sparse task is learned from its dense reward: `environment` is where the policies are then
-recorded, and gives the rewards of the transitions that the learner kept.
+A sparse task is trained with a dense reward. The policies are then recorded in `environment`, the
+sparse task, which also relabels the rewards of the agent's transitions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.data import Dataset
 from offline_rl.data.load import data_folder
 from offline_rl.generation.options import GenerateOptions
-from offline_rl.generation.scripted import Script, check_pictures, environment_of, script
-from offline_rl.generation.store import Act, record, store, there
+from offline_rl.generation.scripted import Script, check_images, environment_of, make_scripted_sets
+from offline_rl.generation.store import Act, is_stored, record, store
 from offline_rl.training.run_folder import SeedFolder, run_folder
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
@@ -48,21 +48,22 @@ from offline_rl.utils.files import (
 from offline_rl.utils.options import build, coerce, unknown
 from offline_rl.utils.paths import share
 from policies import bundle
+from policies.golden import seal
 from policies.networks.defaults import torch_defaults
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
-BY_THE_MEDIUM = ("random", "medium-replay", "medium")  # need nothing that is learned later
+BY_THE_MEDIUM = ("random", "medium-replay", "medium")  # need no training after the medium policy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """One agent's life."""
+    """Training of the SAC agent of a recipe."""
 
-    task: str  # whose environment, for example gym/hopper-medium
-    num_env_steps: int  # of the whole run
+    task: str  # task whose environment the agent trains in, for example gym/hopper-medium
+    num_env_steps: int  # of the complete run
     seed: int = 0
-    utd: float = 1.0
-    precision: Literal["fp32", "bf16"] = "bf16"  # of matrix products; bytes differ between the two
+    utd: float = 1.0  # updates per environment step
+    precision: Literal["fp32", "bf16"] = "bf16"  # of matrix products; the sets depend on it
     compile: bool = True
     eval_every: int = 5_000  # environment steps
     eval_episodes: int = 10
@@ -70,40 +71,45 @@ class Agent:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Agent):
-    """And what is kept of it."""
+    """An agent and the sets that are made with it."""
 
-    family: str  # the sets are called <family>-<quality>
-    medium_return: float  # mean return of an evaluation that makes a policy medium
-    medium_after: int  # environment steps before which no policy counts as medium
-    rows: int = 1_000_000  # of random, medium and expert
-    environment: str | None = None  # where they are recorded; default: in the task's environment
+    family: str  # the sets are named <family>-<quality>
+    medium_return: float  # mean return at which an evaluation gives the medium policy
+    medium_after: int  # environment steps before which no policy is the medium one
+    rows: int = 1_000_000  # transitions of each of random, medium and expert
+    environment: str | None = None  # task to record the sets in; default: the task itself
 
 
 @torch_defaults()
 def generate(*, show: bool = True, **keys: Any) -> str:
-    """Makes the sets of a recipe and returns the folder they are in. keys: GenerateOptions.
+    """Make the sets of a recipe and return their folder. keys: fields of GenerateOptions.
 
-    Raises UserError for whatever the user can mend.
+    Raises UserError.
     """
     options = build(GenerateOptions, keys)
     out, qualities = options.out, options.qualities
     plan, recipe = load_recipe(options.recipe), Path(options.recipe).stem
     if qualities == []:
-        raise UserError("qualities=[]: nothing to make; leave it out for all")
+        raise UserError("qualities=[] selects no set. Leave it out for all of them.")
     known = plan.sets if isinstance(plan, Script) else QUALITIES
     for quality in qualities or ():
         if quality not in known:
             raise UserError(unknown("quality", quality, known))
     if options.format == "lerobot" and not isinstance(plan, Script):
-        raise UserError(f"format=lerobot is for demonstrations, and {recipe} trains an agent")
+        raise UserError(
+            f"format=lerobot is only for demonstrations, but {recipe} trains an agent. Leave out "
+            "format."
+        )
     if options.video and options.format != "lerobot":
-        raise UserError("video=true means something with format=lerobot only")
+        raise UserError("video=true needs format=lerobot. Add it, or leave out video.")
     if options.rows is not None:
         if not isinstance(plan, Script):
-            raise UserError(f"rows= is for demonstrations, and {recipe} trains an agent")
+            raise UserError(
+                f"rows= is only for demonstrations, but {recipe} trains an agent. Leave it out."
+            )
         plan = replace(plan, rows=options.rows, rows_of={})
     if options.video and isinstance(plan, Script):
-        check_pictures(plan, qualities or list(plan.sets))
+        check_images(plan, qualities or list(plan.sets))
     suite = plan.suite if isinstance(plan, Script) else "gym"
     folder = Path(out) if out else data_folder() / suite
     make_folder(folder)
@@ -111,32 +117,45 @@ def generate(*, show: bool = True, **keys: Any) -> str:
         wanted, learned = qualities or list(plan.sets), None
         if plan.agent is not None:
             agent = build(Agent, plan.agent)
-            run = learn(agent, recipe, options.runs, show)
+            run = train_agent(agent, recipe, options.runs, show)
             learned = policies.load(run.path / "expert.bundle"), learning_curve(run)
-        how = {"lerobot": options.format == "lerobot", "video": options.video}
-        whole = options.rows is not None or how["lerobot"]  # else as many rows as the card says
-        script(plan, recipe, folder, wanted, show, learned, **how, whole_episodes=whole)
+        lerobot = options.format == "lerobot"
+        complete = options.rows is not None or lerobot  # otherwise exactly the recipe's rows
+        make_scripted_sets(
+            plan,
+            recipe,
+            folder,
+            wanted,
+            show,
+            learned,
+            lerobot=lerobot,
+            video=options.video,
+            whole_episodes=complete,
+        )
         if learned is not None:
-            curve(run, recipe, folder / f"{recipe}.png")
+            draw_learning_curve(run, recipe, folder / f"{recipe}.png")
         return str(folder)
     wanted = qualities or list(QUALITIES[:-1])
-    for quality in wanted:  # refuses what another recipe made, before hours of learning
+    for quality in wanted:  # raises for sets of another recipe before hours of training
         name = f"{plan.family}-{quality}"
-        there(folder / f"{name}.hdf5", planned(plan, recipe, name), show=False)
-    whole = any(quality not in BY_THE_MEDIUM for quality in wanted)
-    run = learn(plan, recipe, options.runs, show, whole=whole)
-    made: dict[str, Dataset] = {}
+        is_stored(folder / f"{name}.hdf5", recipe_card(plan, recipe, name), show=False)
+    to_end = any(quality not in BY_THE_MEDIUM for quality in wanted)
+    run = train_agent(plan, recipe, options.runs, show, to_end=to_end)
+    sets: dict[str, Dataset] = {}
     for quality in wanted:
-        data, name = make_set(plan, quality, run, made), f"{plan.family}-{quality}"
-        made_by = {"recipe": recipe, "algorithm": "SAC", "quality": quality}
-        card = describe(plan, recipe, name, run, whole=quality not in BY_THE_MEDIUM)
-        store(data, folder / f"{name}.hdf5", made_by, card, plan.environment or plan.task, show)
-    curve(run, plan.family, folder / f"{plan.family}.png")
+        data, name = make_set(plan, quality, run, sets), f"{plan.family}-{quality}"
+        metadata = {"recipe": recipe, "algorithm": "SAC", "quality": quality}
+        card = training_card(plan, recipe, name, run, to_end=quality not in BY_THE_MEDIUM)
+        store(data, folder / f"{name}.hdf5", metadata, card, plan.environment or plan.task, show)
+    draw_learning_curve(run, plan.family, folder / f"{plan.family}.png")
     return str(folder)
 
 
 def load_recipe(name: str) -> Recipe | Script:
-    """configs/recipe/<name>.yaml, or a file: of a `controller` or an agent. Raises UserError."""
+    """Load configs/recipe/<name>.yaml, or a YAML file, for an agent or a `controller`.
+
+    Raises UserError.
+    """
     files = {path.stem: path for path in (share("configs") / "recipe").glob("*.yaml")}
     path = Path(name) if name.endswith((".yaml", ".yml")) else files.get(name)
     if path is None:
@@ -150,40 +169,44 @@ def load_recipe(name: str) -> Recipe | Script:
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     if plan.rows < 1:
-        raise UserError(f"{path}: rows={plan.rows}: must be at least 1")
+        raise UserError(f"{path}: rows={plan.rows} is not at least 1")
     return plan
 
 
 def environments(plan: Recipe | Script, where: str) -> list[str]:
-    """The tasks that a recipe learns and records in. Raises UserError for a wrong type."""
+    """Return the tasks that a recipe trains and records in. Raises UserError for a wrong type."""
     if isinstance(plan, Recipe):
         return [plan.task, *([plan.environment] if plan.environment is not None else [])]
-    for each, knob in plan.sets.items():
-        coerce(knob, float, f"{where}sets.{each}")
-    for each, rows in plan.rows_of.items():
-        if each not in plan.sets or coerce(rows, int, f"{where}rows_of.{each}") < 1:
-            raise UserError(f"{where}rows_of.{each}={rows}: at least 1, of one of its sets")
-    for each, task in plan.environments.items():
-        coerce(task, str, f"{where}environments.{each}")
-    tasks = [environment_of(plan, each) for each in plan.sets]
+    for name, value in plan.sets.items():
+        coerce(value, float, f"{where}sets.{name}")
+    for name, rows in plan.rows_of.items():
+        if name not in plan.sets or coerce(rows, int, f"{where}rows_of.{name}") < 1:
+            raise UserError(
+                f"{where}rows_of.{name}={rows} is wrong. Give at least 1 row, for one of its sets."
+            )
+    for name, task in plan.environments.items():
+        coerce(task, str, f"{where}environments.{name}")
+    tasks = [environment_of(plan, name) for name in plan.sets]
     return tasks + ([build(Agent, plan.agent, f"{where}agent.").task] if plan.agent else [])
 
 
-class Enough(KeyboardInterrupt):
-    """Ends the training as Ctrl-C does: the same call goes on from its checkpoint."""
+class StopTraining(KeyboardInterrupt):
+    """Raised to stop the training like Ctrl-C; the same call resumes it from its checkpoint."""
 
 
-def learn(plan: Agent, name: str, runs: str, show: bool, *, whole: bool = True) -> SeedFolder:
-    """Trains the agent; leaves its best policy, the medium one and the buffer in its folder.
+def train_agent(
+    plan: Agent, name: str, runs: str, show: bool, *, to_end: bool = True
+) -> SeedFolder:
+    """Train the agent. Its folder then holds its best policy, the medium one and the buffer.
 
-    whole: to the end; otherwise to the medium policy.
+    to_end: train to the end, otherwise to the medium policy.
     """
     run = f"recipe-{name}"
     folder = SeedFolder(run_folder(runs, plan.task, "sac", run), plan.seed)
     medium = folder.path / "medium.json"
 
     def watch(trainer: Trainer) -> None:
-        """After each evaluation: is this the medium policy, is it the best so far?"""
+        """Save the policy after an evaluation if it is the medium policy or the best so far."""
         steps, mean = trainer.env_steps, float(trainer.last[0].returns.mean())
         best = folder.path / "expert.json"
         if (
@@ -192,21 +215,21 @@ def learn(plan: Agent, name: str, runs: str, show: bool, *, whole: bool = True) 
             and mean >= plan.medium_return
             and not medium.is_file()
         ):
-            keep(trainer, "medium", mean)
+            save_policy(trainer, "medium", mean)
         if not best.is_file() or mean > read_json(best)["return"]:
-            keep(trainer, "expert", mean)
-        if not whole and medium.is_file():
+            save_policy(trainer, "expert", mean)
+        if not to_end and medium.is_file():
             trainer.save()
-            raise Enough
+            raise StopTraining
 
-    def keep(trainer: Trainer, quality: str, mean: float) -> None:
-        """Writes the present policy, then where it stands: that says both are there."""
+    def save_policy(trainer: Trainer, quality: str, mean: float) -> None:
+        """Write the current policy, and then the JSON file that marks it as complete."""
         facts = {"env_steps": trainer.env_steps, "return": mean}
-        policy = trainer.policy(0, facts)
+        policy = seal(trainer.policy(0, facts))
         write_atomically(folder.path / f"{quality}.bundle", lambda part: bundle.write(part, policy))
         write_json(folder.path / f"{quality}.json", facts)
 
-    if not whole and medium.is_file():
+    if not to_end and medium.is_file():
         return folder
     try:
         train(
@@ -220,40 +243,43 @@ def learn(plan: Agent, name: str, runs: str, show: bool, *, whole: bool = True) 
             eval_episodes=plan.eval_episodes,
             checkpoint_every=20_000,
             precision=plan.precision,
-            compile="always" if plan.compile else "never",  # however short: the same bytes
+            compile="always" if plan.compile else "never",  # also for short runs: equal bytes
             device="cpu",
             out=runs,
             name=run,
             watch=watch,
             show=show,
         )
-    except Enough:
+    except StopTraining:
         return folder
     if isinstance(plan, Recipe) and not medium.is_file():
-        raise UserError(f"recipe {name}: no evaluation reached a return of {plan.medium_return}")
+        raise UserError(
+            f"recipe {name}: no evaluation reached a return of {plan.medium_return}. Lower "
+            "medium_return, or train longer."
+        )
     return folder
 
 
-def make_set(plan: Recipe, quality: str, run: SeedFolder, made: dict[str, Dataset]) -> Dataset:
-    """One set; those that are parts of others are kept in `made`."""
-    if quality not in made:
+def make_set(plan: Recipe, quality: str, run: SeedFolder, sets: dict[str, Dataset]) -> Dataset:
+    """Return one set, and store it in `sets`, from where larger sets take their parts."""
+    if quality not in sets:
         if quality == "medium-expert":
-            parts = [make_set(plan, part, run, made) for part in ("medium", "expert")]
-            made[quality] = join(parts)
+            parts = [make_set(plan, part, run, sets) for part in ("medium", "expert")]
+            sets[quality] = join_datasets(parts)
         elif quality.endswith("-replay"):
             steps = read_json(run.path / "medium.json")["env_steps"]
-            made[quality] = replay(plan, run, steps if quality == "medium-replay" else None)
+            sets[quality] = load_replay(plan, run, steps if quality == "medium-replay" else None)
         else:
             random = quality == "random"
             policy = None if random else policies.load(run.path / f"{quality}.bundle")
-            first = seeds.place("rolled-out sets", QUALITIES.index(quality))
-            actor = partial(noisy, policy)
-            made[quality] = record(plan.environment or plan.task, plan.rows, first, actor)
-    return made[quality]
+            first = seeds.episode_seed("rolled-out sets", QUALITIES.index(quality))
+            actor = partial(noisy_actor, policy)
+            sets[quality] = record(plan.environment or plan.task, plan.rows, first, actor)
+    return sets[quality]
 
 
-def replay(plan: Recipe, run: SeedFolder, steps: int | None) -> Dataset:
-    """The first `steps` transitions of the agent's life, as its `environment` pays them."""
+def load_replay(plan: Recipe, run: SeedFolder, steps: int | None) -> Dataset:
+    """Return the agent's first `steps` transitions, with the rewards of `plan.environment`."""
     checkpoints = run.checkpoints()
     tensors, _ = run.load(max(checkpoints))
     names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
@@ -264,77 +290,86 @@ def replay(plan: Recipe, run: SeedFolder, steps: int | None) -> Dataset:
         try:
             columns["rewards"] = SPARSE[plan.environment](columns["next_observations"])
         except KeyError:
-            remedy = "name the other sets: qualities=[random,medium,expert,medium-expert]"
-            what = f"the rewards of {plan.environment} do not follow from its observations"
-            raise UserError(f"{what}; {remedy}") from None
-        columns["truncated"] |= columns["terminated"]  # nothing ends there but by its time
+            raise UserError(
+                f"The rewards of {plan.environment} cannot be computed from its observations. "
+                "Leave out the replay sets: qualities=[random,medium,expert,medium-expert]."
+            ) from None
+        columns["truncated"] |= columns["terminated"]  # that task only ends at its time limit
         columns["terminated"] = np.zeros_like(columns["terminated"])
     return Dataset.from_arrays(**columns)
 
 
-def noisy(policy: Any, env: envs.VectorEnv, first_seed: int) -> Act:
-    """Actions of a policy, sampled, or uniform ones for None; the noise is the episodes' own."""
+def noisy_actor(policy: Any, env: envs.VectorEnv, first_seed: int) -> Act:
+    """Return an actor that samples actions from a policy, or uniform ones if it is None.
+
+    The noise of an episode depends only on its seed.
+    """
     draws = [np.random.default_rng(first_seed + k) for k in range(env.num_envs)]
     shape = (env.max_episode_steps, env.action_dim)
     kinds = [d.uniform(-1, 1, shape) if policy is None else d.standard_normal(shape) for d in draws]
     noise, steps = np.stack(kinds).astype(np.float32), np.zeros(env.num_envs, np.int64)
 
     def act(observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        own = noise[indices, steps[indices]]
+        values = noise[indices, steps[indices]]
         steps[indices] += 1
-        return own if policy is None else sampled(policy, observations, torch.from_numpy(own))
+        if policy is None:
+            return values
+        return sample_actions(policy, observations, torch.from_numpy(values))
 
     return act
 
 
-def sampled(policy: Any, observations: np.ndarray, normal: torch.Tensor) -> np.ndarray:
-    """Actions of SAC's policy with given standard normal noise, [B, A]."""
+def sample_actions(policy: Any, observations: np.ndarray, normal: torch.Tensor) -> np.ndarray:
+    """Return actions of a SAC policy for standard normal noise `normal`, [B, A]."""
     batch = torch.from_numpy(policy.normalizer(observations))
     with torch.inference_mode():
         mean, log_std = policy.module(batch)
         return (mean + log_std.exp() * normal).tanh().numpy()
 
 
-def join(parts: list[Dataset]) -> Dataset:
-    """One after the other, each cut after its last finished episode but for the last one."""
+def join_datasets(parts: list[Dataset]) -> Dataset:
+    """Concatenate data sets; the last, possibly cut episode of all but the last set is dropped."""
     columns: dict[str, list[np.ndarray]] = {}
     for k, part in enumerate(parts):
-        whole = part
+        data = part
         if k < len(parts) - 1 and part.num_episodes > 1:
-            whole = part.select(range(part.num_episodes - 1))
+            data = part.select(range(part.num_episodes - 1))
         for name in ("actions", "rewards", "terminated", "truncated", "next_observations"):
-            columns.setdefault(name, []).append(getattr(whole, name))
-        columns.setdefault("observations", []).append(whole.observations[: whole.num_rows])
-    whole_columns: dict[str, Any] = {k: np.concatenate(v) for k, v in columns.items()}
-    return Dataset.from_arrays(**whole_columns)
+            columns.setdefault(name, []).append(getattr(data, name))
+        columns.setdefault("observations", []).append(data.observations[: data.num_rows])
+    arrays: dict[str, Any] = {k: np.concatenate(v) for k, v in columns.items()}
+    return Dataset.from_arrays(**arrays)
 
 
-def planned(plan: Recipe, recipe: str, name: str) -> dict[str, Any]:
-    """What a set's card says before anything is learned."""
+def recipe_card(plan: Recipe, recipe: str, name: str) -> dict[str, Any]:
+    """Return the entries of a set's card that follow from its recipe."""
     return {"set": name, "recipe": {"name": recipe, **asdict(plan)}}
 
 
-def describe(
-    plan: Recipe, recipe: str, name: str, run: SeedFolder, *, whole: bool
+def training_card(
+    plan: Recipe, recipe: str, name: str, run: SeedFolder, *, to_end: bool
 ) -> dict[str, Any]:
-    """How a set was made, for its card. whole: with what was learned after the medium policy."""
-    used = ("medium", "expert") if whole else ("medium",)
+    """Return the entries of a set's card on how it was made.
+
+    to_end: include the training after the medium policy.
+    """
+    used = ("medium", "expert") if to_end else ("medium",)
     policies = {quality: read_json(run.path / f"{quality}.json") for quality in used}
-    last = math.inf if whole else policies["medium"]["env_steps"]
+    last = math.inf if to_end else policies["medium"]["env_steps"]
     curve = [point for point in learning_curve(run) if point["env_steps"] <= last]
-    return {**planned(plan, recipe, name), "policies": policies, "learning_curve": curve}
+    return {**recipe_card(plan, recipe, name), "policies": policies, "learning_curve": curve}
 
 
 def learning_curve(run: SeedFolder) -> list[dict[str, float]]:
-    """The agent's evaluations, for cards."""
+    """Return the mean return of each of the agent's evaluations, for cards."""
     return [
         {"env_steps": row["env_steps"], "return": round(row["eval/return"], 1)}
         for row in run.rows("evaluations")
     ]
 
 
-def curve(run: SeedFolder, title: str, path: Path) -> None:
-    """A picture of the agent's evaluations, with the medium policy, if it has one, marked."""
+def draw_learning_curve(run: SeedFolder, title: str, path: Path) -> None:
+    """Write a figure of the agent's evaluations; the medium policy, if any, is marked."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -344,8 +379,8 @@ def curve(run: SeedFolder, title: str, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
     axes.plot([r["env_steps"] for r in rows], [r["eval/return"] for r in rows], lw=1.2)
     if medium.is_file():
-        at = read_json(medium)
-        axes.plot(at["env_steps"], at["return"], "o", color="tab:red", label="medium policy")
+        point = read_json(medium)
+        axes.plot(point["env_steps"], point["return"], "o", color="tab:red", label="medium policy")
         axes.legend()
     axes.set(xlabel="environment steps", ylabel="mean return", title=f"{title}: SAC")
     axes.grid(alpha=0.3)

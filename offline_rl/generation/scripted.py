@@ -1,9 +1,9 @@
-"""Datasets of scripted experts: mazes, pushing, Fetch, cube, a tabletop arm.
+"""Data sets of scripted experts: mazes, pushing, Fetch, cube, a tabletop arm.
 
-A script (configs/recipe/<name>.yaml with a `controller`) names its sets and a number for each:
-the noise of the walkers' actions, the skill of the other experts. A set `x` of suite `s` is
-recorded in the environment of the task `s/x`, whose card finds the file; `environments` names
-others. Only the ant has to learn something before: to walk (`agent`, see recipes.Agent).
+A script (configs/recipe/<name>.yaml with a `controller`) lists its sets with a number for each: the
+noise of the walkers' actions, or the skill of the other experts. A set `x` of suite `s` is recorded
+in the environment of the task `s/x`, which also loads it; `environments` names other tasks. Only
+the ant needs training before: it learns to walk (`agent`, see recipes.Agent).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import envs
 from envs import experts
 from envs.experts.walkers import AntWalk
-from offline_rl.generation.store import Act, record, store, store_lerobot, there
+from offline_rl.generation.store import Act, is_stored, record, store, store_lerobot
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import unknown
@@ -32,22 +32,22 @@ for _file in pkgutil.iter_modules(experts.__path__, f"{experts.__name__}."):
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A controller and the sets it makes."""
+    """A scripted controller and the sets that are recorded with it."""
 
-    controller: str  # of CONTROLLERS
+    controller: str  # a key of CONTROLLERS
     suite: str
-    sets: dict  # name -> noise or skill
-    environments: dict = field(default_factory=dict)  # name -> where it is recorded
-    agent: dict | None = None  # whose best policy the ant walks by
-    rows: int = 100_000  # of each
-    rows_of: dict = field(default_factory=dict)  # name -> rows, where it has fewer
+    sets: dict  # name of a set -> noise or skill
+    environments: dict = field(default_factory=dict)  # name of a set -> task to record it in
+    agent: dict | None = None  # training of the policy that the ant walks with
+    rows: int = 100_000  # of each set
+    rows_of: dict = field(default_factory=dict)  # name of a set -> its rows, if not `rows`
 
     def __post_init__(self) -> None:
         if self.controller not in CONTROLLERS:
             raise ValueError(unknown("controller", self.controller, CONTROLLERS))
 
 
-def script(
+def make_scripted_sets(
     plan: Script,
     name: str,
     folder: Path,
@@ -59,37 +59,39 @@ def script(
     video: bool = False,
     whole_episodes: bool = False,
 ) -> None:
-    """Makes the sets in `folder`. Raises UserError for a bad recipe.
+    """Record the sets `wanted` in `folder`. Raises UserError for a bad recipe.
 
-    learned: the agent's policy and its learning curve.  lerobot: each a folder in LeRobot's layout;
-    video: with its pictures as videos.  whole_episodes: see `record`.
+    learned: the agent's policy and its learning curve. lerobot: write each set as a folder in
+    LeRobot's layout. video: write its images as videos. whole_episodes: see `record`.
     """
     kind = CONTROLLERS[plan.controller]
     if kind is AntWalk:
         if learned is None:
-            raise UserError(f"recipe {name}: the ant has to learn to walk: give it an agent")
+            raise UserError(
+                f"recipe {name}: the ant has to learn to walk. Add an `agent` to the recipe."
+            )
         policy = learned[0]
         kind = partial(kind, lambda observations: policy.act(observations)[0][:, 0])
-    for k, (each, knob) in enumerate(plan.sets.items()):
-        if each not in wanted:
+    for k, (set_name, value) in enumerate(plan.sets.items()):
+        if set_name not in wanted:
             continue
-        task, actor = f"{plan.suite}/{each}", actors(kind, float(knob))
-        environment = environment_of(plan, each)
-        rows = int(plan.rows_of.get(each, plan.rows))
-        made_by = {"recipe": name, "algorithm": plan.controller, "quality": f"{knob}"}
-        card: dict[str, Any] = {"set": each, "recipe": {"name": name, **asdict(plan)}}
+        task, actor = f"{plan.suite}/{set_name}", actors(kind, float(value))
+        environment = environment_of(plan, set_name)
+        rows = int(plan.rows_of.get(set_name, plan.rows))
+        metadata = {"recipe": name, "algorithm": plan.controller, "quality": f"{value}"}
+        card: dict[str, Any] = {"set": set_name, "recipe": {"name": name, **asdict(plan)}}
         card |= {"whole_episodes": True} if whole_episodes else {}
         if learned is not None:
             card["learning_curve"] = learned[1]
-        path = folder / (each if lerobot else f"{each}.hdf5")
-        if there(path, card, show):
+        path = folder / (set_name if lerobot else f"{set_name}.hdf5")
+        if is_stored(path, card, show):
             continue
-        first = seeds.place("scripted sets", k)
+        first = seeds.episode_seed("scripted sets", k)
         data = record(environment, rows, first, actor, whole_episodes=whole_episodes)
         if lerobot:
-            store_lerobot(data, path, f"{plan.suite}: {each}", show, video=video)
+            store_lerobot(data, path, f"{plan.suite}: {set_name}", show, video=video)
         else:
-            store(data, path, made_by, card, task, show)
+            store(data, path, metadata, card, task, show)
 
 
 def environment_of(plan: Script, name: str) -> str:
@@ -97,24 +99,24 @@ def environment_of(plan: Script, name: str) -> str:
     return str(plan.environments.get(name, f"{plan.suite}/{name}"))
 
 
-def check_pictures(plan: Script, wanted: list[str]) -> None:
-    """Raise UserError if a wanted set has no pictures that could become a video."""
-    without = [name for name in wanted if not has_pictures(environment_of(plan, name))]
+def check_images(plan: Script, wanted: list[str]) -> None:
+    """Raise UserError if a wanted set has no image observations for a video."""
+    without = [name for name in wanted if not has_images(environment_of(plan, name))]
     if not without:
         return
-    able = [name for name in plan.sets if has_pictures(environment_of(plan, name))]
-    remedy = f"give qualities=[{','.join(able)}], or leave video out" if able else "leave it out"
-    raise UserError(f"video=true: no pictures are observed in {', '.join(without)}; {remedy}.")
+    able = [name for name in plan.sets if has_images(environment_of(plan, name))]
+    remedy = f"Use qualities=[{','.join(able)}], or leave out video" if able else "Leave it out"
+    raise UserError(f"video=true: there are no images in {', '.join(without)}. {remedy}.")
 
 
-def has_pictures(task: str) -> bool:
-    """True if pictures are observed in a task's environment."""
+def has_images(task: str) -> bool:
+    """Return True if observations of the task's environment contain images."""
     env = envs.make_vector(task, 1)
     shapes = channels.parts(env.observation_shape)
     env.close()
-    return any(map(channels.is_picture, shapes))
+    return any(map(channels.is_image, shapes))
 
 
-def actors(kind: Any, knob: float) -> Callable[[envs.VectorEnv, int], Act]:
-    """A new controller for each batch of episodes, its random numbers those of the first one."""
-    return lambda env, seed: kind(env, knob, seed)
+def actors(kind: Any, value: float) -> Callable[[envs.VectorEnv, int], Act]:
+    """Return a function that makes a controller for a batch of episodes, seeded by the first."""
+    return lambda env, seed: kind(env, value, seed)

@@ -1,4 +1,4 @@
-"""Episodes of any actor in many environments side by side, as a dataset."""
+"""Recording of data sets: episodes of an actor in parallel environments, and their files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 
 import envs
 from offline_rl.data import Dataset
-from offline_rl.data.meaning import spec_of
+from offline_rl.data.env_spec import spec_of
 from offline_rl.data.writers.d4rl import write
 from offline_rl.data.writers.lerobot import write_lerobot
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import checksum, read_object, write_json
+from offline_rl.utils.files import checksum, read_json_object, write_json
 from policies import channels
 from policies.channels import Observations
 
-BATCH = 50  # episodes side by side
+BATCH = 50  # parallel episodes
 Act = Callable[[Observations, np.ndarray], np.ndarray]  # see record_episodes
 
 
@@ -33,13 +33,13 @@ def record(
     *,
     whole_episodes: bool = False,
 ) -> Dataset:
-    """Return `rows` rows of episodes, episode k from seed first_seed + k.
+    """Record `rows` rows of episodes; episode k has the seed first_seed + k.
 
-    actor: (environments, seed of their first episode) -> who acts in their next episodes.
-    whole_episodes: ends with the episode that reaches `rows`, instead of cutting it there.
+    actor: (environments, seed of their first episode) -> the actor of their next episodes.
+    whole_episodes: complete the last episode instead of cutting it at `rows`.
     """
     parts, seed, done = list[dict[str, Any]](), first_seed, 0
-    with closing(envs.make_vector(task, BATCH, num_threads=hardware.cores())) as env:
+    with closing(envs.make_vector(task, BATCH, num_threads=hardware.num_cores())) as env:
         while done < rows:
             batch = record_episodes(env, actor(env, seed), seed)
             parts += batch
@@ -47,15 +47,15 @@ def record(
             done += sum(len(episode["rewards"]) for episode in batch)
     ends = np.cumsum([len(episode["rewards"]) for episode in parts])
     rows = int(ends[np.searchsorted(ends, rows)]) if whole_episodes else rows
-    whole = {k: channels.concatenate([e[k] for e in parts]) for k in parts[0]}
-    columns = {k: channels.take(values, slice(rows)) for k, values in whole.items()}
+    joined = {k: channels.concatenate([e[k] for e in parts]) for k in parts[0]}
+    columns = {k: channels.take(values, slice(rows)) for k, values in joined.items()}
     return Dataset.from_arrays(**columns, spec=spec_of(env))
 
 
 def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict[str, Any]]:
-    """One episode in each environment, as columns, in the order of their seeds first_seed + k.
+    """Record an episode in each environment, with seed first_seed + k, as a dict of columns.
 
-    act: ([B, O], the environments' indices [B]) -> actions [B, A].
+    act: (observations [B, O], indices of the environments [B]) -> actions [B, A].
     """
     observations = env.reset([first_seed + k for k in range(env.num_envs)])
     running = np.arange(env.num_envs)
@@ -66,7 +66,7 @@ def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict
         for j, k in enumerate(running):
             steps[k].append(
                 (
-                    channels.each(lambda x: x[k].copy(), observations),  # noqa: B023 (called here)
+                    channels.map_channels(lambda x: x[k].copy(), observations),  # noqa: B023 (called here)
                     actions[j],
                     np.float32(step.rewards[j]),
                     step.terminated[j],
@@ -74,55 +74,58 @@ def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict
                     channels.take(step.observations, j),
                 )
             )
-        channels.put(observations, running, step.observations)
+        channels.assign(observations, running, step.observations)
         running = running[~(step.terminated | step.truncated)]
     names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
     return [dict(zip(names, map(channels.stack, zip(*e, strict=True)), strict=True)) for e in steps]
 
 
-def there(path: Path, card: Mapping[str, Any], show: bool) -> bool:
-    """Whether the set is there, whole and made as `card` says; says so.
+def is_stored(path: Path, card: Mapping[str, Any], show: bool) -> bool:
+    """Return True if the set exists, is complete, and was made as in `card`; print so if `show`.
 
-    Raises UserError where another is.
+    Raises UserError if another set has its place.
     """
     if not path.exists():
         return False
-    beside = path.with_suffix(".json")
-    held = read_object(beside) if path.is_file() and beside.is_file() else {}
-    same = all(held.get(name) == value for name, value in json.loads(json.dumps(card)).items())
-    if not held or not same or held.get("size_bytes") != path.stat().st_size:
+    file = path.with_suffix(".json")
+    stored = read_json_object(file) if path.is_file() and file.is_file() else {}
+    same = all(stored.get(name) == value for name, value in json.loads(json.dumps(card)).items())
+    if not stored or not same or stored.get("size_bytes") != path.stat().st_size:
         raise UserError(
-            f"{path} is there already, made in another way; name another folder with out=, or "
-            "remove it"
+            f"{path} already exists, but is damaged or was made in another way. Choose another "
+            "folder with out=, or remove it."
         )
     if show:
-        print(f"{path}: there already")
+        print(f"{path} already exists")
     return True
 
 
 def store(
     data: Dataset,
     path: Path,
-    made_by: Mapping[str, str],
+    metadata: Mapping[str, str],
     card: Mapping[str, Any],
     task: str,
     show: bool,
 ) -> None:
-    """Writes a set in D4RL's layout, and beside it its card: how it was made, what it holds."""
-    path = write(data, path, next_observations="final", metadata=made_by)
-    held = contents(data, path, task)
-    write_json(path.with_suffix(".json"), {**card, **held})
+    """Write a set in D4RL's layout, and its card: how it was made, and a summary of its content."""
+    path = write(data, path, next_observations="final", metadata=metadata)
+    facts = summarize_set(data, path, task)
+    write_json(path.with_suffix(".json"), {**card, **facts})
     if show:
         print(
-            f"{path}: {held['rows']:,} rows in {held['episodes']:,} episodes, mean return "
-            f"{held['return_mean']:.2f}"
+            f"{path}: {facts['rows']:,} rows in {facts['episodes']:,} episodes, mean return "
+            f"{facts['return_mean']:.2f}"
         )
 
 
 def store_lerobot(data: Dataset, path: Path, task: str, show: bool, *, video: bool) -> None:
-    """Writes a set as a LeRobotDataset. Raises UserError where nothing says its rate."""
+    """Write a set as a LeRobotDataset. Raises UserError if its control rate is unknown."""
     if data.spec is None or data.spec.rate_hz is None:
-        raise UserError(f"{path}: its environment has no rate, which LeRobot's layout needs")
+        raise UserError(
+            f"{path}: LeRobot's layout needs a control rate, and the environment states none. "
+            "Leave out format=lerobot."
+        )
     write_lerobot(data, path, fps=round(data.spec.rate_hz, 6), task=task, video=video)
     if show:
         mean = data.episode_returns().mean()
@@ -132,8 +135,8 @@ def store_lerobot(data: Dataset, path: Path, task: str, show: bool, *, video: bo
         )
 
 
-def contents(data: Dataset, path: Path, task_name: str) -> dict[str, Any]:
-    """What a made file holds, for its card."""
+def summarize_set(data: Dataset, path: Path, task_name: str) -> dict[str, Any]:
+    """Return the entries of a set's card on the file and its content."""
     returns, task = data.episode_returns(), envs.task(task_name)
     return {
         "file": path.name,
@@ -146,5 +149,5 @@ def contents(data: Dataset, path: Path, task_name: str) -> dict[str, Any]:
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
         "score_mean": float(task.score(returns).mean()) if task.reference else None,
-        "made_with": hardware.description(),
+        "made_with": hardware.describe_machine(),
     }

@@ -1,4 +1,4 @@
-"""A damaged recipe is one sentence that names the file, before anything is learned."""
+"""Recipes of agents: checks before training, and training no longer than necessary."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ SCRIPT = "{controller: push, suite: push, sets: {%s}, environments: {%s}}"
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in share("configs").glob("recipe/*.yaml")))
-def test_our_recipes_are_whole(name: str) -> None:
+def test_all_recipes_of_configs_load(name: str) -> None:
     recipes.load_recipe(name)
 
 
@@ -50,7 +50,7 @@ def test_a_damaged_recipe_is_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_agents_run_lies_apart_from_those_that_report_lists() -> None:
+def test_the_runs_of_agents_are_not_in_the_default_folder_of_runs() -> None:
     assert GenerateOptions(recipe="hopper").runs != TrainOptions.out
 
 
@@ -68,7 +68,7 @@ eval_episodes: 1
 """
 
 
-def test_an_agent_learns_no_longer_than_the_wanted_sets_need(tmp_path: Path) -> None:
+def test_an_agent_trains_no_longer_than_the_requested_sets_need(tmp_path: Path) -> None:
     (tmp_path / "a small one.yaml").write_text(SMALL)
 
     def make(where: str, *qualities: str) -> dict[str, bytes]:
@@ -77,18 +77,18 @@ def test_an_agent_learns_no_longer_than_the_wanted_sets_need(tmp_path: Path) -> 
         recipes.generate(**keys, qualities=list(qualities), show=False)
         return {path.name: path.read_bytes() for path in out.glob("*medium-replay*")}
 
-    def learned(where: str) -> list[int]:
+    def evaluations(where: str) -> list[int]:
         rows = (tmp_path / where).rglob("evaluations.jsonl")
         return [json.loads(line)["env_steps"] for line in next(rows).read_text().splitlines()]
 
     early = make("early", "medium-replay")
-    assert learned("early") == [0, 100, 200]
+    assert evaluations("early") == [0, 100, 200]
     assert len(early) == 2  # the set and its card
     assert make("early", "medium-replay", "expert") == early
-    assert learned("early") == [0, 100, 200, 300, 400]
-    assert make("whole", "medium-replay", "expert") == early  # to the byte
+    assert evaluations("early") == [0, 100, 200, 300, 400]
+    assert make("together", "medium-replay", "expert") == early  # equal bytes
     experts = [
         (tmp_path / where / "sets" / "pendulum-expert.hdf5").read_bytes()
-        for where in ("early", "whole")
+        for where in ("early", "together")
     ]
     assert experts[0] == experts[1]

@@ -1,4 +1,4 @@
-"""Sets of scripted experts: made by recipe, found by their task, the same each time."""
+"""Sets of scripted experts: reproducible, made by recipe and loaded by task."""
 
 import json
 from dataclasses import replace
@@ -10,24 +10,24 @@ import pytest
 from envs.experts.walkers import Waypoints
 from envs.suites.mazes import ENVS
 from offline_rl.data import load
-from offline_rl.generation import recipes as module
-from offline_rl.generation import store as roll
+from offline_rl.generation import recipes, store
 from offline_rl.generation.recipes import generate
-from offline_rl.generation.scripted import script
+from offline_rl.generation.scripted import make_scripted_sets
 from offline_rl.utils.errors import UserError
 
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = module.load_recipe
+    """Let recipes make sets of 3,000 rows."""
+    load_recipe = recipes.load_recipe
 
-    def cut(name: str):
-        return replace(whole(name), rows=3000)
+    def load_short(name: str):
+        return replace(load_recipe(name), rows=3000)
 
-    monkeypatch.setattr(module, "load_recipe", cut)
+    monkeypatch.setattr(recipes, "load_recipe", load_short)
 
 
-def test_waypoints_take_shortest_ways():
+def test_waypoints_take_shortest_paths():
     controller = Waypoints(ENVS["PointMaze-umaze-v1"](1))
     assert controller.path((1, 1), (3, 1)) == [
         (1, 1),
@@ -44,19 +44,20 @@ def test_waypoints_take_shortest_ways():
 def test_without_noise_every_goal_is_reached():
     env = ENVS["PointMaze-medium-v1"](4)
     controller, observations = Waypoints(env, noise=0.0, seed=1), env.reset(range(4))
-    visited = [set() for _ in range(4)]
+    visited = [set() for _ in range(4)]  # cells of each environment
     for _ in range(600):
         observations = env.step(controller(observations, np.arange(4))).observations
-        for seen, place in zip(visited, observations, strict=True):
-            seen.add((round(place[0]), round(place[1])))
+        for cells, position in zip(visited, observations, strict=True):
+            cells.add((round(position[0]), round(position[1])))
     assert min(map(len, visited)) >= 12
 
 
-def test_a_set_may_have_pictures_and_fewer_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    whole, name = module.load_recipe, "standard-pixels-expert"
-    assert whole("push").rows_of == {name: 10_000}
-    monkeypatch.setattr(module, "load_recipe", lambda n: replace(whole(n), rows_of={name: 60}))
-    monkeypatch.setattr(roll, "BATCH", 2)
+def test_a_set_may_have_images_and_fewer_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    load_recipe, name = recipes.load_recipe, "standard-pixels-expert"
+    assert load_recipe("push").rows_of == {name: 10_000}
+    few = {"rows_of": {name: 60}}
+    monkeypatch.setattr(recipes, "load_recipe", lambda n: replace(load_recipe(n), **few))
+    monkeypatch.setattr(store, "BATCH", 2)
     generate(recipe="push", out=str(tmp_path / "push"), qualities=[name], show=False)
     data = load(f"push/{name}", tmp_path)
     assert data.num_rows == 60
@@ -70,14 +71,14 @@ def test_a_set_may_have_pictures_and_fewer_rows(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("recipe", "name"), [("push", "standard-pixels-expert"), ("fetch", "reach-expert")]
 )
-def test_demonstrations_leave_as_lerobots_and_are_read_back(
+def test_demonstrations_in_lerobots_layout_are_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, name: str
 ):
     pytest.importorskip("pyarrow", reason="LeRobot's tables need the extra lerobot")
-    whole = module.load_recipe
+    load_recipe = recipes.load_recipe
     few = {"rows": 60, "rows_of": {}}
-    monkeypatch.setattr(module, "load_recipe", lambda n: replace(whole(n), **few))
-    monkeypatch.setattr(roll, "BATCH", 2)
+    monkeypatch.setattr(recipes, "load_recipe", lambda n: replace(load_recipe(n), **few))
+    monkeypatch.setattr(store, "BATCH", 2)
     keys = {"recipe": recipe, "out": str(tmp_path), "qualities": [name], "show": False}
     generate(**keys, format="lerobot")
     data = load(tmp_path / name)
@@ -86,16 +87,16 @@ def test_demonstrations_leave_as_lerobots_and_are_read_back(
     assert rows - data.episode_lengths()[-1] < 60  # it ends with the episode that reaches 60
     assert data.spec.rate_hz == {"push": 20, "fetch": 25}[recipe]
     if recipe == "push":
-        seen = ["observation.images.picture", "observation.state"]
-        shown = load(tmp_path / name, observation_keys=seen).observations
-        assert shown["picture"].shape == (rows, 96, 96, 3)
-        np.testing.assert_array_equal(shown["state"], data.observations)
+        keys = ["observation.images.picture", "observation.state"]
+        observations = load(tmp_path / name, observation_keys=keys).observations
+        assert observations["picture"].shape == (rows, 96, 96, 3)
+        np.testing.assert_array_equal(observations["state"], data.observations)
 
 
-def test_a_script_ends_with_the_whole_episode_that_reaches_the_rows_asked_for(
+def test_a_script_completes_the_episode_that_reaches_the_requested_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(roll, "BATCH", 2)
+    monkeypatch.setattr(store, "BATCH", 2)
     names = ["standard-expert", "standard-pixels-expert"]
     out = tmp_path / "push"
     generate(recipe="push", out=str(out), qualities=names, rows=40)
@@ -103,32 +104,32 @@ def test_a_script_ends_with_the_whole_episode_that_reaches_the_rows_asked_for(
     for data in (load(f"push/{name}", tmp_path) for name in names):
         before, last = data.num_rows - data.episode_lengths()[-1], data.episode_lengths()[-1]
         assert before < 40 <= data.num_rows
-        assert data.terminated[-1] or last == 150  # the task's end, not a cut
+        assert data.terminated[-1] or last == 150  # the task ended; not cut
         assert f"{data.num_rows} rows in {data.num_episodes} episodes" in printed
     first = int(load("push/standard-expert", tmp_path).episode_lengths()[0])
     again = {"recipe": "push", "out": str(tmp_path / "again"), "qualities": names[:1]}
     generate(**again, rows=first, show=False)
     assert load(tmp_path / "again" / "standard-expert.hdf5").num_rows == first
-    with pytest.raises(UserError, match="rows= is for demonstrations, and hopper trains an agent"):
+    with pytest.raises(UserError, match="rows= is only for demonstrations, but hopper trains"):
         generate(recipe="hopper", out=str(tmp_path), rows=40)
 
 
-def test_lerobots_layout_is_for_demonstrations_alone(tmp_path: Path):
-    with pytest.raises(UserError, match="format=lerobot is for demonstrations"):
+def test_lerobots_layout_is_only_for_demonstrations(tmp_path: Path):
+    with pytest.raises(UserError, match="format=lerobot is only for demonstrations"):
         generate(recipe="hopper", out=str(tmp_path), format="lerobot")
-    with pytest.raises(UserError, match="video=true means something with format=lerobot"):
+    with pytest.raises(UserError, match="video=true needs format=lerobot"):
         generate(recipe="push", out=str(tmp_path), video=True)
 
 
-def test_a_video_of_sets_without_pictures_is_refused_with_the_sets_that_have_them(tmp_path: Path):
+def test_a_video_without_images_is_refused_and_the_sets_with_images_are_named(tmp_path: Path):
     keys = {"recipe": "push", "out": str(tmp_path / "sets"), "format": "lerobot", "video": True}
-    remedy = r"in standard-expert; give qualities=\[standard-pixels-expert\]"
+    remedy = r"in standard-expert. Use qualities=\[standard-pixels-expert\]"
     with pytest.raises(UserError, match=remedy):
         generate(**keys, qualities=["standard-expert"])
     assert not (tmp_path / "sets").exists()
 
 
-def test_a_script_makes_sets_that_their_tasks_find(short, tmp_path: Path):
+def test_a_script_makes_sets_that_are_loaded_by_task(short, tmp_path: Path):
     folder = tmp_path / "push"
     wanted = ["standard-expert", "standard-medium"]
     assert generate(recipe="push", out=str(folder), qualities=wanted, show=False) == str(folder)
@@ -147,7 +148,7 @@ def test_a_script_makes_sets_that_their_tasks_find(short, tmp_path: Path):
     assert (tmp_path / "again" / "standard-expert.hdf5").read_bytes() == first
 
 
-def test_a_set_that_is_there_is_kept_and_another_is_not_put_in_its_place(
+def test_an_existing_set_is_kept_and_never_overwritten(
     short, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     keys = {"recipe": "push", "out": str(tmp_path), "qualities": ["standard-expert"]}
@@ -156,49 +157,53 @@ def test_a_set_that_is_there_is_kept_and_another_is_not_put_in_its_place(
     first = path.stat()
     capsys.readouterr()
     generate(**keys, rows=40)
-    assert capsys.readouterr().out.splitlines()[0] == f"{path}: there already"
+    assert capsys.readouterr().out.splitlines()[0] == f"{path} already exists"
     assert path.stat() == first
-    with pytest.raises(UserError, match="there already, made in another way"):
+    with pytest.raises(
+        UserError, match="already exists, but is damaged or was made in another way"
+    ):
         generate(**keys, rows=60)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UserError, match="there already, made in another way"):
+    with pytest.raises(
+        UserError, match="already exists, but is damaged or was made in another way"
+    ):
         generate(**keys, rows=40)
 
 
-def test_an_ant_learns_to_walk_and_its_sets_say_how(tmp_path: Path, monkeypatch):
-    whole = module.load_recipe
+def test_an_ant_learns_to_walk_and_its_cards_hold_the_learning_curve(tmp_path: Path, monkeypatch):
+    load_recipe = recipes.load_recipe
     agent = {"task": "Ant-goal", "num_env_steps": 400, "utd": 0.05, "precision": "fp32"}
     agent |= {"compile": False, "eval_every": 400, "eval_episodes": 1}
     monkeypatch.setattr(
-        module, "load_recipe", lambda name: replace(whole(name), rows=1200, agent=agent)
+        recipes, "load_recipe", lambda name: replace(load_recipe(name), rows=1200, agent=agent)
     )
-    monkeypatch.setattr(roll, "BATCH", 2)  # episodes side by side
+    monkeypatch.setattr(store, "BATCH", 2)  # parallel episodes
     name, folder = "antmaze-umaze-diverse", tmp_path / "gym"
     keys = {"out": str(folder), "runs": str(tmp_path / "runs"), "show": False}
     generate(recipe="antmaze", qualities=[name], **keys)
-    made = {"antmaze.png", f"{name}.hdf5", f"{name}.json"}
-    assert {p.name for p in folder.iterdir()} == made
+    files = {"antmaze.png", f"{name}.hdf5", f"{name}.json"}
+    assert {p.name for p in folder.iterdir()} == files
     card = json.loads((folder / f"{name}.json").read_text())
     assert [point["env_steps"] for point in card["learning_curve"]] == [0, 400]
     data = load(f"gym/{name}", str(tmp_path))
     starts = data.observations[:1201:700, :2]
-    assert abs(starts).max() > 2  # not all at the task's own start
+    assert abs(starts).max() > 2  # not all at the task's default start
     assert data.num_rows == 1200
-    alone = replace(whole("antmaze"), agent=None)
+    alone = replace(load_recipe("antmaze"), agent=None)
     with pytest.raises(UserError, match="has to learn to walk"):
-        script(alone, "antmaze", folder, [name], False)
+        make_scripted_sets(alone, "antmaze", folder, [name], False)
 
 
-def test_an_unknown_set_lists_the_near_ones():
+def test_an_unknown_set_lists_similar_names():
     with pytest.raises(UserError, match="standard-expert"):
         generate(recipe="push", qualities=["standard-expart"])
 
 
-def test_a_recipe_of_ones_own_is_a_file(tmp_path: Path):
+def test_a_users_recipe_is_a_file(tmp_path: Path):
     recipe, folder = tmp_path / "mine.yaml", tmp_path / "sets"
     recipe.write_text("controller: waypoints\nsets: {pointmaze-umaze: 0.5}\nrows: 1000\nsuite: gym")
     generate(recipe=str(recipe), out=str(folder), show=False)
-    made = load(str(folder / "pointmaze-umaze.hdf5"))
-    assert 700 <= len(made.rewards) <= 1300  # whole episodes
+    data = load(str(folder / "pointmaze-umaze.hdf5"))
+    assert 700 <= len(data.rewards) <= 1300  # complete episodes
     with pytest.raises(UserError, match=r"no\.yaml is not readable"):
         generate(recipe=str(tmp_path / "no.yaml"), show=False)

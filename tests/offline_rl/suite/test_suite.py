@@ -239,7 +239,7 @@ def finished(task: str, seconds: float, seed: int = 0, folder: str | None = None
 
 
 def test_the_cost_of_a_cell_is_estimated_from_runs_of_its_algorithm(folder: Path) -> None:
-    """60 s for 1,000 updates of 3 seeds: 20 ms per update and seed. 4 updates of 2 seeds: 0.16 s."""
+    """60 s for 1,000 updates of 3 seeds are 20 ms per update and seed; 4 of 2 seeds are 0.16 s."""
     finished("other", 60)
     path = suite(CELL, {**CELL, "algorithm": "bc"})
     first, second = estimate_costs(cells(read_suite(str(path)), "runs/mine"), "runs/mine")
@@ -464,7 +464,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
 def test_a_plan_is_executed_and_finished_cells_are_skipped(
     folder: Path, started: list[subprocess.Popen[str]]
 ) -> None:
-    """Both seeds of a cell share a process. A user error is reported once and stops no other cell."""
+    """Both seeds of a cell share a process. A user error is reported and stops no other cell."""
     path = suite({**CELL, "dataset": "gone.npz", "name": "lost"}, CELL)
     with pytest.raises(UserError, match=r"lost.* failed: .*gone\.npz"):
         benchmark(suite=str(path), workers=1, show=False)
@@ -494,7 +494,7 @@ def test_a_full_disk_stops_the_queue_with_one_sentence(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "MIN_FREE_BYTES", 1 << 62)
-    with pytest.raises(UserError, match="The disk of .* is full"):
+    with pytest.raises(UserError, match=r"The disk of .* is full"):
         run_plan([Cell({**CELL, **QUICK, "seeds": 1, "out": "runs"})], folder, 1, show=False)
 
 
