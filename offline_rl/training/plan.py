@@ -553,7 +553,7 @@ def merge_specs(
                 f"{first} has {field} {list(first_values)}, {name} has {list(values)}. Convert the "
                 "data to the same units and order, or use task=none to train without evaluation."
             )
-        spec = other.over(spec)
+        spec = other.filled_from(spec)
     return spec
 
 
