@@ -1,4 +1,4 @@
-"""Logged data: read, check, write, find, describe."""
+"""Data sets: reading, checking, writing, downloading and describing them."""
 
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.load import load

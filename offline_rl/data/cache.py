@@ -1,10 +1,10 @@
-"""Large files are parsed once: their arrays are kept in the user's cache and mapped into memory.
+"""The cache of parsed data sets: large files are parsed once, and their arrays memory-mapped.
 
     <cache>/opened/<path's hash>-<hash of size, time and options>/<array>.npy … meta.json
 
-A mapped array costs no memory until it is read, and the system can drop it again: data larger than
-memory is paged in as it is sampled. Everything was checked when the file was parsed; the entry of a
-file that changed is replaced.
+A memory-mapped array uses no memory until it is read, and the system can release it again. Data
+larger than memory is paged in as it is sampled. Checks run when the file is parsed; the entry of a
+file that has changed is replaced.
 """
 
 import hashlib
@@ -23,41 +23,41 @@ from offline_rl.utils.files import write_folder_atomically, write_json
 from policies import channels
 from policies.spec import Spec
 
-LARGE = 64 << 20  # bytes: smaller files are parsed in well under a second
-VERSION = 4  # of the entries' format and of how files are read
+LARGE = 64 << 20  # bytes; smaller files are parsed in well under a second
+VERSION = 4  # version of the entries' format and of the readers
 DAMAGED = (UserError, OSError, EOFError, ValueError, KeyError, TypeError)
 
 
-def cached(
+def load_cached(
     path: Path, options: Mapping[str, Any], parse: Callable[[], Dataset], cache: Path
 ) -> Dataset:
-    """`parse()`, or what it gave before for this very file and these options.
+    """Return `parse()`, or its cached result for the same file and options.
 
-    Where the cache cannot be written the parsed arrays are used as they are, with one line said.
+    If the cache cannot be written, print a message and return the parsed arrays.
     """
     if not path.is_file() or path.stat().st_size < LARGE:
         return parse()
-    beside = path.with_name("metadata.json")  # Minari's: part of what is parsed
-    stamps = [(f.stat().st_size, f.stat().st_mtime_ns) for f in (path, beside) if f.is_file()]
+    metadata = path.with_name("metadata.json")  # part of a Minari data set
+    stamps = [(f.stat().st_size, f.stat().st_mtime_ns) for f in (path, metadata) if f.is_file()]
     state = [VERSION, stamps, sorted(options.items())]
     name = f"{digest(str(path.resolve()))}-{digest(json.dumps(state, default=str))}"
     entry = cache / "opened" / name
     if (entry / "meta.json").is_file():
         try:
-            return mapped(entry)
+            return open_entry(entry)
         except DAMAGED:
             shutil.rmtree(entry, ignore_errors=True)
     data = parse()
     try:
-        keep(data, entry)
-        return mapped(entry)
+        write_entry(data, entry)
+        return open_entry(entry)
     except DAMAGED as error:
-        print(f"{path}: not kept for the next time: {entry} could not be written ({error})")
+        print(f"{path}: not cached, because {entry} could not be written ({error})")
         return data
 
 
-def keep(data: Dataset, entry: Path) -> None:
-    """Writes `data` as the folder `entry`, whole or not at all; drops entries of older states."""
+def write_entry(data: Dataset, entry: Path) -> None:
+    """Write `data` atomically as the folder `entry`; remove older entries of the same file."""
     values = {f.name: getattr(data, f.name) for f in fields(data) if f.name != "extras"}
     values |= channels.flatten({"observations": values.pop("observations")})
     arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
@@ -76,21 +76,21 @@ def keep(data: Dataset, entry: Path) -> None:
     write_folder_atomically(entry, fill)
 
 
-def mapped(entry: Path) -> Dataset:
-    """The data set in `entry`, its arrays mapped; what is written to them stays in memory."""
+def open_entry(entry: Path) -> Dataset:
+    """Open the data set in `entry`; changes of its memory-mapped arrays are not written to disk."""
     meta = json.loads((entry / "meta.json").read_text())
     arrays = {
         key: np.load(entry / name, mmap_mode="c", allow_pickle=False)
         for key, name in meta["arrays"].items()
     }
     extras = {k.removeprefix("extras/"): v for k, v in arrays.items() if k.startswith("extras/")}
-    own = {k: v for k, v in arrays.items() if not k.startswith("extras/")}
-    known, told = meta["fields"], meta["fields"].pop("spec")
-    spec = None if told is None else Spec.from_json(told)
-    notes = tuple(known.pop("notes"))
-    return Dataset(**channels.unflatten(own), **known, notes=notes, extras=extras, spec=spec)
+    columns = {k: v for k, v in arrays.items() if not k.startswith("extras/")}
+    others, spec_json = meta["fields"], meta["fields"].pop("spec")
+    spec = None if spec_json is None else Spec.from_json(spec_json)
+    notes = tuple(others.pop("notes"))
+    return Dataset(**channels.unflatten(columns), **others, notes=notes, extras=extras, spec=spec)
 
 
 def digest(text: str) -> str:
-    """32 hexadecimal digits."""
+    """Return the first 32 hexadecimal digits of the text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]

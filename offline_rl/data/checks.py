@@ -1,7 +1,6 @@
-"""What can be wrong with the arrays of a data set, one sentence for each fault.
+"""Checks of the arrays of a data set; each error is one sentence with the file's array names.
 
-`Dataset.from_arrays` refuses at the first sentence; `check` collects them all. The sentences name
-the arrays as the file does.
+`Dataset.from_arrays` raises the first error; `data check` reports all of them.
 """
 
 import math
@@ -11,22 +10,23 @@ from typing import NamedTuple
 import numpy as np
 
 FLAGS = ("terminated", "truncated")
-SCALARS = ("rewards", *FLAGS, "costs")  # one number a step
-COLORS = (1, 3, 4)  # numbers in a pixel
-TOLERANCE = 1e-5  # float32 arithmetic of a bounded action, as of its units, may overshoot by this
-ROUNDING = 2**-7  # and arithmetic in bfloat16, the coarsest type, by one step above 1
-Bounds = tuple[np.ndarray | float, np.ndarray | float]  # what actions of -1 and 1 stand for
+SCALARS = ("rewards", *FLAGS, "costs")  # columns with one number per step
+COLORS = (1, 3, 4)  # valid numbers of color channels
+TOLERANCE = 1e-5  # float32 rounding can move a bounded action this far above 1
+ROUNDING = 2**-7  # bfloat16 rounding can move it this far: one step of bfloat16 above 1
+Bounds = tuple[np.ndarray | float, np.ndarray | float]  # the actions that -1 and 1 stand for
 
-# Float32, in which policies compute, has 24 significant bits: near 5,572,094 it resolves 0.5, near
-# the Unix time of today 128. A column with such an offset loses its small changes.
-LOST_SHARE = 1e-3  # of its range: a column with larger rounding errors has lost its resolution
-LOST_OF_BULK = 2.5e-3  # the same without outliers: of the range of the values between the tails
-TAILS = 0.05  # share of the values at either end that may be outliers
-LOST_REFUSED = 1e-6  # smaller errors are noted only: simulators' joints at rest have them
-AT_REST = 1e-5  # so are those of a smaller range: joints at rest again, in degrees or millimeters
-LOST_NOTED = 1e-7  # and still smaller ones are not even noted
-CONSTANT = 1e-10  # of its size: a smaller range is the rounding of float64
-EXACT = 2**24  # whole numbers up to this are exact in float32
+# Policies compute in float32, which has 24 significant bits. Near 5,572,094 it resolves 0.5, near
+# today's Unix time 128. A column with such an offset loses its small changes. The relative limits
+# are rounding errors divided by the range of the column.
+LOST_SHARE = 1e-3  # a column with a larger relative rounding error has lost its precision
+LOST_OF_BULK = 2.5e-3  # the same limit, relative to the range without the tails (outliers)
+TAILS = 0.05  # fraction of the values at each end that may be outliers
+LOST_REFUSED = 1e-6  # smaller absolute errors are only noted: simulated joints at rest have them
+AT_REST = 1e-5  # columns with a smaller range are only noted: joints at rest, in degrees or mm
+LOST_NOTED = 1e-7  # smaller absolute errors are not noted
+CONSTANT = 1e-10  # columns with a smaller range, relative to their size, are constants in float64
+EXACT = 2**24  # integers up to this are exact in float32
 
 
 def find_errors(
@@ -36,25 +36,26 @@ def find_errors(
     bounds: Bounds | None = None,
     numbers: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Sentences on `columns` (our words -> arrays); `names` translates our words to the file's.
+    """Yield the errors of `columns`, which are arrays by our names.
 
-    bounds: the limits by which the actions were mapped to [-1, 1] already.
-    numbers: names of the numbers of an observation, if the file has them.
+    names: the file's names by ours.
+    bounds: the limits by which the actions were already mapped to [-1, 1].
+    numbers: the names of an observation's components, if the file has them.
     """
     named = {word: names.get(word, word) for word in columns}
-    sound: dict[str, np.ndarray] = {}
+    valid: dict[str, np.ndarray] = {}
     for word, array in columns.items():
-        fault = _kind(array) or (
-            None if word in FLAGS else _resolution(word, array, component_names(word, numbers))
+        error = _check_dtype(array) or (
+            None if word in FLAGS else _check_precision(word, array, component_names(word, numbers))
         )
-        fault = fault or (_choice(word, array) if bounds is None else None)
-        fault = fault or _shape(word, array) or _picture(word, array)
-        if fault:
-            yield f"{where}: {named[word]} {fault}"
+        error = error or (_check_discrete(word, array) if bounds is None else None)
+        error = error or _check_shape(word, array) or _check_image(word, array)
+        if error:
+            yield f"{where}: {named[word]} {error}"
         else:
-            sound[word] = array
+            valid[word] = array
 
-    rows = {word: len(array) for word, array in sound.items() if not word.startswith("final_")}
+    rows = {word: len(array) for word, array in valid.items() if not word.startswith("final_")}
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{named[word]} {count:,}" for word, count in rows.items())
         yield f"{where}: row counts differ ({counts}); each array needs one row for every step."
@@ -62,8 +63,8 @@ def find_errors(
         yield f"{where}: there are no rows. Check that the recording was saved completely."
         return
 
-    yield from _widths(sound, where, named)
-    for word, array in sound.items():
+    yield from _compare_shapes(valid, where, named)
+    for word, array in valid.items():
         if word in FLAGS:
             odd = (array != 0) & (array != 1)
             if odd.any():
@@ -72,16 +73,16 @@ def find_errors(
                     f"{where}: {named[word]} is {array[row]} in row {row:,} ({odd.sum():,} such "
                     f"rows); a flag must be 0 or 1."
                 )
-        elif fault := _not_finite(array):
-            yield f"{where}: {named[word]} {fault}"
+        elif error := _check_finite(array):
+            yield f"{where}: {named[word]} {error}"
 
-    if (actions := sound.get("actions")) is not None and actions.size:
+    if (actions := valid.get("actions")) is not None and actions.size:
         low, high = float(np.nanmin(actions)), float(np.nanmax(actions))
         worst = max(-low, high)
         if np.isfinite(worst) and worst > 1 + ROUNDING:
-            yield f"{where}: {named['actions']} {_outside(actions, low, high, bounds)}"
+            yield f"{where}: {named['actions']} {_describe_range(actions, low, high, bounds)}"
     if rows.get("terminated", -1) == rows.get("truncated", -2):
-        both = (sound["terminated"] != 0) & (sound["truncated"] != 0)
+        both = (valid["terminated"] != 0) & (valid["truncated"] != 0)
         if both.any():
             yield (
                 f"{where}: {named['terminated']} and {named['truncated']} are both set in row "
@@ -91,9 +92,9 @@ def find_errors(
 
 
 def describe_overshoot(actions: np.ndarray) -> str | None:
-    """Return a note, without the array's name, if actions are clipped by more than float32 errors.
+    """Return a note, without the array's name, if clipping changes actions beyond float32 rounding.
 
-    actions: [N, A], scaled to [-1, 1] but for rounding.
+    actions: [N, A], scaled to [-1, 1] except for rounding.
     """
     beyond = float(np.abs(actions).max()) - 1 if actions.size else 0.0
     if not beyond > TOLERANCE:
@@ -103,7 +104,7 @@ def describe_overshoot(actions: np.ndarray) -> str | None:
     return f"exceed their limits by up to {beyond:.1%}, as by rounding, and are clipped ({share})"
 
 
-def _outside(actions: np.ndarray, low: float, high: float, bounds: Bounds | None) -> str:
+def _describe_range(actions: np.ndarray, low: float, high: float, bounds: Bounds | None) -> str:
     """Describe actions that leave [-1, 1]."""
     reach = f"{list(actions.shape)} reach from {low:.7g} to {high:.7g}"
     if bounds is None:
@@ -127,17 +128,17 @@ def _outside(actions: np.ndarray, low: float, high: float, bounds: Bounds | None
 
 
 def component_names(word: str, numbers: Sequence[str]) -> Sequence[str]:
-    """Return the names of the numbers of an observation, if `word` is one."""
+    """Return the names of an observation's components if `word` is an observation."""
     return numbers if word.endswith("observations") else ()
 
 
-def _kind(array: np.ndarray) -> str | None:
+def _check_dtype(array: np.ndarray) -> str | None:
     if array.dtype.kind not in "fiub":
         return f"has type {array.dtype}; numbers are expected."
     return None
 
 
-def _resolution(word: str, array: np.ndarray, numbers: Sequence[str]) -> str | None:
+def _check_precision(word: str, array: np.ndarray, numbers: Sequence[str]) -> str | None:
     lost = next((loss for loss in find_precision_losses(array) if loss.refused), None)
     if lost is None:
         return None
@@ -150,8 +151,8 @@ def _resolution(word: str, array: np.ndarray, numbers: Sequence[str]) -> str | N
     return f"{lost.describe(array, numbers)}. {remedy}"
 
 
-def _choice(word: str, array: np.ndarray) -> str | None:
-    """Discrete actions: one whole number a step."""
+def _check_discrete(word: str, array: np.ndarray) -> str | None:
+    """Return an error if the actions are discrete: one integer per step."""
     if word != "actions" or array.size != len(array) or not len(array) or array.dtype.kind == "b":
         return None
     with np.errstate(invalid="ignore"):
@@ -159,69 +160,69 @@ def _choice(word: str, array: np.ndarray) -> str | None:
     if not whole or (array.dtype.kind == "f" and array.max() <= 1):
         return None
     return (
-        f"are whole numbers from {array.min():g} to {array.max():g}, one a step: discrete actions, "
-        f"which nothing here learns. If they are amounts, pass action_range=[low,high], what -1 "
-        f"and 1 stand for."
+        f"are whole numbers from {array.min():g} to {array.max():g}, one per step. These are "
+        f"discrete actions, which no algorithm here supports. If they are continuous, pass "
+        f"action_range=[low,high], the actions that -1 and 1 stand for."
     )
 
 
-def _shape(word: str, array: np.ndarray) -> str | None:
+def _check_shape(word: str, array: np.ndarray) -> str | None:
     shape = list(array.shape)
     if word in SCALARS and array.ndim != 1:
-        return f"has shape {shape}; one number a step, [N], is expected."
+        return f"has shape {shape}; one number per step, [N], is expected."
     if word == "actions" and array.ndim != 2:
         remedy = "Flatten each step's action to a vector."
         remedy = "Give each step a vector of one: reshape(-1, 1)." if array.ndim == 1 else remedy
         return f"have shape {shape}; [N, A] is expected. {remedy}"
     if word.partition("/")[0].endswith("observations") and array.ndim < 2:
-        return f"have shape {shape}; [N, O] is expected. Give each step a vector, however short."
+        return f"have shape {shape}; [N, O] is expected. Give each step a vector, even of length 1."
     if 0 in shape[1:]:
-        return f"have shape {shape}; each step needs one number at least."
+        return f"have shape {shape}; each step needs at least one number."
     return None
 
 
-def _picture(word: str, array: np.ndarray) -> str | None:
-    """Of a named channel: a vector's numbers, or [N, H, W, C] of uint8."""
+def _check_image(word: str, array: np.ndarray) -> str | None:
+    """Return an error if a channel that looks like images is not [N, H, W, C] uint8."""
     if "/" not in word or (array.ndim != 4 and array.dtype != np.uint8):
         return None
     shape = list(array.shape)
     if array.ndim != 4 or (shape[-1] not in COLORS):
-        first = array.ndim == 4 and shape[1] in COLORS
-        remedy = "Move the colors to the end." if first else "Cut or fold its axes so."
+        channels_first = array.ndim == 4 and shape[1] in COLORS
+        remedy = "Move the colors to the end." if channels_first else "Reshape it accordingly."
         return (
-            f"has shape {shape}; pictures are [N, height, width, colors], of 1, 3 or 4 colors. "
+            f"has shape {shape}; images are [N, height, width, colors], with 1, 3 or 4 colors. "
             f"{remedy}"
         )
     if array.dtype != np.uint8:
-        return f"has type {array.dtype}; pictures are uint8, from 0 to 255. Convert them."
+        return f"has type {array.dtype}; images are uint8, from 0 to 255. Convert them."
     return None
 
 
-def _widths(sound: Mapping[str, np.ndarray], where: str, named: Mapping[str, str]) -> Iterator[str]:
-    """The true next observations must look like the observations."""
+def _compare_shapes(
+    valid: Mapping[str, np.ndarray], where: str, named: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield an error for next or final observations that do not match the observations."""
     observed = [word for word in named if word.startswith("observations")]
     for which in ("next_", "final_") if observed else ():
         words = {word for word in named if word.startswith(f"{which}observations")}
-        if words and (odd := words ^ {which + word for word in observed}):
-            lone = sorted(odd)[0]
-            yield (
-                f"{where}: {lone} is {'without its counterpart' if lone in words else 'missing'}: "
-                f"{', '.join(observed)} need one each."
-            )
+        if words and (unmatched := words ^ {which + word for word in observed}):
+            first = sorted(unmatched)[0]
+            problem = "without its counterpart" if first in words else "missing"
+            yield f"{where}: {first} is {problem}: {', '.join(observed)} need one each."
             continue
-        for word in words & sound.keys():
-            own = word.removeprefix(which)
-            if own not in sound:
+        for word in words & valid.keys():
+            counterpart = word.removeprefix(which)
+            if counterpart not in valid:
                 continue
-            found, expected = list(sound[word].shape[1:]), list(sound[own].shape[1:])
-            if found != expected:
+            shape, expected = list(valid[word].shape[1:]), list(valid[counterpart].shape[1:])
+            if shape != expected:
                 yield (
-                    f"{where}: {named[word]} have {found} numbers a step and {named[own]} "
-                    f"{expected}; the two must be alike."
+                    f"{where}: {named[word]} have shape {shape} per step and {named[counterpart]} "
+                    f"{expected}. The two must be equal."
                 )
 
 
-def _not_finite(array: np.ndarray) -> str | None:
+def _check_finite(array: np.ndarray) -> str | None:
     if array.dtype.kind != "f" or not array.size:
         return None
     if np.isfinite(array.min()) and np.isfinite(array.max()):  # NaN passes through min and max
@@ -232,30 +233,30 @@ def _not_finite(array: np.ndarray) -> str | None:
     value = values[~np.isfinite(values)][0]
     return (
         f"has {value} first in row {row:,}, and {bad.sum():,} of {len(array):,} rows are not "
-        f"finite. Remove these episodes or mend the recording."
+        f"finite. Remove these episodes or correct the recording."
     )
 
 
 class PrecisionLoss(NamedTuple):
-    """A column whose changes are lost in float32."""
+    """A column whose small changes are lost in float32."""
 
-    column: int | None  # None: the array has one number a step
+    column: int | None  # None: the array has one number per step
     low: float
     high: float
-    step: float  # median change between consecutive rows, of those that change
-    resolved: float  # distance between neighboring float32 numbers there
-    distinct: int  # values that are left in float32
-    refused: bool  # too much is lost to learn from
+    step: float  # median of the nonzero changes between consecutive rows
+    resolved: float  # distance between neighboring float32 numbers at this size
+    distinct: int  # number of distinct values that remain in float32
+    refused: bool  # the loss is so large that the data is refused
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Low and high, rounded outward to a power of ten that their difference exceeds."""
+        """Low and high, rounded outward to multiples of the power of ten below their difference."""
         unit = 10.0 ** math.floor(math.log10(self.high - self.low))
         low, high = math.floor(self.low / unit) * unit, math.ceil(self.high / unit) * unit
         return f"{low:.15g}", f"{high:.15g}"
 
     def describe(self, array: np.ndarray, numbers: Sequence[str] = ()) -> str:
-        """Return a sentence without a period; numbers: names of the array's, where it has them."""
+        """Return a sentence without a period; numbers: the names of the array's components."""
         where = "" if self.column is None else f"column {self.column} "
         if self.column is not None and [*array.shape[1:]] == [len(numbers)]:
             where += f"({numbers[self.column]}) "
@@ -267,7 +268,7 @@ class PrecisionLoss(NamedTuple):
 
 
 def find_precision_losses(array: np.ndarray) -> list[PrecisionLoss]:
-    """Return the columns of an array [N, ...] that lose their resolution in float32."""
+    """Return the columns of an array [N, ...] that lose precision in float32."""
     kind = array.dtype.kind
     if not array.size or kind not in "fiu" or np.can_cast(array.dtype, np.float32):
         return []
@@ -277,18 +278,18 @@ def find_precision_losses(array: np.ndarray) -> list[PrecisionLoss]:
     if kind in "iu" and size.max() <= EXACT:
         return []
     if not (size <= np.finfo(np.float32).max).all():
-        return []  # infinite or NaN in float32, and refused as such
+        return []  # infinite or NaN in float32, which another check refuses
     resolved = np.spacing(size.astype(np.float32)).astype(np.float64)
-    error, extent = resolved / 2, high - low  # the largest error that there can be
+    error, extent = resolved / 2, high - low  # the error is an upper bound
     suspected = (error > LOST_NOTED) & (extent > CONSTANT * size)
     suspected &= (error > LOST_REFUSED) | (error > LOST_SHARE * extent)
     columns = [int(column) for column in np.flatnonzero(suspected)]
-    found = (_loss(flat[:, column], column) for column in columns)
-    lost = [loss for loss in found if loss is not None]
+    losses = (_measure_loss(flat[:, column], column) for column in columns)
+    lost = [loss for loss in losses if loss is not None]
     return lost if array.ndim > 1 else [loss._replace(column=None) for loss in lost]
 
 
-def _loss(values: np.ndarray, column: int) -> PrecisionLoss | None:
+def _measure_loss(values: np.ndarray, column: int) -> PrecisionLoss | None:
     exact = np.sort(values.astype(np.float64))
     error = np.abs(exact - exact.astype(np.float32))
     if error.max() <= LOST_NOTED:

@@ -1,4 +1,4 @@
-"""A data set from one layout to another."""
+"""Conversion of a data set from one layout to another."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.formats.common import Reading
-from offline_rl.data.info import stands_for
+from offline_rl.data.info import describe_action_range
 from offline_rl.data.load import load
 from offline_rl.data.writers.d4rl import Following, write, write_npz
 from offline_rl.data.writers.lerobot import write_lerobot
@@ -23,12 +23,12 @@ BY_ENDING: dict[str, Format] = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Reading):
-    """How a data set is to be read and written."""
+    """Options of reading and writing a data set."""
 
-    format: Format | None = None  # of convert: layout to write; of info, check: as source_format
-    source_format: FileFormat | None = None  # layout of the file; default: recognized
-    dataset_id: str | None = None  # of convert: Minari's name, which the folder's path ends with
-    drop_unusable: bool = False  # of convert: leave out time-outs without a next observation
+    format: Format | None = None  # convert: layout to write; info, check: same as source_format
+    source_format: FileFormat | None = None  # layout of the file; default: recognized by content
+    dataset_id: str | None = None  # convert: Minari's name; the folder's path must end with it
+    drop_unusable: bool = False  # convert: leave out time-outs without a next observation
 
 
 def convert(
@@ -42,22 +42,23 @@ def convert(
     drop_unusable: bool = False,
     **options: Any,
 ) -> str:
-    """Write the data set of a file, folder, card or task in another layout; return what was done.
+    """Write the data set of a file, folder, card or task in another layout; return a summary.
 
-    format: default by the target's ending: d4rl for .hdf5, npz for .npz, else minari (a folder).
+    format: layout to write; by default d4rl for .hdf5, npz for .npz, else minari (a folder).
     source_format: layout of the source, the `format` of `read`.
-    drop_unusable: leave out the time-out rows whose next observation is unknown; the observation of
-    such a row then is the one after the row before.
-    options: of `read`.  Raises UserError where the target is there already, with nothing written.
+    drop_unusable: leave out time-out rows whose next observation is unknown. The observation of
+    such a row becomes the next observation of the row before it.
+    options: those of `read`.
+    Raises UserError; if the target exists, nothing is written.
     """
     target = Path(target).expanduser()
     if target.exists():
-        raise UserError(f"{target} is there already; name another file, or remove it.")
-    form = format or BY_ENDING.get(target.suffix, "minari")
-    if form not in get_args(Format):
-        raise UserError(unknown("format", form, get_args(Format)))
-    if form != "minari" and dataset_id is not None:
-        raise UserError(f"dataset_id is Minari's; the format is {form}. Leave it out.")
+        raise UserError(f"{target} already exists. Choose another file, or remove it.")
+    layout = format or BY_ENDING.get(target.suffix, "minari")
+    if layout not in get_args(Format):
+        raise UserError(unknown("format", layout, get_args(Format)))
+    if layout != "minari" and dataset_id is not None:
+        raise UserError(f"dataset_id is Minari's; the format is {layout}. Leave it out.")
     if source_format is not None:
         options["format"] = source_format
     data = load(source, data_dir, **options)
@@ -68,8 +69,8 @@ def convert(
     gaps = ~data.usable & ~data.terminated & ~data.truncated
     if gaps.any():
         data = replace(data, truncated=data.truncated | gaps)
-        notes.append(f"{gaps.sum():,} gaps end an episode here: no layout of ours tells of them")
-    if form == "minari":
+        notes.append(f"{gaps.sum():,} gaps end an episode, because no layout here stores gaps")
+    if layout == "minari":
         if unusable := int((~data.usable).sum()):
             raise UserError(
                 f"{source}: {unusable:,} rows have no next observation, and Minari's layout needs "
@@ -78,28 +79,28 @@ def convert(
         write_minari(data, target, dataset_id=dataset_id)
         if lost := [key for key in data.extras if key != "costs"]:
             notes.append(f"not in Minari's layout, left out: {', '.join(lost)}")
-    elif form == "lerobot":
+    elif layout == "lerobot":
         if data.spec is None or data.spec.rate_hz is None:
             raise UserError(
-                f"{source} does not say how many steps a second; LeRobot's layout does. A "
-                "script's sets are written so by offline-rl generate … format=lerobot."
+                f"{source} does not state the number of steps per second, which LeRobot's layout "
+                "needs. For the data of a script, use offline-rl generate … format=lerobot."
             )
         write_lerobot(data, target, fps=round(data.spec.rate_hz, 6), task=data.name)
         if data.extras:
             notes.append(f"not in LeRobot's layout, left out: {', '.join(data.extras)}")
     else:
-        writer = write if form == "d4rl" else write_npz
-        writer(data, target, next_observations=following(data))
-    told = f"{target}: {data.num_rows:,} rows, {data.num_episodes:,} episodes as {form}"
-    if mapped := stands_for(data):
-        notes.insert(0, f"actions are written in [-1, 1]: {mapped}")
-    return "\n".join([told, *notes])
+        writer = write if layout == "d4rl" else write_npz
+        writer(data, target, next_observations=required_next(data))
+    summary = f"{target}: {data.num_rows:,} rows, {data.num_episodes:,} episodes as {layout}"
+    if action_range := describe_action_range(data):
+        notes.insert(0, f"actions are written in [-1, 1]: {action_range}")
+    return "\n".join([summary, *notes])
 
 
-def following(data: Dataset) -> Following:
-    """Which next observations a file in D4RL's words must hold to be read as this data set.
+def required_next(data: Dataset) -> Following:
+    """Return the next observations that a D4RL file must store, so that it is read as this data.
 
-    Raises UserError where it cannot be: only some of the time-out rows have one.
+    Raises UserError if no file can be: only some of the time-out rows have a next observation.
     """
     if data.usable.all():
         return "all"
@@ -108,7 +109,7 @@ def following(data: Dataset) -> Following:
     if data.usable[data.truncated].any() or not follows[~last].all():
         raise UserError(
             f"{data.path or data.name}: {(~data.usable).sum():,} rows have no next observation and "
-            f"others have one of their own, which no file in D4RL's words can tell. Leave the "
-            f"former out with drop_unusable=true."
+            f"others have one. D4RL's layout cannot store both. Leave the former out with "
+            f"drop_unusable=true."
         )
     return "none"

@@ -1,11 +1,10 @@
-"""The cards' files over HTTP: resumed, verified, from the first of their addresses that delivers.
+"""Downloading the files of cards over HTTP: with resuming, verification and several URLs per file.
 
-A file grows as `<name>.part` beside its place. `<name>.part.json` says of which version at which
-address it is a part, and is locked by the process that writes. A later try asks for the rest of
-that very version (RFC 9110, Range with If-Range) and starts anew where the server cannot give it.
-What has arrived must have the card's checksum, or, where the card has none, be a data set that can
-be read to its end; only then does it get its name. Proxies come from the usual environment
-variables, and certificates are verified.
+A file is written as `<name>.part` next to its final path. `<name>.part.json` records the URL and
+version, and is locked by the process that writes. A later attempt requests the rest of the same
+version (RFC 9110, Range with If-Range), and starts again if the server cannot send it. A complete
+file must have the card's checksum or, if the card has none, be readable as a data set; only then is
+it renamed. Proxies are taken from the usual environment variables; certificates are verified.
 """
 
 import http.client
@@ -35,23 +34,23 @@ from offline_rl.version import __version__
 if TYPE_CHECKING:
     from envs.cards import Card, File
 
-BLOCK = 1 << 20  # bytes; a try that gains fewer counts as failed
-PASSING = {408, 425, 429, 500, 502, 503, 504}  # a server's answers that another try may change
+BLOCK = 1 << 20  # bytes; an attempt that receives fewer counts as failed
+TEMPORARY = {408, 425, 429, 500, 502, 503, 504}  # HTTP status codes after which a retry may succeed
 Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class Patience:
-    """With one address, before the next is tried."""
+    """Limits for one URL, after which the next one is tried."""
 
-    silence_s: float = 30.0  # without an answer or a further byte
-    tries: int = 4  # failed ones in a row
-    pause_s: float = 1.0  # after the first failed one; doubled after each
-    longest_pause_s: float = 60.0  # also where the server asks for more
+    silence_s: float = 30.0  # seconds without a response or further data
+    tries: int = 4  # failed attempts in a row
+    pause_s: float = 1.0  # seconds after the first failed attempt; doubled after each one
+    longest_pause_s: float = 60.0  # maximum, even if the server requests a longer pause
 
 
 class Undelivered(UserError):
-    """No address of a file delivered it."""
+    """Raised when no URL of a file delivers it."""
 
 
 def download(
@@ -61,39 +60,39 @@ def download(
     patience: Patience | None = None,
     show: bool = True,
 ) -> list[Path]:
-    """Paths of all files of the cards (or their names); those not there yet are downloaded.
+    """Return the paths of all files of the cards (or of their names); download missing ones.
 
-    show: a progress bar on a terminal, and a line for each address tried and each that failed.
-    A call that was interrupted is continued. Raises UserError; of files that no address delivers
-    when the others are there.
+    show: print a progress bar on a terminal, and a line for each URL and each failure.
+    An interrupted download is resumed. Raises UserError; if a file cannot be downloaded, only after
+    all other files.
     """
     from envs.cards import CardError, UnknownName, card
 
     say: Say = (lambda line: tqdm.write(line, file=sys.stderr)) if show else lambda _: None
     try:
-        wanted = [card(c) if isinstance(c, str) else c for c in cards]
+        requested = [card(c) if isinstance(c, str) else c for c in cards]
     except (CardError, UnknownName) as error:
         raise UserError(str(error)) from None
-    paths, lost = [], []
-    for each in wanted:
-        for split in each.files:
+    paths, failed = [], []
+    for one in requested:
+        for split in one.files:
             try:
-                paths.append(_fetch(each, split, data_dir, patience or Patience(), say, show))
+                paths.append(_fetch(one, split, data_dir, patience or Patience(), say, show))
             except Undelivered as error:
-                lost.append(str(error))
-    if lost:
-        raise Undelivered(" ".join(lost))
+                failed.append(str(error))
+    if failed:
+        raise Undelivered(" ".join(failed))
     return paths
 
 
 def _fetch(
     card: "Card", split: str, data_dir: str | Path | None, patience: Patience, say: Say, show: bool
 ) -> Path:
-    """The path of one file, which is downloaded unless it is there."""
+    """Return the path of one file; download it if it is missing."""
     file = card_file(card, split)
     if path := find_stored(card, data_dir, split=split):
         if not (file.sha256 or file.md5) and (errors := find_read_errors(path)):
-            raise UserError(f"{errors[0]} Delete it and give the same command again.")
+            raise UserError(f"{errors[0]} Delete it and run the same command again.")
         return path
     if not file.urls:
         raise UserError(
@@ -104,27 +103,29 @@ def _fetch(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with (
-            open_exclusively(note, lambda: say(f"{file.name}: another process is at it")) as locked,
+            open_exclusively(
+                note, lambda: say(f"{file.name}: another process is downloading it")
+            ) as locked,
             Part(note, locked) as part,
         ):
-            if not find_stored(card, data_dir, split=split):  # else the other process has done it
-                _deliver(file, card.name, target, part, patience, say, show)
+            if not find_stored(card, data_dir, split=split):  # else the other process has finished
+                _download_file(file, card.name, target, part, patience, say, show)
     except OSError as error:
         raise UserError(
-            f"{target} cannot be written: {error.strerror or error}. Make room, or name another "
-            f"folder with data_dir=<folder>; the same command continues."
+            f"{target} cannot be written: {error.strerror or error}. Free some space, or choose "
+            f"another folder with data_dir=<folder>. The same command resumes the download."
         ) from error
     return target
 
 
-def _deliver(
+def _download_file(
     file: "File", name: str, target: Path, part: "Part", patience: Patience, say: Say, show: bool
 ) -> None:
-    """Fills the part from the first address that can and gives it its name."""
+    """Download from the first URL that works, and rename the part to `target`."""
     failed = []
-    for url in sorted(file.urls, key=lambda url: url != part.version.url):  # what was begun first
+    for url in sorted(file.urls, key=lambda url: url != part.version.url):  # the part's URL first
         try:
-            _exhaust(url, file, part, patience, say, show)
+            _try_url(url, file, part, patience, say, show)
         except _Failure as failure:
             say(f"{url}: {failure}")
             failed.append(f"{url}: {failure}")
@@ -137,22 +138,22 @@ def _deliver(
     )
 
 
-def _exhaust(
+def _try_url(
     url: str, file: "File", part: "Part", patience: Patience, say: Say, show: bool
 ) -> None:
-    """Tries one address until the part is whole and verified. Raises _Failure."""
+    """Request one URL repeatedly until the part is complete and verified. Raises _Failure."""
     say(f"{file.name}: from {url}")
-    failures, most = 0, part.size
+    failures, max_size = 0, part.size
     while True:
         resumed = part.size > 0
         try:
             _receive(url, file, part, patience.silence_s, show)
-            _verify(file, part, passing=resumed)
+            _verify(file, part, temporary=resumed)
             return
         except _Failure as failure:
-            failures = 1 if part.size >= most + BLOCK else failures + 1
-            most = max(most, part.size)
-            if not failure.passing or failures >= patience.tries:
+            failures = 1 if part.size >= max_size + BLOCK else failures + 1
+            max_size = max(max_size, part.size)
+            if not failure.temporary or failures >= patience.tries:
                 raise
             pause_s = max(patience.pause_s * 2 ** (failures - 1), failure.pause_s)
             pause_s = min(pause_s, patience.longest_pause_s)
@@ -161,25 +162,25 @@ def _exhaust(
 
 
 def _receive(url: str, file: "File", part: "Part", silence_s: float, show: bool) -> None:
-    """One request for what the part lacks. Raises _Failure where that is not all of it."""
-    if part.version.url != url or not part.version.mark:  # of elsewhere, or impossible to tell
+    """Send one request for the missing bytes. Raises _Failure if some are still missing."""
+    if part.version.url != url or not part.version.mark:  # the version is another or unknown
         offset = 0
     elif part.size == part.version.size_bytes:
         return
     else:
         offset = part.size
-    with _answer(url, part, offset, silence_s) as answer:
-        size = _size(answer, file)
-        if offset and answer.status == 206:
-            same_mark = _mark(answer) in (None, part.version.mark)
-            if not same_mark or (_start(answer), size) != (offset, part.version.size_bytes):
-                part.begin(Version())
-                raise _Failure("the file has changed meanwhile", passing=True)
-        elif answer.status == 200:
-            part.begin(Version(url, _mark(answer), size))
+    with _request(url, part, offset, silence_s) as response:
+        size = _total_size(response, file)
+        if offset and response.status == 206:
+            same_mark = _version_mark(response) in (None, part.version.mark)
+            if not same_mark or (_first_byte(response), size) != (offset, part.version.size_bytes):
+                part.restart(Version())
+                raise _Failure("the file has changed meanwhile", temporary=True)
+        elif response.status == 200:
+            part.restart(Version(url, _version_mark(response), size))
         else:
-            raise _Failure(f"unexpected answer {answer.status} {answer.reason}")
-        part.expect(size)
+            raise _Failure(f"unexpected answer {response.status} {response.reason}")
+        part.check_space(size)
         with tqdm(
             desc=file.name,
             total=size,
@@ -191,47 +192,48 @@ def _receive(url: str, file: "File", part: "Part", silence_s: float, show: bool)
         ) as bar:
             while size is None or part.size < size:
                 try:
-                    block = answer.read1(BLOCK)
+                    block = response.read1(BLOCK)
                 except (OSError, http.client.HTTPException) as error:
-                    broken = _said(error, silence_s)
-                    raise _Failure(f"{broken}, after {part.size:,} bytes", passing=True) from error
+                    reason = _describe_error(error, silence_s)
+                    text = f"{reason}, after {part.size:,} bytes"
+                    raise _Failure(text, temporary=True) from error
                 if not block:
                     break
                 part.write(block)
                 bar.update(len(block))
     if size is not None and part.size < size:
-        raise _Failure(f"broke off after {part.size:,} of {size:,} bytes", passing=True)
+        raise _Failure(f"ended after {part.size:,} of {size:,} bytes", temporary=True)
 
 
-def _answer(url: str, part: "Part", offset: int, silence_s: float) -> http.client.HTTPResponse:
-    """The server's answer to a request for the bytes from `offset` on."""
+def _request(url: str, part: "Part", offset: int, silence_s: float) -> http.client.HTTPResponse:
+    """Request the bytes from `offset` on and return the server's response."""
     request = urllib.request.Request(url, headers={"User-Agent": f"offline-rl/{__version__}"})
     if offset:
         request.add_header("Range", f"bytes={offset}-")
         request.add_header("If-Range", part.version.mark or "")
     try:
-        answer: http.client.HTTPResponse = _opener().open(request, timeout=silence_s)
+        response: http.client.HTTPResponse = _opener().open(request, timeout=silence_s)
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 416 and offset:
-                part.begin(Version())
-                raise _Failure("the file has become shorter", passing=True) from None
-            after = error.headers.get("Retry-After") or ""
+                part.restart(Version())
+                raise _Failure("the file has become shorter", temporary=True) from None
+            retry_after = error.headers.get("Retry-After") or ""
             raise _Failure(
                 " ".join(f"{error.code} {error.reason}".split()),
-                passing=error.code in PASSING,
-                pause_s=float(after) if after.isdigit() else 0.0,
+                temporary=error.code in TEMPORARY,
+                pause_s=float(retry_after) if retry_after.isdigit() else 0.0,
             ) from None
     except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
         reason = getattr(error, "reason", error)
         transport = isinstance(reason, OSError | http.client.HTTPException)
-        passing = transport and not isinstance(reason, ssl.SSLCertVerificationError)
-        raise _Failure(_said(reason, silence_s), passing=passing) from error
-    return answer
+        temporary = transport and not isinstance(reason, ssl.SSLCertVerificationError)
+        raise _Failure(_describe_error(reason, silence_s), temporary=temporary) from error
+    return response
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """HTTP and HTTPS only, wherever an address may lead."""
+    """Return an opener for HTTP and HTTPS only, also after redirects."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,
@@ -261,33 +263,33 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
 
-def _size(answer: http.client.HTTPResponse, file: "File") -> int | None:
-    """Bytes of the whole file. Raises _Failure where the card says otherwise."""
-    if (coding := answer.headers.get("Content-Encoding", "identity")) != "identity":
+def _total_size(response: http.client.HTTPResponse, file: "File") -> int | None:
+    """Return the size of the complete file. Raises _Failure if the card states another one."""
+    if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
         raise _Failure(f"sends the file in another coding ({coding})")
-    if answer.status == 206:
-        total = re.fullmatch(r"bytes \d+-\d+/(\d+)", answer.headers.get("Content-Range", ""))
+    if response.status == 206:
+        total = re.fullmatch(r"bytes \d+-\d+/(\d+)", response.headers.get("Content-Range", ""))
         size = int(total[1]) if total else None
     else:
-        size = answer.length
+        size = response.length
     if size is not None and file.size_bytes not in (None, size):
         raise _Failure(f"has {size:,} bytes, where the card says {file.size_bytes:,}")
     return size
 
 
-def _start(answer: http.client.HTTPResponse) -> int | None:
-    start = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
+def _first_byte(response: http.client.HTTPResponse) -> int | None:
+    start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     return int(start[1]) if start else None
 
 
-def _mark(answer: http.client.HTTPResponse) -> str | None:
-    """What If-Range may name a version by: a strong ETag, else the date of its last change."""
-    tag = answer.headers.get("ETag", "")
-    return tag if tag.startswith('"') else answer.headers.get("Last-Modified")
+def _version_mark(response: http.client.HTTPResponse) -> str | None:
+    """Return what identifies a version in If-Range: a strong ETag, or else Last-Modified."""
+    tag = response.headers.get("ETag", "")
+    return tag if tag.startswith('"') else response.headers.get("Last-Modified")
 
 
-def _verify(file: "File", part: "Part", *, passing: bool) -> None:
-    """Raises _Failure, with the part thrown away, where it is not the card's file."""
+def _verify(file: "File", part: "Part", *, temporary: bool) -> None:
+    """Check the part. If it is not the card's file, discard it and raise _Failure."""
     if file.size_bytes not in (None, part.size):
         sentence = f"sent {part.size:,} bytes, where the card says {file.size_bytes:,}"
     elif file.sha256 or file.md5:
@@ -297,11 +299,11 @@ def _verify(file: "File", part: "Part", *, passing: bool) -> None:
         errors = find_read_errors(part.path)
         sentence = errors[0].replace(str(part.path), file.name) if errors else ""
     if sentence:
-        part.begin(Version())
-        raise _Failure(sentence, passing=passing)
+        part.restart(Version())
+        raise _Failure(sentence, temporary=temporary)
 
 
-def _said(error: object, silence_s: float) -> str:
+def _describe_error(error: object, silence_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"silent for {silence_s:g} s"
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
@@ -309,7 +311,7 @@ def _said(error: object, silence_s: float) -> str:
 
 @dataclass(frozen=True)
 class Version:
-    """Which file a part is a part of."""
+    """The version of the file that a part belongs to."""
 
     url: str | None = None
     mark: str | None = None  # ETag or date, for If-Range
@@ -317,14 +319,14 @@ class Version:
 
 
 class Part:
-    """`<name>.part`, and the note beside it, which this process has locked."""
+    """The file `<name>.part` and its record `<name>.part.json`, which this process has locked."""
 
     def __init__(self, note: Path, locked: BinaryIO) -> None:
         self.path = note.with_suffix("")
         self._note, self._locked = note, locked
         try:
             self.version = Version(**json.loads(locked.read() or b"{}"))
-        except (TypeError, ValueError):  # cut short by a crash, or another program's
+        except (TypeError, ValueError):  # incomplete after a crash, or another program's file
             self.version = Version()
         self._file = self.path.open("ab", buffering=0)
 
@@ -332,26 +334,28 @@ class Part:
     def size(self) -> int:
         return os.fstat(self._file.fileno()).st_size
 
-    def begin(self, version: Version) -> None:
-        """Throws away what there is."""
+    def restart(self, version: Version) -> None:
+        """Discard the data and record a new version."""
         self._file.truncate(0)
         self._locked.seek(0)
         self._locked.truncate()
         self._locked.write(json.dumps(asdict(version)).encode())
         self.version = version
 
-    def expect(self, size: int | None) -> None:
-        """Raises OSError where the disk has no room for `size` bytes in all."""
+    def check_space(self, size: int | None) -> None:
+        """Raise OSError if the disk has no space for a complete file of `size` bytes."""
         free = shutil.disk_usage(self.path.parent).free
         if size is not None and size - self.size > free:
-            raise OSError(f"{size - self.size:,} bytes are to come and {free:,} are free")
+            raise OSError(f"{size - self.size:,} more bytes are needed and {free:,} are free")
 
     def write(self, block: bytes) -> None:
+        """Append a block."""
         view = memoryview(block)
         while view:
             view = view[self._file.write(view) :]
 
     def finish(self, target: Path) -> None:
+        """Flush the part to disk, rename it to `target`, and remove the record."""
         os.fsync(self._file.fileno())
         self.path.rename(target)
         self._note.unlink()
@@ -360,7 +364,7 @@ class Part:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is left where nothing has arrived."""
+        """Close the part; remove it if it is empty."""
         if not self.size:
             self.path.unlink()
             self._note.unlink()
@@ -368,8 +372,8 @@ class Part:
 
 
 class _Failure(Exception):
-    """What an address said instead of delivering. passing: another try may do better."""
+    """Raised when a URL does not deliver the file; temporary: a retry may succeed."""
 
-    def __init__(self, said: str, *, passing: bool = False, pause_s: float = 0.0) -> None:
-        super().__init__(said)
-        self.passing, self.pause_s = passing, pause_s
+    def __init__(self, reason: str, *, temporary: bool = False, pause_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.temporary, self.pause_s = temporary, pause_s

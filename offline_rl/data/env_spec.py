@@ -1,4 +1,4 @@
-"""The meaning of an environment's numbers as a `Spec`, and the conversion of actions to it."""
+"""The `Spec` of an environment, and the conversion of actions to its action range."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from policies.spec import VECTOR, Conversion
 
 
 def spec_of(env: VectorEnv) -> Spec:
-    """Shapes, names, units, rate; its actions are in [-1, 1] where it does not say otherwise."""
+    """Return the spec of an environment; without a stated action range, it is [-1, 1]."""
     ones = np.ones(env.action_dim)
     low = -ones if env.action_low is None else env.action_low
     high = ones if env.action_high is None else env.action_high
@@ -38,15 +38,15 @@ def spec_of(env: VectorEnv) -> Spec:
 
 
 def stated(env: VectorEnv) -> Spec:
-    """Return `spec_of(env)`, its action range empty where the environment states none."""
+    """Return `spec_of(env)`, with an empty action range if the environment states none."""
     spec = spec_of(env)
     return spec if env.action_low is not None else replace(spec, action_low=(), action_high=())
 
 
 def conversion(policy: Spec, env: VectorEnv, what: str) -> Conversion | None:
-    """Return the map of a policy's actions to those of `env`; None if they are the same.
+    """Return the map from a policy's actions to those of `env`; None if they are equal.
 
-    what: the policy's name in errors. Raises UserError if the ranges cannot be reconciled.
+    what: the policy's name in errors. Raises UserError if the ranges cannot be converted.
     """
     here = stated(env)
     try:
@@ -60,27 +60,27 @@ def conversion(policy: Spec, env: VectorEnv, what: str) -> Conversion | None:
 
 
 def note_on_shares(own: Spec | None, here: Spec, task: str) -> str | None:
-    """Return a sentence if normalized actions become shares of a range that `here` states."""
+    """Return a note if normalized actions are interpreted as fractions of the range of `here`."""
     if (own is not None and not own.is_normalized) or here.is_normalized:
         return None
     return f"actions are normalized: -1 and 1 stand for the range of {task}, {here.action_range}"
 
 
 def in_range_of(data: Dataset, here: Spec, task: str, *, option: str | None) -> Dataset:
-    """Return `data` with its actions in [-1, 1] of the range of `here`, and a note if they change.
+    """Return `data` with its actions converted to the action range of `here`, and a note of it.
 
-    here: of an environment, as `stated` returns it, or of other data.  task: its name.
-    Ranges that both sides state are compared in their units. Normalized actions, those of a file
-    that states no range or [-1, 1], are shares of any range, which a note says.
-    option: which of `action_scale` and `action_range` states the range of the data, if one does.
-    Raises UserError, with both ranges, where they cannot be reconciled.
+    here: the spec of an environment, from `stated`, or of other data.  task: its name.
+    If both sides state a range, the units are compared. Normalized actions, of a file that states
+    no range or [-1, 1], are fractions of any range; then a note says so.
+    option: the option that states the range of the data, `action_scale` or `action_range`, if any.
+    Raises UserError, with both ranges, if they cannot be converted.
     """
     own, where = data.spec, data.path or data.name
     if own is None or own.is_normalized:
         note = None if option else note_on_shares(own, here, task)
         return data if note is None else replace(data, notes=(*data.notes, note))
     if own.action_dim != here.action_dim or (option and here.is_normalized):
-        return data  # the former is refused where both are compared
+        return data  # different action dimensions are refused when the specs are compared
     reached = REACHED in data.notes
     if reached and not here.action_low:
         raise UserError(

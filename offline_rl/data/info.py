@@ -1,4 +1,4 @@
-"""Data sets in words: the list of cards, and what a file holds."""
+"""Descriptions of data sets: the list of cards, and the contents of a file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,26 +16,29 @@ if TYPE_CHECKING:
 
 
 def list_cards(data_dir: str | Path | None = None) -> str:
-    """A table of all cards: name, environment, references of the score, where the data is."""
+    """Return a table of all cards: name, environment, reference returns, location of the data."""
     from envs.paths import share
 
     table: list[tuple[str, ...]] = [("name", "evaluated in", "score 0", "score 100", "data")]
     folder, embedded = data_folder(data_dir), share("datasets") / "embedded"
     for card in known_cards().values():
         file = card.files.get("train") or next(iter(card.files.values()))
-        here = "here" if (folder / file.path).is_file() else None
-        shipped = "embedded" if (embedded / file.name).is_file() else None
-        remote = "to download" if file.urls else "to generate"
+        if (folder / file.path).is_file():
+            state = "here"
+        elif (embedded / file.name).is_file():
+            state = "embedded"
+        else:
+            state = "to download" if file.urls else "to generate"
         reference = card.reference
         numbers = (f"{reference.min:.7g}", f"{reference.max:.7g}") if reference else ("-", "-")
-        table.append((card.name, card.env or "data only", *numbers, here or shipped or remote))
-    return _aligned(table)
+        table.append((card.name, card.env or "data only", *numbers, state))
+    return _align(table)
 
 
 def info(source: str | Path, data_dir: str | Path | None = None, **options: Any) -> str:
-    """What a file (or the file of a task) holds: rows, episodes, returns, flags, checksum.
+    """Describe a file (or the file of a task): rows, episodes, returns, flags, checksum.
 
-    options: of `read`.
+    options: those of `read`.
     """
     data = load(source, data_dir, **options)
     s, rate = data.summary(), data.spec.rate_hz if data.spec is not None else None
@@ -46,7 +49,7 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
             "actions",
             f"{list(data.actions.shape[1:])} from {s.action_min:.4g} to {s.action_max:.4g}",
         ),
-        *([("limits", mapped)] if (mapped := stands_for(data)) else []),
+        *([("limits", limits)] if (limits := describe_action_range(data)) else []),
         ("rows", f"{s.rows:,}{unusable}"),
         *(
             (word, f"{list(array.shape[1:])} {array.dtype}")
@@ -72,11 +75,11 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
     if data.extras:
         lines.append(("extras", ", ".join(data.extras)))
     lines += [("note", note) for note in data.notes]
-    return _aligned([*lines, ("SHA-256", data.sha256 or "-")])
+    return _align([*lines, ("SHA-256", data.sha256 or "-")])
 
 
-def stands_for(data: Dataset) -> str | None:
-    """Return what actions of -1 and 1 stand for in the file's units; None where it is -1 and 1."""
+def describe_action_range(data: Dataset) -> str | None:
+    """Describe the actions that -1 and 1 stand for, in the file's units; None if -1 and 1."""
     spec = data.spec
     if spec is None or not spec.action_low or {*spec.action_low, *spec.action_high} == {-1, 1}:
         return None
@@ -87,25 +90,25 @@ def stands_for(data: Dataset) -> str | None:
 
 
 def card_of(data: Dataset) -> "Card | None":
-    """The card whose file this is: by its name among the cards, or by file name and checksum."""
+    """Return the card of a data set, by its name, or by file name and checksum; None if unknown."""
     cards = known_cards()
     if data.name in cards:
         return cards[data.name]
     path = Path(data.path) if data.path else None
     for card in cards.values():
         for file in card.files.values():
-            if path and file.name == path.name and _same(file, path, data.sha256):
+            if path and file.name == path.name and _has_checksum(file, path, data.sha256):
                 return card
     return None
 
 
-def _same(file: "File", path: Path, sha256: str | None) -> bool:
+def _has_checksum(file: "File", path: Path, sha256: str | None) -> bool:
     if file.sha256:
         return file.sha256 == sha256
     return file.md5 is None or file.md5 == checksum(path, "md5")
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> str:
+def _align(rows: list[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return "\n".join(lines)

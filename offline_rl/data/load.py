@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.paths import share
-from offline_rl.data.cache import cached
+from offline_rl.data.cache import load_cached
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.read import read
 from offline_rl.utils.errors import MissingData, UserError
@@ -168,7 +168,7 @@ def user_cache() -> Path:
 
 
 def _cached(path: Path, **options: Any) -> Dataset:
-    return cached(path, options, lambda: read(path, **options), user_cache())
+    return load_cached(path, options, lambda: read(path, **options), user_cache())
 
 
 def minari_folder(dataset_id: str) -> Path:

@@ -1,7 +1,7 @@
-"""What is done to observations, rewards and actions before learning, in data and environment alike.
+"""Preprocessing of observations, rewards and actions, applied to data and environments alike.
 
-It is fitted once on the offline data, applied to everything that is learned from, and stored with
-every checkpoint. Scores are always computed from raw rewards.
+A transform is fitted once on the offline data, applied to all training data, and stored in every
+checkpoint. Scores are always computed from raw rewards.
 """
 
 from __future__ import annotations
@@ -28,59 +28,59 @@ ActionClip = Annotated[float, Range(1e-3, 1)]
 Normalize = bool | Literal["min_max"]
 
 
-ROWS = 100_000  # of the data are looked at, evenly spaced
-# Standard deviations as the network sees them. Measured with bc and iql, action = sign(column):
+ROWS = 100_000  # maximum number of rows that are checked, evenly spaced
+# Minimum standard deviations of network inputs. Measured with bc and iql, action = sign(column):
 # above these the mean error is below 0.05 of 0.5 (normalized) and 0.2 of 0.5 (raw).
 NORMALIZED = 0.25
 RAW = 0.02
 ACTIONS = 5e-3
-SPAN = 5  # in these units; a rare but large value makes a column visible, whatever its deviation
-REWARDS = 1e-3  # least difference between rewards that critics, whose first errors are 0.1, resolve
-SHOWN = 5  # columns that are named
+SPAN = 5  # a column with a range of +-SPAN times the limit is visible, whatever its deviation
+REWARDS = 1e-3  # smallest difference of rewards that critics, with initial errors of 0.1, resolve
+SHOWN = 5  # maximum number of columns that a message names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing(Checked):
-    """What a transform is made of; the defaults leave the data as it is."""
+    """Options of the preprocessing; the defaults leave the data unchanged."""
 
-    normalize_observations: Normalize = False  # z-score by the offline data; min_max: to [-1, 1]
-    min_std: Positive | None = None  # of a z-score; null: deviations as they are + 0.001
-    normalize_returns: bool = False  # rewards * 1000 / (best - worst return); then the next two
-    center_rewards: bool = False  # rewards less the data's mean; only where nothing terminates
-    reward_scale: Number = 1.0  # rewards * scale + shift
+    normalize_observations: Normalize = False  # true: z-score over the data; min_max: to [-1, 1]
+    min_std: Positive | None = None  # minimum standard deviation of a z-score; null: std + 0.001
+    normalize_returns: bool = False  # rewards * 1000 / (best - worst return), then scale and shift
+    center_rewards: bool = False  # subtract the mean reward; only for data without terminations
+    reward_scale: Number = 1.0  # rewards * reward_scale + reward_shift
     reward_shift: Number = 0.0  # see reward_scale
-    clip_actions: ActionClip = 1.0  # actions of the data are clipped to +- this
+    clip_actions: ActionClip = 1.0  # the data's actions are clipped to +- this number
 
 
 def range_of_returns(dataset: Dataset) -> float:
-    """The best episode's return less the worst one's. Raises UserError where all are the same."""
+    """Return the best minus the worst episode return. Raises UserError if all are equal."""
     returns = dataset.episode_returns()
     spread = float(returns.max() - returns.min())
     if spread <= 1e-6 * np.abs(returns).max():
         raise UserError(
-            f"{dataset.path or dataset.name}: every episode returns {returns.max():g}: there is no "
-            "range to divide rewards by; set algorithm.normalize_returns=false"
+            f"{dataset.path or dataset.name}: every episode has the return {returns.max():g}, so "
+            "rewards cannot be divided by a range; set algorithm.normalize_returns=false"
         )
     return spread
 
 
 def center_of(dataset: Dataset) -> float:
-    """The mean reward, which may be taken off where no episode is over before its time.
+    """Return the mean reward, which can be subtracted if no episode terminates.
 
-    It then lowers every value by the same. Where episodes terminate it would pay for ending them,
-    or for not. Raises UserError there.
+    Then every value decreases by the same amount. If episodes terminate, centering would reward or
+    penalize ending them. Raises UserError in that case.
     """
     if count := int(dataset.terminated.sum()):
         raise UserError(
             f"{dataset.path or dataset.name}: {count:,} episodes terminate, and centered rewards "
-            "would pay for ending them, or for not: set algorithm.center_rewards=false"
+            "would reward or penalize ending them; set algorithm.center_rewards=false"
         )
     return float(dataset.rewards.mean(dtype=np.float64))
 
 
 @dataclass(frozen=True)
 class Transform:
-    """observations -> normalizer(observations); rewards -> affine; actions clipped."""
+    """Normalization of observations, an affine map of rewards, and clipping of actions."""
 
     normalizer: Normalizer | Normalizers
     reward_scale: float = 1.0
@@ -89,18 +89,18 @@ class Transform:
 
     @classmethod
     def fit(cls, cfg: Preprocessing, dataset: Dataset | None, shape: Any) -> Transform:
-        """Statistics from `dataset`; without data nothing is normalized.
+        """Fit the statistics on `dataset`; without data nothing is normalized.
 
-        shape: of what is observed, or of each channel.
-        Raises UserError where returns are to be normalized and all are the same, or rewards to be
-        centered and episodes terminate.
+        shape: of an observation, or of each channel.
+        Raises UserError if `normalize_returns` is set and all returns are equal, or if
+        `center_rewards` is set and episodes terminate.
         """
         normalizer, scale = channels.identity(shape), cfg.reward_scale
         if dataset is not None and cfg.normalize_observations:
             rows = slice(dataset.num_rows)
-            seen = channels.take(dataset.observations, rows)
+            observations = channels.take(dataset.observations, rows)
             by_range = cfg.normalize_observations == "min_max"
-            normalizer = channels.fit(seen, by_range=by_range, min_std=cfg.min_std)
+            normalizer = channels.fit(observations, by_range=by_range, min_std=cfg.min_std)
         if dataset is not None and cfg.normalize_returns:
             scale *= 1000 / range_of_returns(dataset)
         shift = cfg.reward_shift
@@ -109,17 +109,17 @@ class Transform:
         return cls(normalizer, float(scale), float(shift), cfg.clip_actions)
 
     def rewards(self, rewards: np.ndarray) -> np.ndarray:
-        """Raw rewards -> those that are learned from, float32, whatever the raw ones are."""
+        """Return the preprocessed rewards, float32."""
         raw = np.asarray(rewards, np.float32)
         return (raw * self.reward_scale + self.reward_shift).astype(np.float32)
 
     def dataset(self, dataset: Dataset) -> Dataset:
-        """`dataset` as it is learned from."""
+        """Return the preprocessed data set."""
         normalized = self.normalizer(dataset.observations)
         return replace(self.all_but_observations(dataset), observations=normalized)
 
     def all_but_observations(self, dataset: Dataset) -> Dataset:
-        """`dataset` as it is learned from, its observations raw."""
+        """Return the data set with preprocessed rewards and actions, and raw observations."""
         clip = self.clip_actions
         return replace(
             dataset,
@@ -129,12 +129,12 @@ class Transform:
 
     @property
     def parts(self) -> Any:
-        """The lone vector's normalizer, or that of each vector by its channel's name."""
-        made = self.normalizer
-        return made.by_channel if isinstance(made, Normalizers) else made
+        """The normalizer of a single vector, or the normalizers of all vector channels by name."""
+        normalizer = self.normalizer
+        return normalizer.by_channel if isinstance(normalizer, Normalizers) else normalizer
 
     def raw(self, dataset: Dataset) -> Dataset:
-        """The inverse of `dataset`, but for rounding, and for clipped actions."""
+        """Invert `dataset`, except for rounding and for clipped actions."""
         return replace(
             dataset,
             observations=self.normalizer.inverse(dataset.observations),
@@ -142,7 +142,7 @@ class Transform:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers and lists; float32 values survive exactly."""
+        """Return numbers and lists; float32 values are exact."""
         return {
             "kind": channels.map_channels(lambda part: part.kind, self.parts),
             "mean": channels.map_channels(lambda part: part.mean.tolist(), self.parts),
@@ -154,13 +154,16 @@ class Transform:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Transform:
-        """The inverse of `to_json`."""
-        kinds = channels.map_channels(lambda _: "z-score", values["mean"])  # older ones do not say
+        """Build a transform from the result of `to_json`."""
+        # earlier versions did not store the kind
+        kinds = channels.map_channels(lambda _: "z-score", values["mean"])
 
         def part(mean: list[Any], scale: list[Any], kind: Kind) -> Normalizer:
             return Normalizer(np.asarray(mean, np.float32), np.asarray(scale, np.float32), kind)
 
-        parts = channels.map_channels(part, values["mean"], values["scale"], values.get("kind", kinds))
+        parts = channels.map_channels(
+            part, values["mean"], values["scale"], values.get("kind", kinds)
+        )
         rest = {k: values[k] for k in ("reward_scale", "reward_shift", "clip_actions")}
         return cls(Normalizers(parts) if isinstance(parts, dict) else parts, **rest)
 
@@ -168,66 +171,67 @@ class Transform:
 def small_columns(
     transform: Transform, data: Dataset | None, spec: Spec, cfg: Any, *, rewards: bool
 ) -> list[str]:
-    """Return a sentence with the remedy for each kind of column that is hardly visible.
+    """Return a warning with a remedy for each kind of column whose variation is too small.
 
-    A network starts from inputs of about unit scale. A z-score divides by the standard deviation
-    plus 0.001, so a column with a deviation of 1e-5, as of meters or amperes, reaches it as 1 % of
-    that. Dividing by the deviation alone is no safe default: a sensor that only jitters in the
-    data and moves in the environment would reach the network as 10,000. So the user decides.
+    A network expects inputs of about unit scale. A z-score divides by the standard deviation plus
+    0.001, so a column with a standard deviation of 1e-5, for example in meters or amperes, reaches
+    the network with a standard deviation of 0.01. Dividing by the standard deviation alone is not a
+    safe default: a sensor that only jitters in the data and moves in the environment could reach
+    the network as 10,000. Therefore the user decides.
 
-    data: raw, if there is any.  cfg: the algorithm's.  rewards: whether it learns from them.
+    data: raw, if any.  cfg: the algorithm's config.  rewards: True if the algorithm uses rewards.
     """
     if data is None:
         return []
-    parts, found = transform.parts, list[str]()
+    parts, warnings = transform.parts, list[str]()
     for channel in spec.vectors:
         normalizer = parts.get(channel.name) if isinstance(parts, dict) else parts
         if normalizer is None or channel.name == channels.BASE_ACTION:
             continue
-        seen = data.observations if spec.single_vector else data.observations[channel.name]
-        values = sampled(seen[: data.num_rows]).reshape(-1, channel.size)
+        observations = data.observations if spec.single_vector else data.observations[channel.name]
+        values = sample_rows(observations[: data.num_rows]).reshape(-1, channel.size)
         limit = RAW if normalizer.kind == "identity" else NORMALIZED
         small = hardly_vary(values, normalizer.scale.reshape(-1), limit)
         if len(small):
             names = channel.names or [f"{channel.name}[{k}]" for k in range(channel.size)]
-            least = float(values[:, small].std(0).min())
+            min_std = float(values[:, small].std(0).min())
             it = "it" if len(small) == 1 else "them"
-            found.append(
-                f"{listed(names, values, small)}. "
-                f"Set {remedy(normalizer, least)} to scale {it} to 1"
+            warnings.append(
+                f"{describe_columns(names, values, small)}. "
+                f"Set {format_remedy(normalizer, min_std)} to scale {it} to 1"
             )
     scale = np.ones(spec.action_dim)
     if hasattr(cfg, "action_low"):  # scaled to the data's range
         ends = zip(data.actions.min(0), data.actions.max(0), strict=True)
         scale = np.array([center_and_extent(float(low), float(high))[1] for low, high in ends])
-    actions = sampled(data.actions).astype(np.float64)
+    actions = sample_rows(data.actions).astype(np.float64)
     small = hardly_vary(actions, scale, ACTIONS)
     if len(small):
         names = spec.action_names or [f"action[{k}]" for k in range(spec.action_dim)]
-        found.append(
-            f"{listed(names, actions, small)}. With task=none, set action_range=data to scale "
-            "actions to their range in the data"
+        warnings.append(
+            f"{describe_columns(names, actions, small)}. With task=none, set action_range=data to "
+            "scale actions to their range in the data"
         )
     spread = float(np.ptp(data.rewards)) * transform.reward_scale
     if rewards and 0 < spread < REWARDS:
-        found.append(
+        warnings.append(
             f"rewards differ by at most {spread:.1e} and will barely affect training. Set "
             f"algorithm.reward_scale={cfg.reward_scale / spread:.0e} or "
             "algorithm.normalize_returns=true"
         )
-    return found
+    return warnings
 
 
-def sampled(values: np.ndarray) -> np.ndarray:
+def sample_rows(values: np.ndarray) -> np.ndarray:
     """Return up to ROWS evenly spaced rows as float64."""
     return values[:: math.ceil(len(values) / ROWS)].astype(np.float64)
 
 
 def hardly_vary(values: np.ndarray, scale: np.ndarray, limit: float) -> np.ndarray:
-    """Return the columns [k] that vary by less than `limit` once divided by `scale`.
+    """Return the columns [k] that vary by less than `limit` after division by `scale`.
 
-    A constant is not one of them, nor rounding noise around it.  values: [N, columns]; scale:
-    [columns].
+    Constants, and rounding noise around constants, are not included.
+    values: [N, columns]; scale: [columns].
     """
     deviation, half = values.std(0), np.ptp(values, axis=0) / 2
     rounding = np.finfo(np.float32).eps * np.abs(values).max(0)
@@ -235,7 +239,7 @@ def hardly_vary(values: np.ndarray, scale: np.ndarray, limit: float) -> np.ndarr
     return np.flatnonzero(small & (deviation > rounding))
 
 
-def listed(names: Sequence[str], values: np.ndarray, columns: np.ndarray) -> str:
+def describe_columns(names: Sequence[str], values: np.ndarray, columns: np.ndarray) -> str:
     """Return a sentence that names the columns with their standard deviations."""
     deviations = [f"{values[:, k].std():.1e}" for k in columns]
     if len(columns) == 1:
@@ -248,9 +252,9 @@ def listed(names: Sequence[str], values: np.ndarray, columns: np.ndarray) -> str
     return f"{small} and will barely affect training"
 
 
-def remedy(normalizer: Normalizer, least: float) -> str:
-    """Return the options that make a column with standard deviation `least` visible."""
-    floor = f"algorithm.min_std={10.0 ** math.floor(math.log10(least)):g}"
+def format_remedy(normalizer: Normalizer, min_std: float) -> str:
+    """Return the options that scale a column with standard deviation `min_std` to about 1."""
+    option = f"algorithm.min_std={10.0 ** math.floor(math.log10(min_std)):g}"
     if normalizer.kind == "z-score":
-        return floor
-    return f"algorithm.normalize_observations=true {floor}"
+        return option
+    return f"algorithm.normalize_observations=true {option}"

@@ -1,4 +1,4 @@
-"""Columns of Parquet files as arrays, one row a step; encoded pictures are decoded."""
+"""Reading columns of Parquet files as arrays, one row per step; encoded images are decoded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from offline_rl.utils.modules import import_extra
 
 @dataclass(frozen=True)
 class Table:
-    """Files with the same columns, read one after the other."""
+    """Parquet files with the same columns, read in sequence."""
 
     where: str
     files: Sequence[Path]
 
     def keys(self) -> tuple[str, ...]:
-        """The columns of the first file."""
+        """Return the columns of the first file."""
         with self._open(self.files[0]) as file:
             return tuple(file.schema_arrow.names)
 
     def get(self, key: str) -> np.ndarray:
-        """[N, ...]. Raises ValueError, KeyError or OSError where the column cannot be read."""
+        """Return a column, [N, ...]. Raises ValueError, KeyError or OSError if it is unreadable."""
         parts = []
         for path in self.files:
             with self._open(path) as file:
@@ -43,10 +43,10 @@ def _array(column: Any) -> np.ndarray:
     if column.null_count:
         raise ValueError(f"{column.null_count:,} of {len(column):,} cells are empty")
     cells, shape = column.combine_chunks(), [len(column)]
-    if isinstance(cells, pyarrow.ChunkedArray):  # of a file without rows
+    if isinstance(cells, pyarrow.ChunkedArray):  # the file has no rows
         cells = pyarrow.concat_arrays(cells.chunks or [pyarrow.array([], column.type)])
     if types.is_struct(cells.type):
-        return _pictures(cells.field("bytes").to_pylist())
+        return _decode_images(cells.field("bytes").to_pylist())
     while types.is_list(cells.type) or types.is_fixed_size_list(cells.type):
         lengths = pyarrow.compute.list_value_length(cells).unique().to_pylist()
         if len(lengths) > 1:
@@ -56,14 +56,14 @@ def _array(column: Any) -> np.ndarray:
     return cells.to_numpy(zero_copy_only=False).reshape(shape)
 
 
-def _pictures(encoded: list[bytes | None]) -> np.ndarray:
-    """[N, H, W, C] uint8."""
+def _decode_images(encoded: list[bytes | None]) -> np.ndarray:
+    """Decode images to [N, H, W, C] uint8."""
     import imageio.v3
 
-    held = [content for content in encoded if content is not None]
-    if missing := len(encoded) - len(held):
-        raise ValueError(f"{missing:,} pictures are files of their own, not in the table")
-    read = [np.asarray(imageio.v3.imread(content)) for content in held]
-    if len(shapes := sorted({picture.shape for picture in read})) > 1:
-        raise ValueError(f"its pictures differ in size: {[list(shape) for shape in shapes[:2]]}")
-    return np.stack(read)
+    contents = [content for content in encoded if content is not None]
+    if missing := len(encoded) - len(contents):
+        raise ValueError(f"{missing:,} images are separate files and not in the table")
+    images = [np.asarray(imageio.v3.imread(content)) for content in contents]
+    if len(shapes := sorted({image.shape for image in images})) > 1:
+        raise ValueError(f"its images differ in size: {[list(shape) for shape in shapes[:2]]}")
+    return np.stack(images)

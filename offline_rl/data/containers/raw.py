@@ -1,9 +1,9 @@
-"""A data file as named arrays, before anyone says what they mean; its container told by content.
+"""Opening a data file as named arrays; the type of container is recognized by its content.
 
 Containers: an HDF5 file, an NPZ archive, a Zarr store (a folder or a ZIP archive), a folder with
-an HDF5 file or with Parquet files in it, a robot's recording. Nothing is ever unpickled, no link
-out of an HDF5 file is followed, and an array is read only when asked for. Whatever is broken
-becomes a `UserError` with the file and the array in it.
+an HDF5 file or with Parquet files, a robot's recording. Nothing is ever unpickled, external links
+of an HDF5 file are not followed, and an array is read only when it is requested. Any damage raises
+a `UserError` that names the file and the array.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ from offline_rl.utils.files import checksum, read_json
 DAMAGED: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, RuntimeError, ValueError)
 DAMAGED += (zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
 T = TypeVar("T")
-RECORDING = b"RRTICKS\n"  # which a robot's recording begins with
+RECORDING = b"RRTICKS\n"  # the first bytes of a robot's recording
 EPISODE = re.compile(r"[^.]*\d+(\.(hdf5|h5|npz|npy))?")  # a file or folder that may be one episode
 AGAIN = "Copy or download it again."
 PICKLE = (
-    "To load one runs whatever its writer put into it, so none is ever loaded. Where you trust it, "
-    "load it yourself and save its arrays: numpy.savez('data.npz', observations=…, actions=…, "
-    "rewards=…, terminals=…, timeouts=…)."
+    "Loading a pickle can run any code, so none is ever loaded. If you trust it, load it yourself "
+    "and save its arrays: numpy.savez('data.npz', observations=…, actions=…, rewards=…, "
+    "terminals=…, timeouts=…)."
 )
 JOIN = (
     "join the episodes into one NPZ file (observations, actions, rewards, terminals, timeouts; "
@@ -41,9 +41,9 @@ JOIN = (
     "format=plain."
 )
 TABLE = (
-    "Which columns make an observation and an action only you know: read it with "
-    "pandas.read_{}, then Dataset.from_arrays(observations, actions, rewards, terminated, "
-    "truncated), or save these arrays with numpy.savez."
+    "Its columns of observations and actions are unknown. Read it with pandas.read_{}, then call "
+    "Dataset.from_arrays(observations, actions, rewards, terminated, truncated), or save these "
+    "arrays with numpy.savez."
 )
 
 
@@ -51,58 +51,61 @@ TABLE = (
 class Raw:
     """The named arrays of one open file or folder."""
 
-    where: str  # the file or folder, as errors name it
+    where: str  # the file or folder, for errors
     kind: Literal["HDF5", "NPZ", "Zarr", "Parquet", "recording"]
     keys: tuple[str, ...]  # groups joined by "/", as in "infos/qpos"
-    get: Callable[[str], np.ndarray]  # raises UserError where the array cannot be read
+    get: Callable[[str], np.ndarray]  # raises UserError if the array cannot be read
     shape: Callable[[str], tuple[int, ...]]
-    files: tuple[Path, ...]  # whose bytes the arrays come from
-    folder: Path  # in which metadata lie beside the arrays
-    attribute: Callable[[str, str], Any] = lambda key, name: None  # of a group; None: has none
-    notes: list[str] = field(default_factory=list)  # sentences on what was met in reading
+    files: tuple[Path, ...]  # the files that hold the arrays
+    folder: Path  # the folder of metadata files
+    attribute: Callable[[str, str], Any] = lambda key, name: None  # of a group; None if missing
+    notes: list[str] = field(default_factory=list)  # problems found while reading
 
 
 @contextmanager
 def open_raw(path: Path) -> Iterator[Raw]:
-    """The arrays of `path`, readable while the context lasts."""
-    with _folder(path) if path.is_dir() else _file(path, str(path)) as raw:
-        if note := beside(path):
+    """Open the arrays of `path` for the duration of the block."""
+    with _open_folder(path) if path.is_dir() else _open_file(path, str(path)) as raw:
+        if note := check_card(path):
             raw.notes.append(note)
         yield raw
 
 
-def beside(path: Path) -> str | None:
-    """A note where the card that `generate` leaves beside a file cannot be read.
+def check_card(path: Path) -> str | None:
+    """Compare a file with the card next to it, which `generate` writes.
 
-    Raises UserError where it is of other bytes than the file's.
+    Returns a note if the card cannot be read. Raises UserError if the checksum is another one.
     """
     card = path.with_suffix(".json")
     if path.is_dir() or not card.is_file():
         return None
     try:
-        told = read_json(card)
+        facts = read_json(card)
     except UserError as error:
-        return f"{error}: it cannot tell whether the data is whole."
-    if not isinstance(told, dict) or told.get("file") != path.name or "sha256" not in told:
-        return None  # of another kind
-    if told["sha256"] != (found := checksum(path)):
+        return f"{error}. The checksum of the data could not be verified."
+    if not isinstance(facts, dict) or facts.get("file") != path.name or "sha256" not in facts:
+        return None  # another kind of JSON file
+    if facts["sha256"] != (actual := checksum(path)):
         raise UserError(
-            f"{path}: its SHA-256 is {found}, its card {card} says {told['sha256']}: one of the "
+            f"{path}: its SHA-256 is {actual}, its card {card} says {facts['sha256']}: one of the "
             f"two is damaged or was changed. {AGAIN} To use the file as it is, remove the card."
         )
     return None
 
 
 def checksum_of(files: Sequence[Path]) -> str:
-    """One file's SHA-256; of several that of their lines "<SHA-256>  <path below their folder>"."""
+    """Return the SHA-256 of a file, or of a list of files.
+
+    For several files it is the SHA-256 of their lines "<SHA-256>  <path below their folder>".
+    """
     if len(files) == 1:
         return checksum(files[0])
-    root = Path(*_common([f.parent.parts for f in files]))
+    root = Path(*_common_parts([f.parent.parts for f in files]))
     lines = (f"{checksum(f)}  {f.relative_to(root).as_posix()}\n" for f in sorted(files))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _common(paths: Sequence[tuple[str, ...]]) -> list[str]:
+def _common_parts(paths: Sequence[tuple[str, ...]]) -> list[str]:
     shared = []
     for parts in zip(*paths, strict=False):
         if len(set(parts)) > 1:
@@ -111,52 +114,52 @@ def _common(paths: Sequence[tuple[str, ...]]) -> list[str]:
     return shared
 
 
-def _folder(path: Path) -> AbstractContextManager[Raw]:
+def _open_folder(path: Path) -> AbstractContextManager[Raw]:
     if (path / "meta" / "info.json").is_file():
-        return _parquet(path)
+        return _open_parquet(path)
     if any(zarr.is_root(f.name) for f in path.iterdir()):
         files = tuple(f for f in path.rglob("*") if f.is_file())
-        return _zarr(zarr.folder(path), files, path)
+        return _open_zarr(zarr.open_folder(path), files, path)
     for inner in (path, path / "data"):
         if (inner / "main_data.hdf5").is_file():
-            return _file(inner / "main_data.hdf5", str(path))
+            return _open_file(inner / "main_data.hdf5", str(path))
         if (inner / "metadata.json").is_file():
             raise UserError(
-                f"{inner}: has metadata.json but no main_data.hdf5; of Minari's data formats hdf5 "
-                f"is read. Make the data set again with data_format='hdf5'."
+                f"{inner}: has metadata.json but no main_data.hdf5. Of Minari's data formats, only "
+                f"hdf5 is read. Create the data set again with data_format='hdf5'."
             )
     numbered = sorted(p for p in path.iterdir() if EPISODE.fullmatch(p.name))
     if len(numbered) > 1:
         shown = ", ".join(p.name for p in numbered[:2])
         raise UserError(
-            f"{path}: a folder of {len(numbered):,} files or folders ({shown}, ...), and no data "
-            f"set of LeRobot's, Minari's or Zarr's. Name the data file in it. If each file is "
-            f"one episode, {JOIN}"
+            f"{path}: a folder of {len(numbered):,} files or folders ({shown}, ...), and not a "
+            f"LeRobot, Minari or Zarr data set. Give the path of the data file in it. If each file "
+            f"is one episode, {JOIN}"
         )
     raise UserError(
-        f"{path}: a folder that is no data set: LeRobot's would hold meta/info.json, Minari's "
-        f"main_data.hdf5 or data/main_data.hdf5, a Zarr store .zgroup or zarr.json. "
-        f"Name the data file in it."
+        f"{path}: a folder that is not a data set. LeRobot's has meta/info.json, Minari's has "
+        f"main_data.hdf5 or data/main_data.hdf5, and a Zarr store has .zgroup or zarr.json. "
+        f"Give the path of the data file in it."
     )
 
 
 @contextmanager
-def _file(path: Path, where: str) -> Iterator[Raw]:
+def _open_file(path: Path, where: str) -> Iterator[Raw]:
     start = _first_bytes(path)
     if start.startswith(b"PK"):
-        with _opened(zipfile.ZipFile, path, "a ZIP archive") as file:
+        with _call_opener(zipfile.ZipFile, path, "a ZIP archive") as file:
             if any(zarr.is_root(name) for name in file.namelist()):
-                with _zarr(zarr.archive(where, path, file), (path,), path.parent) as raw:
+                with _open_zarr(zarr.open_archive(where, path, file), (path,), path.parent) as raw:
                     yield raw
                 return
-        with _opened(np.load, path, "an NPZ archive", allow_pickle=False) as archive:
+        with _call_opener(np.load, path, "an NPZ archive", allow_pickle=False) as archive:
             keys = tuple(archive.files)
             if any(key.endswith("data.pkl") for key in keys):
-                raise UserError(f"{where}: torch's file, which is a pickle. {PICKLE}")
+                raise UserError(f"{where}: a PyTorch file, which is a pickle. {PICKLE}")
             get = _guarded(where, keys, archive.__getitem__)
             yield Raw(where, "NPZ", keys, get, lambda key: get(key).shape, (path,), path.parent)
     elif h5py.is_hdf5(str(path)) or start.startswith(b"\x89HDF"):
-        with _opened(h5py.File, path, "an HDF5 file", mode="r") as file:
+        with _call_opener(h5py.File, path, "an HDF5 file", mode="r") as file:
             keys = _keys(file, where)
             yield Raw(
                 where,
@@ -169,7 +172,7 @@ def _file(path: Path, where: str) -> Iterator[Raw]:
                 lambda key, name: file[key].attrs.get(name),
             )
     elif start.startswith(RECORDING):
-        yield _recording(path, where)
+        yield _read_recording(path, where)
     elif start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05":
         raise UserError(f"{where}: a pickle. {PICKLE}")
     elif start.startswith(b"PAR1"):
@@ -183,38 +186,38 @@ def _file(path: Path, where: str) -> Iterator[Raw]:
         )
 
 
-def _recording(path: Path, where: str) -> Raw:
-    """Of a robot; what is whole of it."""
+def _read_recording(path: Path, where: str) -> Raw:
+    """Read a robot's recording, up to the first damaged byte if there is one."""
     from real_robot.recording.files import read
 
-    found = read(path)
-    keys = found.rows.dtype.names or ()
+    recording = read(path)
+    keys = recording.rows.dtype.names or ()
     notes = []
-    if found.lost:
-        notes.append(f"{found.lost:,} ticks were never written: the disk was too slow")
-    if found.cut_at is not None:
-        notes.append(f"damaged or unfinished from byte {found.cut_at:,} on: read up to there")
+    if recording.lost:
+        notes.append(f"{recording.lost:,} ticks were never written: the disk was too slow")
+    if recording.cut_at is not None:
+        notes.append(f"damaged or incomplete from byte {recording.cut_at:,} on: read up to there")
     return Raw(
         where,
         "recording",
         keys,
-        _guarded(where, keys, lambda key: found.rows[key]),
-        lambda key: found.rows[key].shape,
+        _guarded(where, keys, lambda key: recording.rows[key]),
+        lambda key: recording.rows[key].shape,
         (path,),
         path.parent,
-        lambda _, name: {"about": found.about}.get(name),
+        lambda _, name: {"about": recording.about}.get(name),
         notes,
     )
 
 
 @contextmanager
-def _zarr(group: zarr.Group, files: tuple[Path, ...], folder: Path) -> Iterator[Raw]:
+def _open_zarr(group: zarr.Group, files: tuple[Path, ...], folder: Path) -> Iterator[Raw]:
     notes: list[str] = []
 
     def get(key: str) -> np.ndarray:
-        if absent := group.absent(key):
+        if missing := group.count_missing(key):
             notes.append(
-                f"{key}: {absent:,} chunks have no file, the fill value stands for them. "
+                f"{key}: {missing:,} chunks have no file and are read as the fill value. "
                 f"Was the store copied completely?"
             )
         return group.get(key)
@@ -226,7 +229,7 @@ def _zarr(group: zarr.Group, files: tuple[Path, ...], folder: Path) -> Iterator[
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Raw]:
+def _open_parquet(path: Path) -> Iterator[Raw]:
     files = sorted(path.glob("data/**/*.parquet"))
     if not files:
         raise UserError(f"{path}: no Parquet file below data/. {AGAIN}")
@@ -235,7 +238,7 @@ def _parquet(path: Path) -> Iterator[Raw]:
         keys = table.keys()
     except DAMAGED as error:
         raise UserError(
-            f"{files[0]}: a Parquet file that is cut short or damaged ({_short(error)}). {AGAIN}"
+            f"{files[0]}: an incomplete or damaged Parquet file ({_short(error)}). {AGAIN}"
         ) from None
     get = _guarded(str(path), keys, table.get)
     every = (*files, *sorted(p for p in (path / "meta").rglob("*") if p.is_file()))
@@ -255,12 +258,12 @@ def _first_bytes(path: Path) -> bytes:
     return start
 
 
-def _opened(opener: Callable[..., Any], path: Path, what: str, **options: Any) -> Any:
+def _call_opener(opener: Callable[..., Any], path: Path, what: str, **options: Any) -> Any:
     try:
         return opener(path, **options)
     except DAMAGED as error:
         raise UserError(
-            f"{path}: {what} that is cut short or damaged ({_short(error)}). {AGAIN}"
+            f"{path}: {what} that is incomplete or damaged ({_short(error)}). {AGAIN}"
         ) from None
 
 
@@ -269,7 +272,7 @@ def _keys(file: h5py.File, where: str) -> tuple[str, ...]:
 
     def note(key: str | bytes, item: object) -> None:
         if isinstance(key, bytes):
-            raise ValueError(f"a name that is no text, {key!r}")
+            raise ValueError(f"a name that is not text, {key!r}")
         if isinstance(item, h5py.Dataset):
             keys.append(key)
 
@@ -283,11 +286,11 @@ def _keys(file: h5py.File, where: str) -> tuple[str, ...]:
 
 
 def _guarded(where: str, keys: Sequence[str], get: Callable[[str], T]) -> Callable[[str], T]:
-    """`get` of a known key, whose failures are `UserError`s that name the array."""
-    known = frozenset(keys)
+    """Return `get` with a check of the key; all failures are `UserError`s that name the array."""
+    valid_keys = frozenset(keys)
 
     def guarded(key: str) -> T:
-        if key not in known:
+        if key not in valid_keys:
             raise UserError(f"{where}: no array {key!r}. Was the recording saved completely?")
         try:
             return get(key)
@@ -298,7 +301,7 @@ def _guarded(where: str, keys: Sequence[str], get: Callable[[str], T]) -> Callab
                     f"they can run code. Save it as a plain numeric array."
                 ) from None
             raise UserError(
-                f"{where}: {key} is cut short or damaged ({_short(error)}). {AGAIN}"
+                f"{where}: {key} is incomplete or damaged ({_short(error)}). {AGAIN}"
             ) from None
 
     return guarded

@@ -1,8 +1,7 @@
-"""Zarr stores of formats 2 and 3, in a folder or in a ZIP archive, as zarr-python reads them.
+"""Reading Zarr stores of formats 2 and 3, in a folder or a ZIP archive, with zarr-python.
 
-An array is opened when asked for, and before that its own description is looked at: the type must
-be of numbers, the codecs of those that hold nothing but bytes and numbers. One of numcodecs' others
-unpickles.
+An array is opened when it is requested. Before that, its metadata are checked: the type must be a
+number, and the codecs must be in `CODECS`. A codec of numcodecs that is not in it unpickles data.
 """
 
 import contextlib
@@ -48,25 +47,27 @@ IS_GROUP = re.compile(rb'"node_type"\s*:\s*"group"')
 
 @dataclass(frozen=True)
 class Group:
-    """The arrays of a store, by path, as in "meta/episode_ends"."""
+    """The arrays of a store, by path, such as "meta/episode_ends"."""
 
     where: str
-    names: frozenset[str]  # of the files in the store
-    content: Callable[[str], bytes]
+    names: frozenset[str]  # names of the files in the store
+    content: Callable[[str], bytes]  # bytes of a file
     opened: Any  # the zarr.Group
 
     def keys(self) -> tuple[str, ...]:
+        """Return the paths of all arrays."""
         end = f"/{self._file}"
         places = [name.removesuffix(end) for name in self.names if name.endswith(end)]
-        with _description(f"{self.where}: the Zarr store"):
+        with _explain_errors(f"{self.where}: the Zarr store"):
             return tuple(sorted(p for p in places if not IS_GROUP.search(self._text(p))))
 
     def shape(self, key: str) -> tuple[int, ...]:
-        with _description(f"{self.where}: {key}"):
+        """Return the shape of an array."""
+        with _explain_errors(f"{self.where}: {key}"):
             return tuple(int(length) for length in json.loads(self._text(key))["shape"])
 
-    def absent(self, key: str) -> int:
-        """How many of the array's chunks (in a sharded one, shards) have no file."""
+    def count_missing(self, key: str) -> int:
+        """Return how many of the array's chunks, or shards, have no file."""
         array = self._array(key)
         sizes = zip(array.shape, array.shards or array.chunks, strict=True)
         indices = np.ndindex(*(-(-length // size) for length, size in sizes))
@@ -74,22 +75,23 @@ class Group:
         return sum(f"{key}/{name(index)}" not in self.names for index in indices)
 
     def get(self, key: str) -> np.ndarray:
-        """The whole array. Raises ValueError, RuntimeError or OSError where it is damaged."""
+        """Read an array. Raises ValueError, RuntimeError or OSError if it is damaged."""
         return np.asarray(self._array(key)[...])
 
     def close(self) -> None:
+        """Close the store."""
         self.opened.store.close()
 
     @property
     def _file(self) -> str:
-        """The name of the files that describe arrays (and, in format 3, groups)."""
+        """Name of the metadata file of an array (and, in format 3, of a group)."""
         return ".zarray" if self.opened.metadata.zarr_format == 2 else "zarr.json"
 
     def _text(self, key: str) -> bytes:
         return self.content(f"{key}/{self._file}")
 
     def _array(self, key: str) -> Any:
-        with _description(f"{self.where}: {key}"):
+        with _explain_errors(f"{self.where}: {key}"):
             meta = json.loads(self._text(key))
             kind = meta["dtype" if self._file == ".zarray" else "data_type"]
             if not _is_number(kind):
@@ -106,17 +108,17 @@ class Group:
         return array
 
 
-def folder(path: Path) -> Group:
-    """The store in a folder."""
+def open_folder(path: Path) -> Group:
+    """Open the store in a folder."""
     zarr = import_extra("zarr", "zarr", f"{path}: a Zarr store")
     names = frozenset(f.relative_to(path).as_posix() for f in path.rglob("*") if f.is_file())
-    with _description(f"{path}: the Zarr store"):
+    with _explain_errors(f"{path}: the Zarr store"):
         group = zarr.open_group(path, mode="r", use_consolidated=False)
     return Group(str(path), names, lambda name: (path / name).read_bytes(), group)
 
 
-def archive(where: str, path: Path, file: zipfile.ZipFile) -> Group:
-    """The store in a ZIP archive, at its root or in a folder of it; file: the archive, open."""
+def open_archive(where: str, path: Path, file: zipfile.ZipFile) -> Group:
+    """Open the store in a ZIP archive, at its root or in a folder; file: the open archive."""
     zarr = import_extra("zarr", "zarr", f"{where}: a Zarr store")
     members = file.namelist()
     root = min((n for n in members if is_root(n)), key=len).rpartition("/")[0]
@@ -124,40 +126,40 @@ def archive(where: str, path: Path, file: zipfile.ZipFile) -> Group:
     names = frozenset(
         n.removeprefix(start) for n in members if n.startswith(start) and not n.endswith("/")
     )
-    with _description(f"{where}: the Zarr store"):
+    with _explain_errors(f"{where}: the Zarr store"):
         store = zarr.storage.ZipStore(path, mode="r")
         group = zarr.open_group(store, mode="r", path=root, use_consolidated=False)
     return Group(where, names, lambda name: file.read(start + name), group)
 
 
 def is_root(name: str) -> bool:
-    """Whether a file of this name describes a store, of format 2 or 3, or a group in one."""
+    """Return True if a file of this name is the metadata of a store or of a group in one."""
     return name.rpartition("/")[2] in (".zgroup", "zarr.json")
 
 
 @contextlib.contextmanager
-def _description(what: str) -> Iterator[None]:
-    """Makes one sentence of what the libraries raise on a description they cannot follow."""
+def _explain_errors(what: str) -> Iterator[None]:
+    """Raise UserError for whatever zarr-python raises on invalid metadata."""
     try:
         yield
     except FAULTS as error:
-        found = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"{what} is described as nothing that can be read ({found}); numbers in chunks are "
-            f"expected. Copy it again, or save it as Zarr does by itself."
+            f"{what} has metadata that cannot be read ({reason}). Arrays of numbers in chunks are "
+            f"expected. Copy it again, or save it with Zarr's defaults."
         ) from None
 
 
 def _is_number(kind: Any) -> bool:
-    with contextlib.suppress(TypeError):  # of a structure or of nothing
+    with contextlib.suppress(TypeError):  # for a structured type or None
         return np.dtype(kind).kind in "fiub"
     return False
 
 
 def _codecs(meta: dict[str, Any]) -> Iterator[str]:
-    """The names of all codecs, those inside others included."""
+    """Yield the names of all codecs, including nested ones."""
     for part in ("filters", "compressor", "codecs", "index_codecs"):
-        found = meta.get(part) or []
-        for codec in found if isinstance(found, list) else [found]:
+        codecs = meta.get(part) or []
+        for codec in codecs if isinstance(codecs, list) else [codecs]:
             yield codec["id"] if "id" in codec else codec["name"]
             yield from _codecs(codec.get("configuration", {}))

@@ -1,14 +1,14 @@
-"""The layouts that data sets come in, told apart by what a file holds and never by its name.
+"""The layouts of data files. A layout is recognized by a file's content, never by its name.
 
-A module for each family, with
+Each module is a layout, or several similar ones, and defines
 
-    NAME     what errors call it
-    TAKES    the `ReadOptions` beyond the actions' that it reads; another one given is refused
-    missed   why a file is not of this layout, None where it is
-    MARKS    optional: arrays by which the layout is recognized where `format=` does not name it
+    NAME     its name in errors
+    TAKES    the `ReadOptions` that it supports besides those of actions; others are refused
+    mismatch   return why a file is not of this layout; None if it is
+    MARKS    optional: arrays that a file must have to be recognized without `format=`
     FORMAT_NAMES  optional: the values of `format=` that select it; default: the module's name
-    gather   its arrays in our words; a complaint for each one that cannot be had, where the rest
-             can still be looked at, and UserError where it cannot
+    parse    return the arrays by our names. Report each array that cannot be read if the others
+             still can be checked; otherwise raise UserError
 
-docs/reference/formats.md says what maps to what and what is lost.
+docs/reference/formats.md describes the mapping of each layout and what is lost.
 """

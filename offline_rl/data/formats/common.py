@@ -1,4 +1,4 @@
-"""What every layout gives and takes, and the pieces that several of them share."""
+"""The input and output of every layout's `parse`, and helpers that several layouts share."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,191 +19,188 @@ Columns = dict[str, np.ndarray]
 
 
 class NoArraysToChoose(UserError):
-    """`observation_keys` was given for a file whose observations are one array."""
+    """Raised for `observation_keys` if the file's observations are a single array."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How a file is to be read, but for its layout."""
+    """Options of reading a file, except for its layout."""
 
-    max_episode_steps: int | None = None  # where a file has no time-outs, episodes end after these
+    max_episode_steps: int | None = None  # end episodes after so many steps if no time-outs exist
     d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
-    terminate_on_end: bool = False  # the same, called with this option
-    action_scale: float | None = None  # actions are divided by it; the size that 1 stands for
+    terminate_on_end: bool = False  # qlearning_dataset with this option; needs d4rl_compatible
+    action_scale: float | None = None  # actions are divided by this number, so that it becomes 1
     action_range: ActionRange | None = (
-        None  # [low, high]: what -1, 1 stand for; data: its own range
+        None  # [low, high]: the actions that become -1 and 1; data: their minimum and maximum
     )
-    observation_keys: list[str] | None = None  # which arrays make an observation, in this order
-    subset: str | None = None  # a split that the file names, e.g. train
-    infos: bool = False  # keep what a step has besides, in `extras`
+    observation_keys: list[str] | None = None  # arrays that make up an observation, in this order
+    subset: str | None = None  # a split that the file defines, such as train
+    infos: bool = False  # keep other per-step arrays in `extras`
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(Reading):
-    """How a file is to be read."""
+    """Options of reading a file."""
 
     format: FileFormat | None = None  # layout of the file; default: recognized by its content
 
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """What a layout makes of a file."""
+    """The arrays of a file by our names, and what else the file states."""
 
     layout: str
-    columns: Columns  # our words -> arrays, as `Dataset.from_arrays` takes them
-    keys: Mapping[str, str]  # our words -> what the file calls them
+    columns: Columns  # arrays by our names, the arguments of `Dataset.from_arrays`
+    keys: Mapping[str, str]  # our names -> the file's names
     extras: Columns = field(default_factory=dict)  # [N, ...] each
-    notes: Sequence[str] = ()  # sentences on what was left out or had to be assumed
-    action_range: Bounds | None = None  # the actions' limits in the file's units, where it has them
-    action_extremes: Bounds | None = None  # what they reach, where it says that: stands for limits
-    observation_names: tuple[str, ...] = ()  # of each number, where it names them
-    observation_units: tuple[str, ...] = ()  # and measures them in
+    notes: Sequence[str] = ()  # sentences about what was left out or assumed
+    action_range: Bounds | None = None  # limits of the actions in the file's units, if stated
+    action_extremes: Bounds | None = None  # minimum and maximum of the actions, if stated
+    observation_names: tuple[str, ...] = ()  # names of an observation's components, if stated
+    observation_units: tuple[str, ...] = ()
     action_names: tuple[str, ...] = ()
     action_units: tuple[str, ...] = ()
-    rate_hz: float | None = None  # steps a second, where it says so
-    action_offset: float | None = None  # steps to when an action is reached, where it says so
+    rate_hz: float | None = None  # steps per second, if stated
+    action_offset: float | None = None  # steps until an action is reached, if stated
     unknown_next: np.ndarray | None = None  # [N] bool: rows before a gap inside an episode
-    files: tuple[Path, ...] = ()  # read besides the raw ones
-    finish: Callable[[Columns], Columns] = lambda columns: columns  # once they are known as sound
-    qlearning_rows: Callable[[np.ndarray], np.ndarray] | None = None  # [N] terminals -> [N] kept
+    files: tuple[Path, ...] = ()  # further files that were read
+    finish: Callable[[Columns], Columns] = lambda columns: columns  # called on checked columns
+    qlearning_rows: Callable[[np.ndarray], np.ndarray] | None = None  # [N] terminals -> [N] bool
 
 
-def metadata_in(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises UserError where it is none."""
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: a JSON object is expected; found {str(found)[:40]}.")
-    return found
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file. Raises UserError if it holds anything else."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: a JSON object is expected; found {str(value)[:40]}.")
+    return value
 
 
-def numbered(raw: Raw, prefix: str) -> dict[int, str]:
-    """The groups `<prefix><number>` of a file in the order of their numbers."""
+def numbered_groups(raw: Raw, prefix: str) -> dict[int, str]:
+    """Return the groups `<prefix><number>` of a file, sorted by number."""
     pattern = re.compile(rf"{re.escape(prefix)}(\d+)/")
-    found = {int(m[1]): m[0].rstrip("/") for key in raw.keys if (m := pattern.match(key))}
-    return dict(sorted(found.items()))
+    groups = {int(m[1]): m[0].rstrip("/") for key in raw.keys if (m := pattern.match(key))}
+    return dict(sorted(groups.items()))
 
 
-def below(raw: Raw, group: str) -> tuple[str, ...]:
-    """The arrays in a group of the file, by their paths in it, sorted as Gymnasium sorts a Dict.
+def keys_below(raw: Raw, group: str) -> tuple[str, ...]:
+    """Return the arrays in a group of the file by their paths, sorted as Gymnasium sorts a Dict.
 
-    The parts of a Tuple, which Minari calls _index_<number>, are sorted by number.
+    The parts of a Tuple, `_index_<number>` in Minari, are sorted by number.
     """
     start = f"{group}/"
     inside = (key.removeprefix(start) for key in raw.keys if key.startswith(start))
-    return tuple(sorted(inside, key=_place))
+    return tuple(sorted(inside, key=_sort_key))
 
 
-def _place(path: str) -> list[str]:
+def _sort_key(path: str) -> list[str]:
     return re.sub(r"_index_(\d+)", lambda m: f"_index_{int(m[1]):09d}", path).split("/")
 
 
-def is_picture(shape: Sequence[int]) -> bool:
-    """Whether arrays [N, *shape] are pictures, [N, H, W, C] if they are as they should be."""
-    return channels.is_image(shape)
-
-
-def choose(
+def choose_observations(
     where: str,
     shapes: Mapping[str, Sequence[int]],
     options: ReadOptions,
     default: Sequence[str] | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Which arrays make an observation, and notes on those left out.
+    """Return the arrays that make up an observation, and notes about those left out.
 
-    shapes: of one step, for each array there is.  default: what is observed where the user does
-    not say; None: every array that is no picture. If there is but one array, it is that.
+    shapes: the shape of one step of each array.
+    default: the arrays without `observation_keys`; None: all that are not images. A single array
+    is always used.
     """
-    asked = options.observation_keys
-    if asked is None:
-        flat = [key for key in shapes if not is_picture(shapes[key])]
-        asked = list(shapes if len(shapes) == 1 else flat if default is None else default)
+    keys = options.observation_keys
+    if keys is None:
+        flat = [key for key in shapes if not channels.is_image(shapes[key])]
+        keys = list(shapes if len(shapes) == 1 else flat if default is None else default)
     if not shapes:
         raise UserError(f"{where}: it holds no array of numbers to observe.")
-    unknown = [key for key in asked if key not in shapes]
-    if unknown or not asked:
-        what = f"no {', '.join(unknown)} to observe" if unknown else "what is observed is not said"
-        alone = len(shapes) == 1 and len(unknown) == len(asked) > 0
-        raise (NoArraysToChoose if alone else UserError)(
+    unknown = [key for key in keys if key not in shapes]
+    if unknown or not keys:
+        what = f"no {', '.join(unknown)} to observe" if unknown else "the observation is not stated"
+        single = len(shapes) == 1 and len(unknown) == len(keys) > 0
+        raise (NoArraysToChoose if single else UserError)(
             f"{where}: {what}. Choose among {', '.join(shapes)} with observation_keys=[...]."
         )
-    left = [key for key in shapes if key not in asked]
-    return asked, [f"not observed: {', '.join(left)}"] if left else []
+    unused = [key for key in shapes if key not in keys]
+    return keys, [f"not observed: {', '.join(unused)}"] if unused else []
 
 
-def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """[N, O]: the parts [N, ...] side by side, each flattened; a picture alone stays as it is."""
-    if len(parts) == 1 and is_picture(parts[0].shape[1:]):
-        return as_bytes(parts[0])
+def concatenate_parts(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Flatten and concatenate the parts [N, ...] to [N, O]; a single image part stays as it is."""
+    if len(parts) == 1 and channels.is_image(parts[0].shape[1:]):
+        return to_uint8(parts[0])
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
-def observed(word: str, parts: Mapping[str, np.ndarray]) -> Columns:
-    """Columns of what is seen, [N, ...] by name: vectors side by side as one.
+def observation_columns(word: str, parts: Mapping[str, np.ndarray]) -> Columns:
+    """Build the observation columns from the parts [N, ...] by name.
 
-    Where there is a picture each part is a channel, `<word>/<name>`; one without a name stays.
+    Vectors alone are concatenated to one column `word`. If a part is an image, each part is a
+    channel `<word>/<name>`; a part without a name is the column `word`.
     """
-    if "" in parts or not any(is_picture(part.shape[1:]) for part in parts.values()):
-        return {word: joined(list(parts.values()))}
+    if "" in parts or not any(channels.is_image(part.shape[1:]) for part in parts.values()):
+        return {word: concatenate_parts(list(parts.values()))}
     return {
-        f"{word}/{channel(name)}": as_bytes(part)
-        if is_picture(part.shape[1:])
+        f"{word}/{channel(name)}": to_uint8(part)
+        if channels.is_image(part.shape[1:])
         else part.reshape(len(part), -1)
         for name, part in parts.items()
     }
 
 
-def called(word: str, columns: Columns, names: Mapping[str, str]) -> dict[str, str]:
-    """What the file calls the columns that `observed` made; names: of its parts."""
+def file_names(word: str, columns: Columns, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the file's names of the columns from `observed`; names: those of the parts."""
     if word in columns:
         return {word: " + ".join(names.values())}
-    return {f"{word}/{channel(name)}": own for name, own in names.items()}
+    return {f"{word}/{channel(name)}": key for name, key in names.items()}
 
 
 def channel(name: str) -> str:
-    """What the array `name` is called as a channel."""
+    """Return the channel name of the array `name`."""
     return name.replace("/", ".")
 
 
-def as_bytes(picture: np.ndarray) -> np.ndarray:
-    """Pictures of whole numbers from 0 to 255 as uint8; others as they are."""
-    if picture.dtype.kind != "f" or not len(picture):
-        return picture
-    with np.errstate(invalid="ignore"):  # of NaN, which then differs
-        small = picture.astype(np.uint8)
-    return small if (small == picture).all() else picture
+def to_uint8(image: np.ndarray) -> np.ndarray:
+    """Convert images of whole numbers from 0 to 255 to uint8; return others unchanged."""
+    if image.dtype.kind != "f" or not len(image):
+        return image
+    with np.errstate(invalid="ignore"):  # NaN becomes a different number, so it is not converted
+        converted = image.astype(np.uint8)
+    return converted if (converted == image).all() else image
 
 
-def stacked(where: str, episodes: Iterable[Columns]) -> Columns:
-    """One array per word, episode after episode. Raises UserError where their shapes differ."""
-    every = list(episodes)
+def concatenate_episodes(where: str, episodes: Iterable[Columns]) -> Columns:
+    """Concatenate the columns of episodes. Raises UserError if their shapes differ."""
+    all_episodes = list(episodes)
     columns = {}
-    for word in every[0]:
-        shapes = {episode[word].shape[1:] for episode in every}
+    for word in all_episodes[0]:
+        shapes = {episode[word].shape[1:] for episode in all_episodes}
         if len(shapes) > 1:
-            found = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
-            raise UserError(f"{where}: {word} have {found} numbers a step in different episodes.")
-        columns[word] = np.concatenate([episode[word] for episode in every])
+            both = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+            raise UserError(f"{where}: {word} have shapes {both} per step in different episodes.")
+        columns[word] = np.concatenate([episode[word] for episode in all_episodes])
     return columns
 
 
-def same_lengths(where: str, arrays: Columns, expected: int) -> None:
-    """Raises UserError naming the arrays that do not have `expected` rows."""
+def check_lengths(where: str, arrays: Columns, expected: int) -> None:
+    """Raise UserError that names the arrays which do not have `expected` rows."""
     rows = {key: array.shape[0] if array.ndim else 0 for key, array in arrays.items()}
-    odd = [
-        f"{key} has {found:,} rows where {expected:,} are expected"
-        for key, found in rows.items()
-        if found != expected
+    problems = [
+        f"{key} has {count:,} rows where {expected:,} are expected"
+        for key, count in rows.items()
+        if count != expected
     ]
-    if odd:
-        raise UserError(f"{where}: {', '.join(odd)}. Was the recording saved completely?")
+    if problems:
+        raise UserError(f"{where}: {', '.join(problems)}. Was the recording saved completely?")
 
 
-def flag(where: str, name: str, array: np.ndarray) -> np.ndarray:
-    """[N] bool of an array [N] or [N, 1]. Raises UserError where a number is neither 0 nor 1."""
+def to_flag(where: str, name: str, array: np.ndarray) -> np.ndarray:
+    """Convert an array [N] or [N, 1] to [N] bool. Raises UserError for values except 0 and 1."""
     numbers = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if numbers.ndim != 1 or numbers.dtype.kind not in "fiub":
         raise UserError(
-            f"{where}: {name} has shape {list(array.shape)} and type {array.dtype}; one flag a "
+            f"{where}: {name} has shape {list(array.shape)} and type {array.dtype}; one flag per "
             f"step, 0 or 1, is expected."
         )
     odd = (numbers != 0) & (numbers != 1)
@@ -216,10 +213,10 @@ def flag(where: str, name: str, array: np.ndarray) -> np.ndarray:
     return numbers.astype(bool)
 
 
-def counted(where: str, what: str, found: int, stated: Any) -> None:
-    """Raises UserError where a file holds another number of things than it states."""
-    if stated is not None and not np.array_equal(found, stated):
+def check_count(where: str, what: str, count: int, stated: Any) -> None:
+    """Raise UserError if a count in a file is not the one that its metadata state."""
+    if stated is not None and not np.array_equal(count, stated):
         raise UserError(
-            f"{where}: {found:,} {what} where its metadata state {stated}. Was it copied "
+            f"{where}: {count:,} {what} where its metadata state {stated}. Was it copied "
             f"or saved completely?"
         )

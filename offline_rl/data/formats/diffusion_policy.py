@@ -1,11 +1,11 @@
-"""diffusion_policy's Zarr stores: all steps stacked, episodes by where they end.
+"""diffusion_policy's Zarr stores: all steps in sequence, with the end of each episode.
 
     data/<key>          [N, ...] each: action, state, obs, img, ...
     meta/episode_ends   [E] row after the last of each episode; the last one is N
 
 `real-stanford/diffusion_policy:diffusion_policy/common/replay_buffer.py`; Chi et al.,
-arXiv:2303.04137. Demonstrations: nothing says that a task was done, so no row terminates, each
-episode is cut after its last row, and what follows that row is unknown.
+arXiv:2303.04137. These are demonstrations without a success flag, so no row terminates. Each
+episode is truncated at its last row, whose next observation is unknown.
 """
 
 from collections.abc import Callable
@@ -17,36 +17,36 @@ from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
     ParsedFile,
     ReadOptions,
-    below,
-    called,
-    choose,
-    observed,
-    same_lengths,
+    check_lengths,
+    choose_observations,
+    file_names,
+    keys_below,
+    observation_columns,
 )
 from offline_rl.utils.errors import UserError
 
 NAME = "diffusion_policy"
 TAKES = ("observation_keys",)
 ENDS = "meta/episode_ends"
-STATE = ("state", "obs")  # what is observed where nothing else is asked for
+STATE = ("state", "obs")  # default observations; the first one present is used
 REWARD = "reward"
 
 
-def missed(raw: Raw) -> str | None:
-    """Why `raw` is not of this layout; None where it is."""
+def mismatch(raw: Raw) -> str | None:
+    """Return why `raw` is not of this layout; None if it is."""
     if raw.kind != "Zarr":
         return f"no Zarr store, but {raw.kind}"
-    if lacking := [key for key in (ENDS, "data/action") if key not in raw.keys]:
-        return f"no array {' nor '.join(lacking)}"
+    if missing := [key for key in (ENDS, "data/action") if key not in raw.keys]:
+        return f"no array {' nor '.join(missing)}"
     return None
 
 
-def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
-    """All episodes; rewards are those of data/reward, else 0."""
-    names = [key for key in below(raw, "data") if key not in ("action", REWARD)]
+def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> ParsedFile:
+    """Read all episodes; rewards are data/reward, or 0."""
+    names = [key for key in keys_below(raw, "data") if key not in ("action", REWARD)]
     shapes = {key: raw.shape(f"data/{key}")[1:] for key in names}
-    usual = [key for key in STATE if key in shapes]
-    keys, notes = choose(raw.where, shapes, options, default=usual[:1])
+    states = [key for key in STATE if key in shapes]
+    keys, notes = choose_observations(raw.where, shapes, options, default=states[:1])
     has_reward = f"data/{REWARD}" in raw.keys
     arrays = {
         f"data/{key}": raw.get(f"data/{key}")
@@ -58,17 +58,17 @@ def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Pa
             f"{raw.where}: {ENDS} must rise from above 0; found {ends[:4].tolist()} and so on."
         )
     rows = int(ends[-1])
-    same_lengths(f"{raw.where}: by {ENDS}", arrays, rows)
+    check_lengths(f"{raw.where}: by {ENDS}", arrays, rows)
     truncated = np.zeros(rows, bool)
     truncated[ends - 1] = True
     if not has_reward:
         notes.append(NO_REWARDS)
-    columns = observed("observations", {key: arrays[f"data/{key}"] for key in keys}) | {
+    columns = observation_columns("observations", {key: arrays[f"data/{key}"] for key in keys}) | {
         "actions": arrays["data/action"],
         "rewards": arrays.get(f"data/{REWARD}", np.zeros(rows, np.float32)),
         "terminated": np.zeros(rows, bool),
         "truncated": truncated,
     }
-    words = called("observations", columns, {key: f"data/{key}" for key in keys})
+    words = file_names("observations", columns, {key: f"data/{key}" for key in keys})
     words["actions"] = "data/action"
     return ParsedFile("diffusion_policy", as_columns(columns), words, notes=notes)

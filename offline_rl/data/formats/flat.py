@@ -1,24 +1,24 @@
-"""One array per word at the root of an HDF5 or NPZ file, all steps in a row.
+"""Flat layouts: arrays at the root of an HDF5 or NPZ file, all steps of all episodes in sequence.
 
     D4RL      HDF5 or NPZ: observations actions rewards terminals [timeouts] [next_observations]
               [infos/...]; github.com/Farama-Foundation/D4RL, all suites; in d3rlpy's version 1
               episode_terminals mark ends of either kind
-    DSRL      the same and costs; github.com/liuzuxin/DSRL
+    DSRL      as D4RL, with costs; github.com/liuzuxin/DSRL
     NeoRL-2   NPZ: obs action reward done truncated next_obs [index]; github.com/polixir/NeoRL2
-    plain     any of these words, terminated and truncated for terminals and timeouts; where there
-              are several channels, observations/<channel> and so on
+    plain     any of these names; terminated and truncated for terminals and timeouts; several
+              channels are observations/<channel> and so on
 
-Stored next observations are used, so that a time-out row stays a transition and bootstraps; D4RL's
-own loader ignores them and drops the row (`d4rl_compatible=True` does the same). Two suites' flags
-do not mean what they say, and are read for what they are:
+Stored next observations are used, so that a time-out row remains a transition and bootstraps.
+D4RL's own loader ignores them and drops the row; so does `d4rl_compatible=True`. The flags of two
+suites differ from their names, and are corrected:
 
-    kitchen   has no timeouts; terminals mark the end of a demonstration, solved or not. It
-              terminates where the last reward counts all four subtasks, and else is truncated.
-    antmaze   terminals say "at the goal", whether or not the time-out is set in the same row; both
-              together count as terminated.
+    kitchen   has no timeouts; terminals mark the end of every demonstration. An episode terminates
+              if its last reward counts all four subtasks; otherwise it is truncated.
+    antmaze   terminals mean "at the goal", even if the time-out is set in the same row; both flags
+              together mean terminated.
 
-Kitchen is recognized by its widths together with rewards that count subtasks, and NeoRL-2 by `done`
-beside `truncated` or `index`: `done` alone may include time limits.
+Kitchen is recognized by its dimensions and by rewards that count subtasks. NeoRL-2 is recognized by
+`done` together with `truncated` or `index`: `done` alone may include time limits.
 """
 
 import difflib
@@ -29,12 +29,12 @@ import numpy as np
 from offline_rl.data.containers.raw import Raw
 from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats import ogbench
-from offline_rl.data.formats.common import Columns, ParsedFile, ReadOptions, flag
+from offline_rl.data.formats.common import Columns, ParsedFile, ReadOptions, to_flag
 from offline_rl.utils.errors import UserError
 from policies import channels
 from policies.channels import Observations
 
-WORDS = {  # ours -> what files call it, the first one found is meant
+WORDS = {  # our names -> names in files; the first one present is used
     "observations": ("observations", "obs"),
     "actions": ("actions", "action"),
     "rewards": ("rewards", "reward"),
@@ -45,8 +45,8 @@ WORDS = {  # ours -> what files call it, the first one found is meant
     "costs": ("costs",),
 }
 REQUIRED = ("observations", "actions", "rewards", "terminated")
-KITCHEN = (60, 9, 4)  # numbers in an observation and an action, subtasks
-JUMP = 1e-6  # a next observation further than this from the next row's is another episode's
+KITCHEN = (60, 9, 4)  # observation dimension, action dimension, number of subtasks
+JUMP = 1e-6  # a larger relative distance from the next row's observation is an episode boundary
 TAKES = ("max_episode_steps", "d4rl_compatible", "terminate_on_end", "infos")
 NAME = "D4RL, DSRL, NeoRL-2 or plain arrays"
 SUITES = {"d4rl": "D4RL", "kitchen": "kitchen", "maze": "maze", "neorl2": "NeoRL-2"}
@@ -58,29 +58,29 @@ READ_AS_KITCHEN = (
 )
 
 
-def missed(raw: Raw) -> str | None:
-    """Why `raw` is not of this layout; None where it is."""
+def mismatch(raw: Raw) -> str | None:
+    """Return why `raw` is not of this layout; None if it is."""
     if raw.kind not in ("HDF5", "NPZ"):
         return f"neither HDF5 nor NPZ, but {raw.kind}"
-    if any(near(raw, WORDS[word]) for word in REQUIRED):
+    if any(similar_keys(raw, WORDS[word]) for word in REQUIRED):
         return None
     return "no array like observations, actions, rewards or terminals"
 
 
-def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
-    """The file's arrays. complain: told of each array that is missing or cannot be read."""
+def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> ParsedFile:
+    """Read the file's arrays; `report` is called for each one that is missing or unreadable."""
     layout, keys, sentences = recognize(raw, options.format)
     for sentence in sentences:
-        complain(sentence)
-    found: Columns = {}
+        report(sentence)
+    arrays: Columns = {}
     for word, key in keys.items():
         try:
-            found[word] = raw.get(key)
+            arrays[word] = raw.get(key)
         except UserError as error:
-            complain(str(error))
-    columns = as_columns(found)
+            report(str(error))
+    columns = as_columns(arrays)
     if "truncated" not in columns and "episode_terminals" in raw.keys and "terminated" in columns:
-        ends = flag(raw.where, "episode_terminals", raw.get("episode_terminals"))
+        ends = to_flag(raw.where, "episode_terminals", raw.get("episode_terminals"))
         columns["truncated"] = ends & (columns["terminated"] == 0)
     notes = [READ_AS_KITCHEN] if layout == "kitchen" else []
     if options.format is not None or options.d4rl_compatible:
@@ -92,16 +92,16 @@ def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Pa
     extras = {key: raw.get(key) for key in raw.keys if options.infos and key.startswith("infos")}
     timeouts = columns.get("truncated")
     if not (options.d4rl_compatible and layout == "kitchen"):
-        columns = untangle(layout, columns)
+        columns = correct_flags(layout, columns)
 
     def finish(columns: Columns) -> Columns:
         if options.d4rl_compatible:
             return columns
         if index is not None:
-            return columns | {"truncated": _cut_at_starts(columns, index, raw.where)}
+            return columns | {"truncated": _truncate_at_starts(columns, index, raw.where)}
         if "truncated" in columns:
             return columns
-        return columns | {"truncated": _time_outs(columns, options.max_episode_steps)}
+        return columns | {"truncated": _infer_time_outs(columns, options.max_episode_steps)}
 
     def qlearning(terminals: np.ndarray) -> np.ndarray:
         if options.terminate_on_end:
@@ -112,7 +112,7 @@ def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> Pa
 
 
 def recognize(raw: Raw, format: str | None) -> tuple[str, dict[str, str], list[str]]:
-    """The suite, its keys for our words, and a sentence for each required one it lacks."""
+    """Return the suite, the file's arrays by our names, and a sentence per missing required one."""
     words = dict(WORDS)
     sentences = []
     present = set(raw.keys)
@@ -123,22 +123,22 @@ def recognize(raw: Raw, format: str | None) -> tuple[str, dict[str, str], list[s
         words["terminated"] = ("done",)
     keys = {}
     for word, candidates in words.items():
-        found = [key for key in candidates if key in raw.keys]
+        present_keys = [key for key in candidates if key in raw.keys]
         groups = [key for key in raw.keys if key.startswith(f"{candidates[0]}/")]
-        if found:
-            keys[word] = found[0]
+        if present_keys:
+            keys[word] = present_keys[0]
         elif groups and word.endswith("observations"):
             keys |= {key: key for key in groups}
         elif word in REQUIRED and not (word == "rewards" and format == "plain"):
-            sentences.append(f"{raw.where}: {_missing(candidates, raw)}")
+            sentences.append(f"{raw.where}: {_describe_missing(candidates, raw)}")
     if format is not None:
         return SUITES[format], keys, sentences
-    name = "NeoRL-2" if neorl2 else "unknown" if sentences else _suite(raw, keys)
+    name = "NeoRL-2" if neorl2 else "unknown" if sentences else _recognize_suite(raw, keys)
     return name, keys, sentences
 
 
-def untangle(layout: str, columns: Columns) -> Columns:
-    """The flags of kitchen's and the mazes' files as the module's docstring says they are meant."""
+def correct_flags(layout: str, columns: Columns) -> Columns:
+    """Correct the flags of kitchen's and the mazes' files; see the module's docstring."""
     ended = columns.get("terminated")
     other = columns.get({"maze": "truncated", "kitchen": "rewards"}.get(layout, ""))
     if ended is None or other is None or ended.shape != other.shape:
@@ -155,84 +155,90 @@ def untangle(layout: str, columns: Columns) -> Columns:
 def qlearning_rows(
     terminals: np.ndarray, timeouts: np.ndarray | None, max_episode_steps: int | None
 ) -> np.ndarray:
-    """[N] bool: the rows that D4RL's `qlearning_dataset` keeps.
+    """Return the mask of the rows that D4RL's `qlearning_dataset` keeps, [N] bool.
 
-    Without time-outs it counts steps, and after a terminal starts at 1 instead of 0: kept as it is.
+    Without time-outs, D4RL counts steps, and starts at 1 instead of 0 after a terminal. This is
+    reproduced here.
     """
-    kept = np.ones(len(terminals), bool)
-    kept[-1] = False
+    mask = np.ones(len(terminals), bool)
+    mask[-1] = False
     if timeouts is not None:
-        return kept & (timeouts == 0)
+        return mask & (timeouts == 0)
     if max_episode_steps is not None:
         step = 0
         for row, terminal in enumerate(terminals):
-            kept[row] &= step != max_episode_steps - 1
+            mask[row] &= step != max_episode_steps - 1
             step = 0 if step == max_episode_steps - 1 else 1 if terminal else step + 1
-    return kept
+    return mask
 
 
 def find_jumps(observations: Observations, next_observations: Observations) -> np.ndarray:
-    """[N] bool: the next observation is further than JUMP from the next row's; the last is not."""
-    return channels.any_channel(channels.map_channels(_jumps, observations, next_observations))
+    """Return where the next observation is further than JUMP from the next row's, [N] bool.
+
+    The last row is False.
+    """
+    return channels.any_channel(
+        channels.map_channels(_find_row_jumps, observations, next_observations)
+    )
 
 
-def _jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarray:
+def _find_row_jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarray:
     num_rows = len(observations)
-    found = np.zeros(num_rows, bool)
+    jumps = np.zeros(num_rows, bool)
     after = observations.reshape(num_rows, -1)[1:]
     stored = next_observations.reshape(num_rows, -1)[:-1]
     rows = np.flatnonzero((stored != after).any(axis=1))
     gap = stored[rows].astype(np.float64) - after[rows]
-    size = np.maximum(np.linalg.norm(after[rows], axis=1), 1)  # float32 itself is only so exact
-    found[rows] = np.linalg.norm(gap, axis=1) > JUMP * size
-    return found
+    size = np.maximum(np.linalg.norm(after[rows], axis=1), 1)  # relative, as float32 rounding is
+    jumps[rows] = np.linalg.norm(gap, axis=1) > JUMP * size
+    return jumps
 
 
-def near(raw: Raw, candidates: tuple[str, ...]) -> list[str]:
-    """The file's arrays that may be meant by one of `candidates`."""
-    found = [
+def similar_keys(raw: Raw, candidates: tuple[str, ...]) -> list[str]:
+    """Return the file's arrays whose names are similar to one of `candidates`."""
+    similar = [
         key
         for key in raw.keys
         if any(difflib.get_close_matches(key.split("/")[-1].lower(), candidates, cutoff=0.6))
     ]
     if "terminals" in candidates:
-        found += [key for key in ("dones", "done") if key in raw.keys]
-    return found
+        similar += [key for key in ("dones", "done") if key in raw.keys]
+    return similar
 
 
-def _missing(candidates: tuple[str, ...], raw: Raw) -> str:
-    wanted = " or ".join(repr(key) for key in candidates)
-    close = near(raw, candidates)
-    if "terminals" in candidates and {*close} & {"dones", "done"}:
+def _describe_missing(candidates: tuple[str, ...], raw: Raw) -> str:
+    names = " or ".join(repr(key) for key in candidates)
+    similar = similar_keys(raw, candidates)
+    if "terminals" in candidates and {*similar} & {"dones", "done"}:
         return (
-            f"no array {wanted}, but {' and '.join(map(repr, close))}, which may tell the task's "
-            f"end or the recording's. Where all are the task's, rename it 'terminals'; where time "
-            f"limits are among them, name these 'timeouts' and take them out of the other."
-            + " format=neorl2 reads 'done' as NeoRL-2's, the task's end."
-            * ("done" in close)
+            f"no array {names}, but {' and '.join(map(repr, similar))}, which may mark the end of "
+            f"the task or of the recording. If all are ends of the task, rename it 'terminals'. "
+            f"Otherwise move the time limits to a separate array 'timeouts'."
+            + " format=neorl2 reads 'done' as in NeoRL-2, the end of the task."
+            * ("done" in similar)
         )
-    if close:
+    if similar:
         return (
-            f"no array {wanted}, but {', '.join(map(repr, close))}. If that is meant, rename it "
-            f"{candidates[0]!r}."
+            f"no array {names}, but {', '.join(map(repr, similar))}. If this is the array, rename "
+            f"it {candidates[0]!r}."
         )
     shown = ", ".join(raw.keys[:12]) + (", ..." if len(raw.keys) > 12 else "")
-    lacking = f"no array {wanted} in this {raw.kind} file, which holds {shown or 'nothing'}."
-    if "rewards" in candidates and all(_holds(raw, word) for word in ("observations", "actions")):
+    missing = f"no array {names} in this {raw.kind} file, which holds {shown or 'nothing'}."
+    if "rewards" in candidates and _has_word(raw, "observations") and _has_word(raw, "actions"):
         remedy = "Add format=plain if every row is a step."
-        if ogbench.missed(raw) is None:
+        if ogbench.mismatch(raw) is None:
             remedy += " Add format=ogbench if the last row of each episode is only the final state."
-        return f"{lacking} {remedy}"
-    return f"{lacking} A data set needs observations, actions, rewards and terminals."
+        return f"{missing} {remedy}"
+    return f"{missing} A data set needs observations, actions, rewards and terminals."
 
 
-def _holds(raw: Raw, word: str) -> bool:
-    """True if the file has an array, or channels, for our `word`."""
+def _has_word(raw: Raw, word: str) -> bool:
+    """Return True if the file has an array, or channels, for our name `word`."""
     words = WORDS[word]
     return any(key in words or key.startswith(f"{words[0]}/") for key in raw.keys)
 
 
-def _suite(raw: Raw, keys: Mapping[str, str]) -> str:
+def _recognize_suite(raw: Raw, keys: Mapping[str, str]) -> str:
     if "infos/goal" in raw.keys and "truncated" in keys:
         return "maze"
     if keys.keys() & {"truncated", "next_observations"} == set() and "observations" in keys:
@@ -246,8 +252,10 @@ def _suite(raw: Raw, keys: Mapping[str, str]) -> str:
     return "D4RL" if keys["terminated"] == "terminals" else "plain"
 
 
-def _cut_at_starts(columns: Mapping[str, np.ndarray], starts: np.ndarray, where: str) -> np.ndarray:
-    """Time-outs, and with them the rows before the episode starts that `index` lists."""
+def _truncate_at_starts(
+    columns: Mapping[str, np.ndarray], starts: np.ndarray, where: str
+) -> np.ndarray:
+    """Return the stored time-outs, plus the row before each episode start that `index` lists."""
     num_rows = len(columns["terminated"])
     rows = starts.astype(np.int64)
     if rows.ndim != 1 or (rows < 0).any() or (rows >= num_rows).any():
@@ -260,8 +268,10 @@ def _cut_at_starts(columns: Mapping[str, np.ndarray], starts: np.ndarray, where:
     return truncated & (columns["terminated"] == 0)
 
 
-def _time_outs(columns: Mapping[str, np.ndarray], max_episode_steps: int | None) -> np.ndarray:
-    """Time-outs of a file that has none: by counting steps, or where the observations jump."""
+def _infer_time_outs(
+    columns: Mapping[str, np.ndarray], max_episode_steps: int | None
+) -> np.ndarray:
+    """Infer the time-outs of a file without any, by counting steps or from observation jumps."""
     ended = columns["terminated"] != 0
     truncated = np.zeros_like(ended)
     if max_episode_steps is not None:

@@ -1,16 +1,16 @@
 """LeRobotDataset, versions 2 and 3: Parquet tables of frames, described by meta/info.json.
 
-    data/**.parquet      a row a frame: action, observation.<name>, next.{reward, done, success,
+    data/**.parquet      one row per frame: action, observation.<name>, next.{reward, done, success,
                          truncated}, episode_index, frame_index, index
-    meta/info.json       codebase_version, features and the names of their numbers, fps, counts
-    meta/stats.json      of each feature min and max, which stand for limits of the actions
+    meta/info.json       codebase_version, features and their component names, fps, counts
+    meta/stats.json      min and max of each feature; those of the actions are used as limits
     meta/episodes/**     version 3: length and first row of each episode
 
 `huggingface/lerobot:src/lerobot/datasets/{utils,dataset_writer}.py`. A file may hold many episodes
-or a part of one. `next.done` says terminated or truncated alike (`rl/gym_manipulator.py`): a done
-frame terminates where next.success says so, else where it is rewarded, and is truncated otherwise.
-Pictures lie in the tables, or as videos beside them: videos/<key>/chunk-<c>/file-<f>.mp4 in version
-3, where meta/episodes says which and from when on, a file of its own for each episode in version 2.
+or a part of one. `next.done` means terminated or truncated (`rl/gym_manipulator.py`): a done frame
+terminates if next.success is set, or, without next.success, if its reward is positive; otherwise it
+is truncated. Images are stored in the tables or as videos: videos/<key>/chunk-<c>/file-<f>.mp4 in
+version 3, where meta/episodes has the file and start time, and one file per episode in version 2.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,13 +31,13 @@ from offline_rl.data.formats.common import (
     Columns,
     ParsedFile,
     ReadOptions,
-    called,
-    choose,
-    counted,
-    flag,
-    metadata_in,
-    observed,
-    same_lengths,
+    check_count,
+    check_lengths,
+    choose_observations,
+    file_names,
+    observation_columns,
+    read_metadata,
+    to_flag,
 )
 from offline_rl.utils.errors import UserError
 
@@ -48,94 +48,95 @@ VIDEO_2 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:0
 VIDEO_3 = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 INDICES = ("index", "episode_index", "frame_index")
 TIMES = (*INDICES, "timestamp", "task_index")
-ACTIONS = ("action", "actions")  # the second is of converters outside LeRobot
+ACTIONS = ("action", "actions")  # some converters outside LeRobot write the second
 NOT_OBSERVED = ("action", "next.")
-STATED_WITHIN = 1e-4  # of its range, or of 1: how closely statistics must match the data
+STATED_WITHIN = 1e-4  # tolerance of stated statistics, relative to the range or to 1
 ENDS = ("next.reward", "next.done", "next.success", "next.truncated")
 
 
-def missed(raw: Raw) -> str | None:
-    """Why `raw` is not of this layout; None where it is."""
+def mismatch(raw: Raw) -> str | None:
+    """Return why `raw` is not of this layout; None if it is."""
     return None if raw.kind == "Parquet" else "no folder with meta/info.json"
 
 
-def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
-    """All episodes, or those of the split `subset`, in the order of `index`."""
-    info = metadata_in(raw.folder / "meta" / "info.json")
+def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> ParsedFile:
+    """Read all episodes, or those of the split `subset`, in the order of `index`."""
+    info = read_metadata(raw.folder / "meta" / "info.json")
     features = info.get("features", {})
     version = str(info.get("codebase_version", "unknown"))
     if not version.startswith(("v2.", "v3.")):
         raise UserError(f"{raw.where}: codebase_version is {version}; v2 and v3 are read.")
-    action = _action(raw)
-    shapes, videos, default = _observable(raw, features, options.observation_keys)
-    keys, notes = choose(raw.where, shapes, options, default)
-    filmed = [key for key in keys if key in videos]
+    action = _action_key(raw)
+    shapes, videos, default = _find_observable(raw, features, options.observation_keys)
+    keys, notes = choose_observations(raw.where, shapes, options, default)
+    video_keys = [key for key in keys if key in videos]
     present = [key for key in ENDS if key in raw.keys]
     stored = [key for key in keys if key not in videos]
     arrays = {key: raw.get(key) for key in (*INDICES, *stored, action, *present)}
     rows = len(arrays["index"])
-    same_lengths(raw.where, arrays, rows)
-    counted(raw.where, "frames", rows, info.get("total_frames"))
+    check_lengths(raw.where, arrays, rows)
+    check_count(raw.where, "frames", rows, info.get("total_frames"))
     order = np.argsort(arrays["index"].reshape(rows), kind="stable")
     arrays = {key: array[order] for key, array in arrays.items()}
     arrays |= {key: arrays[key].reshape(rows) for key in INDICES}
-    numbers, lengths = _episodes(raw, arrays)
-    counted(raw.where, "episodes", len(lengths), info.get("total_episodes"))
-    kept = np.ones(rows, bool)
+    numbers, lengths = _read_episodes(raw, arrays)
+    check_count(raw.where, "episodes", len(lengths), info.get("total_episodes"))
+    selected = np.ones(rows, bool)
     if options.subset is not None:
-        kept = _split(raw.where, info.get("splits", {}), options.subset, arrays["episode_index"])
-        arrays = {key: array[kept] for key, array in arrays.items()}
+        splits = info.get("splits", {})
+        selected = _select_split(raw.where, splits, options.subset, arrays["episode_index"])
+        arrays = {key: array[selected] for key, array in arrays.items()}
     files = list[Path]()
-    for key in filmed:
-        arrays[key], own = _filmed(raw, info, key, numbers, lengths, kept)
-        files += own
+    for key in video_keys:
+        arrays[key], video_files = _decode_videos(raw, info, key, numbers, lengths, selected)
+        files += video_files
     for key in keys:
-        _of_size(raw.where, key, arrays[key].shape[1:], shapes[key])
+        _check_image_size(raw.where, key, arrays[key].shape[1:], shapes[key])
     if "next.reward" not in present:
         notes.append(NO_REWARDS)
     arrays["action"] = arrays[action].reshape(len(arrays["index"]), -1)
-    extremes, outdated = _extremes(raw, action, arrays["action"], options)
+    extremes, outdated = _stated_extremes(raw, action, arrays["action"], options)
     notes += outdated
-    columns = _columns(raw.where, arrays, keys)
+    columns = _build_columns(raw.where, arrays, keys)
     return ParsedFile(
         f"LeRobot {version}",
         as_columns(columns),
-        called("observations", columns, {_channel(key): key for key in keys})
+        file_names("observations", columns, {_channel(key): key for key in keys})
         | {"actions": action, "rewards": "next.reward"},
         notes=[*notes, f"observed: {', '.join(keys)}"],
         action_extremes=extremes,
-        observation_names=_names(features, keys),
-        action_names=_names(features, [action]),
-        rate_hz=_rate(raw.where, info.get("fps")),
+        observation_names=_feature_names(features, keys),
+        action_names=_feature_names(features, [action]),
+        rate_hz=_read_rate(raw.where, info.get("fps")),
         files=tuple(files),
     )
 
 
 def _channel(key: str) -> str:
-    """observation.images.top -> top; observation.state -> state."""
+    """Return the channel of a key: top for observation.images.top, state for observation.state."""
     return key.removeprefix(OBSERVED).removeprefix("images.")
 
 
-def _filmed(
+def _decode_videos(
     raw: Raw,
     info: Mapping[str, Any],
     key: str,
     numbers: np.ndarray,
     lengths: np.ndarray,
-    kept: np.ndarray,
+    selected: np.ndarray,
 ) -> tuple[np.ndarray, list[Path]]:
-    """The pictures [N, H, W, C] of the frames `kept`, out of all episodes', and their files.
+    """Return the images [N, H, W, C] of the selected frames of all episodes, and the video files.
 
-    numbers, lengths: [E], the episode_index and the frames of each episode.
+    numbers, lengths: [E], episode_index and number of frames of each episode.
     """
-    fps = _rate(raw.where, info.get("fps"))
+    fps = _read_rate(raw.where, info.get("fps"))
     if fps is None:
-        raise UserError(f"{raw.where}: no fps in meta/info.json, by which {key} is to be read.")
+        raise UserError(f"{raw.where}: meta/info.json has no fps, which is needed to read {key}.")
     at = np.cumsum(lengths) - lengths
-    template = info.get("video_path") or (VIDEO_3 if _whole_files(info) else VIDEO_2)
-    if _whole_files(info):
+    template = info.get("video_path") or (VIDEO_3 if _has_shared_files(info) else VIDEO_2)
+    if _has_shared_files(info):
         table = Table(raw.where, sorted((raw.folder / "meta" / "episodes").glob("**/*.parquet")))
-        with _listed(raw.folder / "meta" / "episodes"):
+        with _explain_errors(raw.folder / "meta" / "episodes"):
             names = ("chunk_index", "file_index", "from_timestamp")
             chunk, file, start = (table.get(f"videos/{key}/{name}") for name in names)
         first = np.rint(start * fps).astype(int)
@@ -152,91 +153,92 @@ def _filmed(
         raise UserError(
             f"{raw.where}: video_path in meta/info.json is {template!r}, which names no file."
         ) from None
-    wanted: dict[str, list[np.ndarray]] = {}
+    frames_by_path: dict[str, list[np.ndarray]] = {}
     for episode, path in enumerate(paths):
-        if kept[at[episode]]:
+        if selected[at[episode]]:
             frames = first[episode] + np.arange(lengths[episode])
-            wanted.setdefault(path, []).append(frames)
+            frames_by_path.setdefault(path, []).append(frames)
     parts = [
         decode_frames(raw.folder / path, np.concatenate(frames), fps)
-        for path, frames in wanted.items()
+        for path, frames in frames_by_path.items()
     ]
     for part in parts:
-        _of_size(raw.where, key, part.shape[1:], parts[0].shape[1:])
-    return np.concatenate(parts), [raw.folder / path for path in wanted]
+        _check_image_size(raw.where, key, part.shape[1:], parts[0].shape[1:])
+    return np.concatenate(parts), [raw.folder / path for path in frames_by_path]
 
 
-def _whole_files(info: Mapping[str, Any]) -> bool:
-    """Whether files hold many episodes, as version 3 has it."""
+def _has_shared_files(info: Mapping[str, Any]) -> bool:
+    """Return True if a file may hold several episodes, as in version 3."""
     return str(info.get("codebase_version")).startswith("v3")
 
 
-def _of_size(where: str, key: str, found: Sequence[int], said: Sequence[int]) -> None:
-    """Raises UserError where pictures are not of the size they should be."""
-    if len(found) == 3 and list(said) not in (list(found), [found[2], *found[:2]]):
+def _check_image_size(where: str, key: str, shape: Sequence[int], stated: Sequence[int]) -> None:
+    """Raise UserError if images do not have the stated shape."""
+    if len(shape) == 3 and list(stated) not in (list(shape), [shape[2], *shape[:2]]):
         raise UserError(
-            f"{where}: {key} holds pictures of {list(found)} where {list(said)} is said. Was it "
-            f"copied or made anew in part?"
+            f"{where}: {key} holds images of shape {list(shape)}, but {list(stated)} is stated. "
+            f"Was only a part copied or recorded again?"
         )
 
 
-def _names(features: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
-    """Of the features' numbers one after the other; empty where any has none.
+def _feature_names(features: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the component names of the features in sequence; empty if a feature has none.
 
     LeRobot writes a list, or, in its first versions, {"motors": [...]}.
     """
-    found = list[str]()
+    all_names = list[str]()
     for key in keys:
         feature: Mapping[str, Any] = features.get(key) or {}
         names: Any = feature.get("names")
         if isinstance(names, dict) and len(names) == 1:
             (names,) = names.values()
-        whole = isinstance(names, list) and len(names) == prod(feature["shape"])
-        if not whole or not all(isinstance(name, str) for name in names):
+        complete = isinstance(names, list) and len(names) == prod(feature["shape"])
+        if not complete or not all(isinstance(name, str) for name in names):
             return ()
-        found += names
-    return tuple(found)
+        all_names += names
+    return tuple(all_names)
 
 
-def _extremes(
+def _stated_extremes(
     raw: Raw, action: str, actions: np.ndarray, options: ReadOptions
 ) -> tuple[Bounds | None, list[str]]:
-    """Minimum and maximum of each action by meta/stats.json, and a note if the data's differ.
+    """Return the minimum and maximum of each action in meta/stats.json, and a note if they differ.
 
-    An action that never changes is 1 from both. Raises UserError where actions in other units than
-    [-1, 1] go beyond them, unless an option says what -1 and 1 stand for.
+    They are 1 below and above an action that never changes. The note says that the data's minimum
+    and maximum are different. Raises UserError if actions outside [-1, 1] exceed the stated ones
+    and no option states the range.
     """
     path = raw.folder / "meta" / "stats.json"
     if not path.is_file():
         return None, []
-    told: Any = metadata_in(path).get(action)
-    if told is None:
+    stats: Any = read_metadata(path).get(action)
+    if stats is None:
         return None, []
     try:
-        low, high = (np.asarray(told[end], np.float64).reshape(-1) for end in ("min", "max"))
+        low, high = (np.asarray(stats[end], np.float64).reshape(-1) for end in ("min", "max"))
         if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{path}: min and max of the actions are no lists of numbers.") from None
-    still = high - low < 1e-4
-    bounds = low - still, high + still
+    constant = high - low < 1e-4
+    bounds = low - constant, high + constant
     if len(low) != actions.shape[1] or not actions.size:
         return bounds, []
-    least, most = actions.min(0).astype(np.float64), actions.max(0).astype(np.float64)
+    data_min, data_max = actions.min(0).astype(np.float64), actions.max(0).astype(np.float64)
     slack = STATED_WITHIN * np.maximum(high - low, 1)
-    beyond = (least < low - slack) | (most > high + slack)
-    short = (least > low + slack) | (most < high - slack)
-    if not beyond.any() and (options.subset is not None or not short.any()):
+    beyond = (data_min < low - slack) | (data_max > high + slack)
+    within = (data_min > low + slack) | (data_max < high - slack)
+    if not beyond.any() and (options.subset is not None or not within.any()):
         return bounds, []
-    worst = int((beyond if beyond.any() else short).argmax())
+    worst = int((beyond if beyond.any() else within).argmax())
     sentence = (
         f"meta/stats.json was not computed from these data: {action} {worst} spans "
-        f"[{low[worst]:.4g}, {high[worst]:.4g}] there and [{least[worst]:.4g}, {most[worst]:.4g}] "
-        "in the data"
+        f"[{low[worst]:.4g}, {high[worst]:.4g}] there and "
+        f"[{data_min[worst]:.4g}, {data_max[worst]:.4g}] in the data"
     )
-    stated = options.action_scale is not None or options.action_range is not None
-    if stated or not (np.abs(actions) > 1 + ROUNDING).any():
-        return bounds, [sentence]  # these statistics set no range
+    range_given = options.action_scale is not None or options.action_range is not None
+    if range_given or not (np.abs(actions) > 1 + ROUNDING).any():
+        return bounds, [sentence]  # the statistics do not determine the range
     remedy = "Recompute the statistics, or set action_range=[low,high]"
     if beyond.any():
         raise UserError(f"{raw.where}: {sentence}. {remedy}.")
@@ -244,73 +246,74 @@ def _extremes(
     return bounds, [f"{sentence}. {used}. {remedy}"]
 
 
-def _rate(where: str, fps: Any) -> float | None:
+def _read_rate(where: str, fps: Any) -> float | None:
     if fps is None:
         return None
     if type(fps) not in (int, float) or not 0 < fps < np.inf:
-        raise UserError(f"{where}: fps in meta/info.json is {fps!r}; frames a second are expected.")
+        raise UserError(f"{where}: fps in meta/info.json is {fps!r}; a positive number is needed.")
     return float(fps)
 
 
-def _columns(where: str, arrays: Columns, keys: Sequence[str]) -> Columns:
-    """The arrays in our words; every episode ends with its last frame, and at each done one."""
+def _build_columns(where: str, arrays: Columns, keys: Sequence[str]) -> Columns:
+    """Return the arrays by our names. Episodes end at their last frame and at each done frame."""
     episode = arrays["episode_index"]
     rows = len(episode)
     none, last = np.zeros(rows, bool), np.append(np.diff(episode) != 0, True)
     done, success, cut = (
-        flag(where, key, arrays[key]) if key in arrays else none
+        to_flag(where, key, arrays[key]) if key in arrays else none
         for key in ("next.done", "next.success", "next.truncated")
     )
     rewards = arrays.get("next.reward", np.zeros(rows, np.float32))
     if "next.success" in arrays:
-        over = (done | last) & success
+        terminated = (done | last) & success
     elif "next.truncated" in arrays:
-        over = done
+        terminated = done
     else:
-        over = done & (rewards.reshape(rows, -1)[:, 0] > 0)
-    over = over & ~cut
-    return observed("observations", {_channel(key): arrays[key] for key in keys}) | {
+        terminated = done & (rewards.reshape(rows, -1)[:, 0] > 0)
+    terminated = terminated & ~cut
+    return observation_columns("observations", {_channel(key): arrays[key] for key in keys}) | {
         "actions": arrays["action"],
         "rewards": rewards,
-        "terminated": over,
-        "truncated": (done | last | cut) & ~over,
+        "terminated": terminated,
+        "truncated": (done | last | cut) & ~terminated,
     }
 
 
-def _action(raw: Raw) -> str:
+def _action_key(raw: Raw) -> str:
     """Return the name of the actions' column. Raises UserError that lists the columns."""
     for key in ACTIONS:
         if key in raw.keys:
             return key
-    near = [key for key in raw.keys if key.startswith("action")]
+    similar = [key for key in raw.keys if key.startswith("action")]
     remedy = "Rename the action column to 'action'."
-    if near:
-        remedy = "Join these columns into one, 'action'." if near[1:] else "Rename it to 'action'."
+    if similar:
+        one = "Rename it to 'action'."
+        remedy = "Join these columns into one, 'action'." if similar[1:] else one
     raise UserError(
-        f"{raw.where}: no array 'action' in the tables, which hold {', '.join(near or raw.keys)}. "
-        f"{remedy}"
+        f"{raw.where}: no array 'action' in the tables, which hold "
+        f"{', '.join(similar or raw.keys)}. {remedy}"
     )
 
 
-def _observable(
-    raw: Raw, features: Mapping[str, Any], asked: Sequence[str] | None
+def _find_observable(
+    raw: Raw, features: Mapping[str, Any], requested: Sequence[str] | None
 ) -> tuple[dict[str, list[int]], list[str], list[str] | None]:
-    """Shapes of what can be observed, the videos among it, and what is observed by default.
+    """Return the shapes of possible observations, the videos among them, and the default ones.
 
-    By default LeRobot's names, which begin with observation., are observed. All others are offered
-    where none has such a name, or another is asked for.
+    By default, the features that begin with `observation.` are observed. The others are included
+    if there is no such feature, or if another one is requested.
     """
-    own = [key for key in features if key.startswith(OBSERVED)]
+    prefixed = [key for key in features if key.startswith(OBSERVED)]
     others = [
         key
         for key in features
-        if key not in own and not key.startswith(NOT_OBSERVED) and key not in TIMES
+        if key not in prefixed and not key.startswith(NOT_OBSERVED) and key not in TIMES
     ]
-    offered = [*own, *others] if not own or {*(asked or ())} - {*own} else own
-    default: list[str] | None = None if own else []
-    observed = {key: features[key] for key in sorted(offered)}
+    needs_others = not prefixed or {*(requested or ())} - {*prefixed}
+    default: list[str] | None = None if prefixed else []
+    choices = {key: features[key] for key in sorted([*prefixed, *(others if needs_others else ())])}
     try:
-        kinds = {key: (str(f["dtype"]), list(f["shape"])) for key, f in observed.items()}
+        kinds = {key: (str(f["dtype"]), list(f["shape"])) for key, f in choices.items()}
     except (TypeError, KeyError):
         raise UserError(
             f"{raw.where}: meta/info.json has features without dtype and shape. Copy it again."
@@ -324,10 +327,10 @@ def _observable(
     return shapes, videos, default
 
 
-def _episodes(raw: Raw, arrays: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """[E] episode_index and length of each episode.
+def _read_episodes(raw: Raw, arrays: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """Return episode_index and length of each episode, [E] each.
 
-    Raises UserError where frames are missing or not those that meta/ lists.
+    Raises UserError if frames are missing or differ from those that meta/ lists.
     """
     starts = np.flatnonzero(np.append(True, np.diff(arrays["episode_index"]) != 0))
     lengths = np.diff(np.append(starts, len(arrays["index"])))
@@ -344,7 +347,7 @@ def _episodes(raw: Raw, arrays: Columns) -> tuple[np.ndarray, np.ndarray]:
     files = sorted((raw.folder / "meta" / "episodes").glob("**/*.parquet"))
     if files:
         table = Table(raw.where, files)
-        with _listed(files[0].parent):
+        with _explain_errors(files[0].parent):
             listed = table.get("length")
             columns = table.keys()
             named = table.get("episode_index") if "episode_index" in columns else numbers
@@ -363,16 +366,18 @@ def _episodes(raw: Raw, arrays: Columns) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def _listed(folder: Path) -> Iterator[None]:
-    """Makes one sentence of a table of episodes that cannot be read."""
+def _explain_errors(folder: Path) -> Iterator[None]:
+    """Raise UserError if the table of episodes cannot be read."""
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: the table of episodes cannot be read ({error}).") from None
 
 
-def _split(where: str, splits: Mapping[str, str], name: str, episode: np.ndarray) -> np.ndarray:
-    """[N] bool: the frames of a split, which is written as "first:last" of its episodes."""
+def _select_split(
+    where: str, splits: Mapping[str, str], name: str, episode: np.ndarray
+) -> np.ndarray:
+    """Return the mask of the frames of a split, [N] bool; a split is "first:stop" of episodes."""
     if name not in splits:
         raise UserError(f"{where}: no subset {name!r}; it names {', '.join(splits) or 'none'}.")
     first, _, after = str(splits[name]).partition(":")

@@ -1,4 +1,4 @@
-"""Which layout a container is in, and what that layout makes of it."""
+"""Recognizing the layout of a container and parsing it."""
 
 import pkgutil
 import re
@@ -11,51 +11,54 @@ from types import ModuleType
 from offline_rl.data.containers.raw import JOIN, Raw
 from offline_rl.data.dataset import convert_to_float32
 from offline_rl.data.formats import flat
-from offline_rl.data.formats.common import NoArraysToChoose, ParsedFile, ReadOptions, below
+from offline_rl.data.formats.common import NoArraysToChoose, ParsedFile, ReadOptions, keys_below
 from offline_rl.utils.errors import UserError
 
 OPTIONAL = ("observation_keys", "subset", "d4rl_compatible", "terminate_on_end", "infos")
 
 
-def layouts() -> tuple[ModuleType, ...]:
-    """The modules of this folder that are one. The first that fits is taken: plain arrays last."""
+def load_layouts() -> tuple[ModuleType, ...]:
+    """Return the layout modules of this folder in the order of recognition, plain arrays last."""
     names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
-    found = [
+    modules = [
         import_module(f"{__package__}.{name}") for name in names if name != Path(__file__).stem
     ]
-    return *(m for m in found if hasattr(m, "missed") and m is not flat), flat
+    return *(m for m in modules if hasattr(m, "mismatch") and m is not flat), flat
 
 
-FORMATS = layouts()
+FORMATS = load_layouts()
 
 
-def parse(raw: Raw, options: ReadOptions, complain: Callable[[str], None]) -> ParsedFile:
-    """What the layout of `raw` makes of it. Raises UserError where there is none that fits."""
+def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> ParsedFile:
+    """Parse `raw` by its layout; `report` is called for each array that cannot be read.
+
+    Raises UserError if no layout matches.
+    """
     layout = recognize(raw, options.format)
     for name in OPTIONAL:
         if getattr(options, name) and name not in layout.TAKES:
-            alone = name == "observation_keys" and not below(raw, "observations")
-            raise (NoArraysToChoose if alone else UserError)(
-                f"{raw.where}: {name} means nothing in the layout of {layout.NAME}. Leave it out."
+            single = name == "observation_keys" and not keys_below(raw, "observations")
+            raise (NoArraysToChoose if single else UserError)(
+                f"{raw.where}: {name} has no meaning in the layout of {layout.NAME}. Leave it out."
             )
-    found: ParsedFile = layout.parse(raw, options, complain)
-    columns, lost = convert_to_float32(found.columns, found.keys, found.observation_names)
-    return replace(found, columns=columns, notes=(*raw.notes, *found.notes, *lost))
+    parsed: ParsedFile = layout.parse(raw, options, report)
+    columns, notes = convert_to_float32(parsed.columns, parsed.keys, parsed.observation_names)
+    return replace(parsed, columns=columns, notes=(*raw.notes, *parsed.notes, *notes))
 
 
-def formats(layout: ModuleType) -> tuple[str, ...]:
+def format_names(layout: ModuleType) -> tuple[str, ...]:
     """Return the values of `format=` that select a layout."""
     return getattr(layout, "FORMAT_NAMES", (layout.__name__.rpartition(".")[2],))
 
 
-def unmarked(layout: ModuleType, raw: Raw) -> str | None:
-    """Return which of the arrays that tell a layout from all others `raw` lacks, if any."""
-    lacking = [key for key in getattr(layout, "MARKS", ()) if key not in raw.keys]
-    return f"no array {' nor '.join(map(repr, lacking))}" if lacking else None
+def missing_marks(layout: ModuleType, raw: Raw) -> str | None:
+    """Return which of the layout's characteristic arrays are missing in `raw`; None if none is."""
+    missing = [key for key in getattr(layout, "MARKS", ()) if key not in raw.keys]
+    return f"no array {' nor '.join(map(repr, missing))}" if missing else None
 
 
-def foreign(raw: Raw) -> str | None:
-    """Return what a file is that holds one episode, or groups of them, in no layout known here.
+def describe_unsupported(raw: Raw) -> str | None:
+    """Describe a file of one or more episodes whose layout is known but not supported, else None.
 
     ACT's files are those of `tonyzhaozh/act:record_sim_episodes.py`.
     """
@@ -67,33 +70,34 @@ def foreign(raw: Raw) -> str | None:
     groups = {match[1] for key in raw.keys if (match := re.match(r"(\w*?_?\d+)/", key))}
     if not groups or any(not re.match(r"\w*?_?\d+/", key) for key in raw.keys):
         return None
-    if any(layout.missed(raw) is None for layout in FORMATS if layout is not flat):
+    if any(layout.mismatch(raw) is None for layout in FORMATS if layout is not flat):
         return None
     first = min(groups, key=lambda name: (len(name), name))
     return (
-        f"the file has groups {first}, … with {', '.join(below(raw, first))}; this layout is not "
-        f"read. (Minari's groups hold observations, actions, rewards, terminations, truncations.)"
+        f"the file has groups {first}, … with {', '.join(keys_below(raw, first))}; this layout is "
+        "not read. (Minari's groups hold observations, actions, rewards, terminations, "
+        "truncations.)"
     )
 
 
 def recognize(raw: Raw, format: str | None = None) -> ModuleType:
-    """The first layout that fits, or that of `format`.
+    """Return the first layout that matches, or the one that `format` selects.
 
-    Raises UserError that says what each one missed, or what the one of `format` misses.
+    Raises UserError with the reason why each layout, or the selected one, does not match.
     """
     if format is not None:
-        chosen: ModuleType = next(layout for layout in FORMATS if format in formats(layout))
-        if reason := chosen.missed(raw):
+        chosen: ModuleType = next(layout for layout in FORMATS if format in format_names(layout))
+        if reason := chosen.mismatch(raw):
             raise UserError(
                 f"{raw.where}: format={format} does not fit: {reason}. Leave format out, and the "
                 f"layout is recognized by what the file holds."
             )
         return chosen
-    if sentence := foreign(raw):
+    if sentence := describe_unsupported(raw):
         raise UserError(f"{raw.where}: {sentence} To read it, {JOIN}")
     reasons = []
     for layout in FORMATS:
-        reason = layout.missed(raw) or unmarked(layout, raw)
+        reason = layout.mismatch(raw) or missing_marks(layout, raw)
         if reason is None:
             return layout
         reasons.append(f"{layout.NAME} ({reason})")

@@ -1,4 +1,4 @@
-"""A data set as one file in D4RL's words, HDF5 or NPZ: complete under its name, or not there."""
+"""Writing a data set as one file in D4RL's layout, HDF5 or NPZ, atomically."""
 
 import io
 from collections.abc import Mapping
@@ -25,19 +25,19 @@ def write(
     next_observations: Following = "all",
     metadata: Mapping[str, Scalar] | None = None,
 ) -> Path:
-    """Writes `data` as HDF5 in D4RL's layout and returns the path.
+    """Write `data` as HDF5 in D4RL's layout; return the path.
 
-    next_observations: "all" as D4RL's gym files; "final" only those after each episode's last row,
-    as `final_observations`, the others being the next rows' observations; "none" leaves them out,
-    so that time-out rows are no transitions when read again.
-    metadata: scalars, written below metadata/ as D4RL does.
-    The same data give the same bytes (with the same HDF5 and zlib).
-    Raises UserError if the file cannot be written; nothing is left behind then.
+    next_observations: "all", as in D4RL's gym files; "final", only those after each episode's last
+    row, as `final_observations`, because all others are the next rows' observations; "none", so
+    that time-out rows are not transitions when the file is read.
+    metadata: scalars, written below metadata/ as in D4RL.
+    Equal data give equal bytes (with the same versions of HDF5 and zlib).
+    Raises UserError if the file cannot be written; then no partial file remains.
     """
-    found = arrays(data, next_observations)
-    buffer = io.BytesIO()  # compressed in memory, so that only plain writes can fail
+    columns = to_d4rl(data, next_observations)
+    buffer = io.BytesIO()  # compressed in memory, so that only the final write can fail
     with h5py.File(buffer, "w", libver=("earliest", "v110")) as file:
-        for key, array in found.items():
+        for key, array in columns.items():
             file.create_dataset(
                 key, data=array, compression="gzip", shuffle=True, track_times=False
             )
@@ -49,19 +49,19 @@ def write(
 
 
 def write_npz(data: Dataset, path: str | Path, *, next_observations: Following = "all") -> Path:
-    """Writes the same arrays as a compressed NPZ archive and returns the path."""
+    """Write the arrays of D4RL's layout as a compressed NPZ archive; return the path."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays(data, next_observations))  # type: ignore[arg-type]
+    np.savez_compressed(buffer, **to_d4rl(data, next_observations))  # type: ignore[arg-type]
     path = Path(path)
     write_atomically(path, lambda temporary: temporary.write_bytes(buffer.getbuffer()))
     return path
 
 
-def arrays(data: Dataset, next_observations: Following) -> dict[str, np.ndarray]:
-    """The data set in D4RL's words."""
+def to_d4rl(data: Dataset, next_observations: Following) -> dict[str, np.ndarray]:
+    """Return the arrays of a data set by D4RL's names; see `write`."""
     if next_observations not in ("all", "final", "none"):
         raise UserError(f"next_observations={next_observations!r}: all, final or none is expected.")
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "observations": channels.take(data.observations, slice(data.num_rows)),
         "actions": data.actions,
         "rewards": data.rewards,
@@ -70,18 +70,21 @@ def arrays(data: Dataset, next_observations: Following) -> dict[str, np.ndarray]
         **data.extras,
     }
     if next_observations == "all":
-        found["next_observations"] = data.next_observations
+        columns["next_observations"] = data.next_observations
     elif next_observations == "final":
-        found["final_observations"] = final_observations(data)
-    return channels.flatten(found)
+        columns["final_observations"] = final_observations(data)
+    return channels.flatten(columns)
 
 
 def final_observations(data: Dataset) -> Observations:
-    """[E, *obs]: what follows each episode's last row. Raises UserError if that is not all."""
+    """Return the observation after each episode's last row, [E, *obs].
+
+    Raises UserError if another next observation is not the next row's observation.
+    """
     inside = ~(data.terminated | data.truncated)
     if (data.next_index != np.arange(1, data.num_rows + 1))[inside].any():
         raise UserError(
             f"{data.path or data.name}: a next observation inside an episode is not the next row's "
-            f"observation, which only a column of all next observations keeps."
+            f"observation. Only a layout with a column of all next observations can store this."
         )
     return channels.take(data.next_observations, data.episode_ends)

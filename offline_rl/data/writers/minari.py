@@ -1,4 +1,4 @@
-"""A data set as Minari's HDF5 layout, which the `minari` package reads as it is.
+"""Writing a data set in Minari's HDF5 layout, which the `minari` package reads.
 
     <path>/data/main_data.hdf5   episode_<n>: T + 1 observations, T actions, rewards and flags
     <path>/data/metadata.json    spaces, counts, id
@@ -23,7 +23,7 @@ from policies import channels
 from policies.channels import Observations
 
 IDENTITY = re.compile(r"([-\w]+/)*[-\w]+-v\d+")
-FORMAT, WITH_RAW_PICTURES = "0.5.0", "0.5.4"  # the version that can read it; 0.5.4 knows raw ones
+FORMAT, WITH_RAW_IMAGES = "0.5.0", "0.5.4"  # first Minari versions that read the file
 
 
 def write_minari(
@@ -33,28 +33,28 @@ def write_minari(
     dataset_id: str | None = None,
     metadata: Mapping[str, Scalar] | None = None,
 ) -> Path:
-    """Writes `data` as a Minari data set into the new folder `path` and returns it.
+    """Write `data` as a Minari data set to the new folder `path`; return the path.
 
-    dataset_id: [namespace/]name-v<number>, which `path` ends with; default: the folder's name.
-    With MINARI_DATASETS_PATH=<the folder before it>, minari.load_dataset(dataset_id) reads it.
-    metadata: further entries of metadata.json, e.g. algorithm_name.
-    Of the extras costs are kept, as infos/cost; pictures are stored raw, never as JPEG.
-    Raises UserError, with nothing left behind, where the folder is there already or cannot be
-    written, or where the data do not have the observation after each episode.
+    dataset_id: [namespace/]name-v<number>; `path` must end with it. Default: the folder's name.
+    With MINARI_DATASETS_PATH=<the folder above it>, minari.load_dataset(dataset_id) reads it.
+    metadata: additional entries of metadata.json, such as algorithm_name.
+    Of the extras, only costs are written, as infos/cost. Images are stored raw, not as JPEG.
+    Raises UserError if the folder exists or cannot be written, or if the data lack the observation
+    after an episode; then no partial folder remains.
     """
     path = Path(path)
     name = path.name if dataset_id is None else dataset_id
     if not IDENTITY.fullmatch(name):
         raise UserError(
-            f"{name}: Minari's data sets are called name-v0, or namespace/name-v0; name the folder "
-            f"so, or give dataset_id=."
+            f"{name}: names of Minari data sets are name-v0 or namespace/name-v0. Rename the "
+            f"folder, or set dataset_id=."
         )
     if path.absolute().parts[-len(Path(name).parts) :] != Path(name).parts:
         raise UserError(
-            f"{path}: Minari looks for {name} in a folder of that name: end the path so."
+            f"{path}: Minari looks for {name} in a folder of that name. End the path with {name}."
         )
     final = final_observations(data)
-    pictures = any(part.dtype == np.uint8 for part in channels.parts(data.observations))
+    has_images = any(part.dtype == np.uint8 for part in channels.parts(data.observations))
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=("earliest", "v110"), track_order=True) as file:
         spans = zip(data.episode_starts, data.episode_ends + 1, strict=True)
@@ -71,7 +71,7 @@ def write_minari(
                 "terminations": data.terminated[start:stop],
                 "truncations": data.truncated[start:stop],
             }
-            if "costs" in data.extras:  # a step's infos follow the reset's
+            if "costs" in data.extras:  # infos begin with those of the reset
                 costs = data.extras["costs"][start:stop]
                 arrays["infos/cost"] = np.concatenate([np.zeros(1, costs.dtype), costs])
             else:
@@ -86,7 +86,7 @@ def write_minari(
         "observation_space": json.dumps(_observation_space(data.observations)),
         "action_space": json.dumps(_box((data.actions.shape[1],), "float32", -1.0, 1.0)),
         "dataset_id": name,
-        "minari_version": WITH_RAW_PICTURES if pictures else FORMAT,
+        "minari_version": WITH_RAW_IMAGES if has_images else FORMAT,
         "dataset_size": round(buffer.getbuffer().nbytes / 1e6, 1),  # MB
         **(metadata or {}),
     }
@@ -95,7 +95,7 @@ def write_minari(
         write_atomically(
             folder / "data" / "main_data.hdf5", lambda part: part.write_bytes(buffer.getbuffer())
         )
-        write_text(folder / "data" / "metadata.json", json.dumps(facts))  # it reads Infinity
+        write_text(folder / "data" / "metadata.json", json.dumps(facts))  # Minari accepts Infinity
 
     write_folder_atomically(path, fill)
     return path
@@ -112,6 +112,6 @@ def _observation_space(observations: Observations) -> dict[str, object]:
 
 
 def _box(shape: tuple[int, ...], dtype: str, low: float, high: float) -> dict[str, object]:
-    """A Box as `minari/serialization.py` writes it."""
+    """Return a Box in the format of `minari/serialization.py`."""
     bounds = {"low": np.full(shape, low).tolist(), "high": np.full(shape, high).tolist()}
     return {"type": "Box", "dtype": dtype, "shape": list(shape), **bounds}
