@@ -1,4 +1,4 @@
-"""The heads' densities, samples and actions."""
+"""Densities, samples and actions of the MLP heads."""
 
 import math
 
@@ -26,7 +26,7 @@ class Numbers:
         return torch.rand(tuple(shape), generator=self.generator)
 
 
-def made(kind, actions=2, **options):
+def make_actor(kind, actions=2, **options):
     torch.manual_seed(0)
     return kind(3, actions, (16, 16), **options)
 
@@ -35,7 +35,7 @@ OBSERVATIONS = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
 
 
 def test_a_squashed_density_integrates_to_one():
-    actor = made(TanhGaussianActor, actions=1).double()
+    actor = make_actor(TanhGaussianActor, actions=1).double()
     a = torch.linspace(-1 + 1e-6, 1 - 1e-6, 200_001, dtype=torch.float64)
     for observation in OBSERVATIONS.double():
         density = actor.log_prob(observation.expand(len(a), 3), a[:, None]).exp()
@@ -43,8 +43,8 @@ def test_a_squashed_density_integrates_to_one():
 
 
 @pytest.mark.parametrize("affine", [None, (0.5, -1.0)])
-def test_squashed_densities_are_torchs(affine):
-    actor = made(TanhGaussianActor, affine=affine).double()
+def test_squashed_densities_equal_those_of_torch(affine):
+    actor = make_actor(TanhGaussianActor, affine=affine).double()
     mean, log_std = actor.trunk(OBSERVATIONS.double()).chunk(2, -1)
     if affine:
         log_std = 0.5 * log_std - 1
@@ -56,8 +56,8 @@ def test_squashed_densities_are_torchs(affine):
 
 
 def test_samples_have_the_density_they_claim():
-    """The share of samples below each of nine actions against the integral of the density."""
-    actor = made(TanhGaussianActor, actions=1)
+    """Compare the share of samples below each of nine actions with the integral of the density."""
+    actor = make_actor(TanhGaussianActor, actions=1)
     a, _ = actor.sample(OBSERVATIONS[:1], Numbers(), 50_000)
     mean, log_std = actor(OBSERVATIONS[:1])
     for bound in torch.linspace(-0.8, 0.8, 9):
@@ -66,7 +66,7 @@ def test_samples_have_the_density_they_claim():
 
 
 def test_a_saturated_sample_has_a_finite_density_and_gradient():
-    actor = made(TanhGaussianActor)
+    actor = make_actor(TanhGaussianActor)
     with torch.no_grad():
         actor.trunk.biases[-1][:2] = 40.0  # tanh is 1 in float32 from about 9
     a, log_pi = actor.sample(OBSERVATIONS, Numbers())
@@ -77,15 +77,15 @@ def test_a_saturated_sample_has_a_finite_density_and_gradient():
     assert all(p.grad.isfinite().all() for p in actor.parameters())
 
 
-def test_the_log_deviation_stays_in_its_range():
+def test_log_std_stays_in_its_range():
     for low, high in ((-20.0, 2.0), (-5.0, -4.0)):
-        actor = made(TanhGaussianActor, log_std_range=(low, high))
+        actor = make_actor(TanhGaussianActor, log_std_range=(low, high))
         _, log_std = actor(1000 * OBSERVATIONS)
         assert low <= log_std.min() <= log_std.max() <= high
 
 
-def test_an_unsquashed_density_is_a_normals():
-    actor = made(GaussianActor)
+def test_an_unsquashed_density_is_that_of_a_normal_distribution():
+    actor = make_actor(GaussianActor)
     with torch.no_grad():
         actor.log_std[:] = torch.tensor([-9.0, 0.3])  # the first is below the range
     a = torch.rand(5, 2) * 2 - 1
@@ -94,19 +94,20 @@ def test_an_unsquashed_density_is_a_normals():
 
 
 @pytest.mark.parametrize("kind", [DeterministicActor, GaussianActor])
-def test_dropout_is_for_training_and_keeps_the_mean_of_what_it_drops(kind):
-    actor = made(kind, dropout_rate=0.25)
+def test_dropout_is_used_in_training_only_and_preserves_the_mean(kind):
+    actor = make_actor(kind, dropout_rate=0.25)
     assert torch.equal(actor(OBSERVATIONS), actor.act(OBSERVATIONS))
     assert not torch.equal(actor(OBSERVATIONS, Numbers()), actor.act(OBSERVATIONS))
     dropped = dropout(torch.ones(100_000), 0.25, Numbers())
     assert set(dropped.tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
     assert dropped.mean().item() == pytest.approx(1, abs=0.01)
-    assert torch.equal(made(kind)(OBSERVATIONS, Numbers()), made(kind).act(OBSERVATIONS))
+    plain = make_actor(kind)
+    assert torch.equal(plain(OBSERVATIONS, Numbers()), plain.act(OBSERVATIONS))
 
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_heads_act_within_the_box_and_explore_around_it(kind):
-    actor = made(kind)
+    actor = make_actor(kind)
     acts, explores = actor.act(100 * OBSERVATIONS), actor.explore(OBSERVATIONS, Numbers())
     assert acts.shape == explores.shape == (5, 2)
     assert acts.abs().max() <= 1
@@ -117,37 +118,37 @@ def test_heads_act_within_the_box_and_explore_around_it(kind):
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_heads_are_rebuilt_from_their_arguments(kind):
-    """What a policy bundle does: the same actions from arguments and weights alone."""
-    actor = made(kind)
+    """A policy bundle stores arguments and weights. They give the same actions."""
+    actor = make_actor(kind)
     with torch.no_grad():
         for p in actor.parameters():
             p += 0.01
-    again = kind(**actor.arguments)
-    again.load_state_dict(actor.state_dict())
-    assert torch.equal(again.act(OBSERVATIONS), actor.act(OBSERVATIONS))
+    copy = kind(**actor.arguments)
+    copy.load_state_dict(actor.state_dict())
+    assert torch.equal(copy.act(OBSERVATIONS), actor.act(OBSERVATIONS))
 
 
-def test_a_mean_without_tanh_is_the_networks_output_and_stays_so_when_rebuilt():
-    """AWAC's policy: a plain Normal, whose actions alone are clipped."""
-    actor = made(GaussianActor, tanh_mean=False)
+def test_a_mean_without_tanh_is_the_networks_output_also_after_a_rebuild():
+    """The policy of AWAC is a normal distribution; only its actions are clipped."""
+    actor = make_actor(GaussianActor, tanh_mean=False)
     with torch.no_grad():
         for p in actor.parameters():
             p += 1.0
-    again = GaussianActor(**actor.arguments)
-    again.load_state_dict(actor.state_dict())
+    copy = GaussianActor(**actor.arguments)
+    copy.load_state_dict(actor.state_dict())
     mean = actor.trunk(OBSERVATIONS)
     assert (mean > 1).any()
     a = torch.zeros(5, 2)
-    for net in (actor, again):
+    for net in (actor, copy):
         assert torch.equal(net(OBSERVATIONS), mean)
         assert torch.equal(net.act(OBSERVATIONS), mean.clamp(-1, 1))
         density = Normal(mean, net.log_std.exp()).log_prob(a).sum(-1)
         torch.testing.assert_close(net.log_prob(OBSERVATIONS, a), density)
 
 
-def test_exploration_has_the_deviation_asked_for():
+def test_exploration_noise_has_the_requested_standard_deviation():
     for noise in (0.1, 0.3):
-        actor = made(DeterministicActor, noise=noise)
+        actor = make_actor(DeterministicActor, noise=noise)
         many = OBSERVATIONS[:1].expand(20_000, 3)
         difference = actor.explore(many, Numbers()) - actor.act(many)
         assert difference.std().item() == pytest.approx(noise, rel=0.03)

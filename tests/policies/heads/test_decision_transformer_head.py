@@ -1,4 +1,4 @@
-"""The Decision Transformer's network against torch's own layers, and its memory."""
+"""The network of the Decision Transformer, compared with torch's layers, and its memory."""
 
 import math
 
@@ -22,18 +22,18 @@ class Numbers:
     """A source of random numbers."""
 
     def __init__(self) -> None:
-        self.generator, self.asked = torch.Generator().manual_seed(0), []
+        self.generator, self.shapes = torch.Generator().manual_seed(0), []
 
     def uniform(self, shape):
-        self.asked.append(tuple(shape))
+        self.shapes.append(tuple(shape))
         return torch.rand(tuple(shape), generator=self.generator)
 
     def normal(self, shape):
         return torch.randn(tuple(shape), generator=self.generator)
 
 
-def made(**options) -> DecisionTransformer:
-    """A network whose every parameter matters."""
+def make_net(**options) -> DecisionTransformer:
+    """Return a network in which every parameter has an effect."""
     torch.manual_seed(0)
     net = DecisionTransformer(3, 2, **(OPTIONS | options))
     for p in net.parameters():
@@ -41,8 +41,8 @@ def made(**options) -> DecisionTransformer:
     return net
 
 
-def windows(batch: int = 5, steps: int = 4) -> dict[str, torch.Tensor]:
-    """Windows that begin at the third step of an episode; all steps real."""
+def make_context(batch: int = 5, steps: int = 4) -> dict[str, torch.Tensor]:
+    """Return contexts that start at the third step of an episode, without padding."""
     torch.manual_seed(1)
     return {
         "observations": torch.randn(batch, steps, 3),
@@ -53,8 +53,8 @@ def windows(batch: int = 5, steps: int = 4) -> dict[str, torch.Tensor]:
     }
 
 
-def torchs(net: DecisionTransformer, x: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The same by torch's linear, embedding, normalization and encoder layers."""
+def run_with_torch_layers(net: DecisionTransformer, x: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Compute `net(x)` with torch's linear, embedding, normalization and encoder layers."""
 
     def linear(mlp, x, layer=0):
         return nn.functional.linear(x, mlp.weights[layer].T, mlp.biases[layer])
@@ -95,55 +95,54 @@ def torchs(net: DecisionTransformer, x: dict[str, torch.Tensor]) -> torch.Tensor
     return linear(net.head, sequence[:, 1::3]).tanh()
 
 
-def test_answers_are_those_of_torchs_layers():
-    net, x = made(), windows()
-    torch.testing.assert_close(net(**x), torchs(net, x))
+def test_outputs_equal_those_of_torchs_layers():
+    net, x = make_net(), make_context()
+    torch.testing.assert_close(net(**x), run_with_torch_layers(net, x))
 
 
-def test_a_step_sees_its_return_and_observation_and_what_came_before_alone():
-    net, x = made(), windows()
-    before = net(**x)
+def test_a_step_depends_on_its_return_and_observation_and_on_earlier_steps_only():
+    net, x = make_net(), make_context()
+    original = net(**x)
     for name in ("returns", "observations", "actions"):
         changed = x | {name: x[name].clone()}
         changed[name][:, 2] += 1.0
-        difference = (net(**changed) - before).abs().amax((0, 2))  # [T]
-        first = 3 if name == "actions" else 2  # a step's own action is not seen
+        difference = (net(**changed) - original).abs().amax((0, 2))  # [T]
+        first = 3 if name == "actions" else 2  # a step does not observe its action
         assert (difference[:first] == 0).all()
         assert (difference[first:] > 1e-6).all()
 
 
-def test_what_is_not_real_is_not_seen_wherever_it_stands():
-    """Padding before the window or after it, whatever it holds: the real steps' answers stay."""
-    net, x = made(), windows(steps=2)
+def test_padding_on_either_side_does_not_change_the_outputs():
+    net, x = make_net(), make_context(steps=2)
     expected = net(**x)
-    for place in (slice(0, 2), slice(2, 4)):
-        padded = windows(steps=4)
+    for position in (slice(0, 2), slice(2, 4)):
+        padded = make_context(steps=4)
         padded = {k: v.clone() if k != "real" else torch.zeros_like(v) for k, v in padded.items()}
         for name in x:
-            padded[name][:, place] = x[name]
-        answers = net(**padded)
-        assert answers.isfinite().all()
-        torch.testing.assert_close(answers[:, place], expected)
+            padded[name][:, position] = x[name]
+        outputs = net(**padded)
+        assert outputs.isfinite().all()
+        torch.testing.assert_close(outputs[:, position], expected)
 
 
-def test_steps_beyond_the_last_place_count_as_the_last():
-    net, x = made(), windows()
+def test_late_timesteps_use_the_last_embedding():
+    net, x = make_net(), make_context()
     late, later = (x | {"timesteps": x["timesteps"] + k} for k in (7, 50))
     torch.testing.assert_close(net(**late)[:, 0], net(**later)[:, 0])
     assert not torch.allclose(net(**late), net(**x))
 
 
-def test_acting_step_by_step_is_looking_at_the_last_window_of_the_whole_episode():
-    """Nine steps, a window of four, two episodes side by side; returns fall by raw rewards."""
-    net, steps = made(), 9
+def test_acting_step_by_step_equals_the_network_on_the_last_steps_of_the_episode():
+    """Nine steps, a context of four, two episodes. The returns-to-go fall by raw rewards."""
+    net, steps = make_net(), 9
     torch.manual_seed(2)
     observations, rewards = torch.randn(steps, 2, 3), torch.randn(steps, 2)
-    context, told = net.reset(2), torch.zeros(2)
+    context, reward = net.reset(2), torch.zeros(2)
     actions, returns = [], [torch.full((2,), 6.0)]
     for t in range(steps):
-        ours, context = net.step(observations[t], told, context)
+        action, context = net.step(observations[t], reward, context)
         first = max(0, t - 3)
-        past = [*actions[first:], torch.full((2, 2), 99.0)]  # the present one is not seen
+        past = [*actions[first:], torch.full((2, 2), 99.0)]  # the present action is masked
         count = t + 1 - first
         expected = net(
             observations[first : t + 1].transpose(0, 1),
@@ -152,44 +151,42 @@ def test_acting_step_by_step_is_looking_at_the_last_window_of_the_whole_episode(
             torch.arange(first, t + 1).expand(2, count),
             torch.ones(2, count, dtype=torch.bool),
         )[:, -1]
-        torch.testing.assert_close(ours, expected)
-        actions.append(ours)
-        told = rewards[t]
+        torch.testing.assert_close(action, expected)
+        actions.append(action)
+        reward = rewards[t]
         returns.append(returns[-1] - rewards[t])
     assert context["timesteps"][0].tolist() == [5, 6, 7, 8]
     assert context["real"].all()
 
 
-def test_dropout_is_for_training_alone_and_right_on_average():
-    """Only with random numbers given; what is kept is scaled up to the same mean."""
-    x, random = windows(), Numbers()
-    plain = made()
-    torch.testing.assert_close(made(dropout_rate=0.0)(**x, random=random), plain(**x))
-    wet = made(dropout_rate=0.3)
-    torch.testing.assert_close(wet(**x), plain(**x))
-    assert not torch.allclose(wet(**x, random=random), wet(**x, random=random))
-    for (
-        block
-    ) in wet.blocks:  # so that what leaves them is what entered, dropped, and next to nothing
+def test_dropout_is_used_in_training_only_and_preserves_the_mean():
+    """It needs random numbers. Remaining units are scaled up to the same mean."""
+    x, random = make_context(), Numbers()
+    plain = make_net()
+    torch.testing.assert_close(make_net(dropout_rate=0.0)(**x, random=random), plain(**x))
+    net = make_net(dropout_rate=0.3)
+    torch.testing.assert_close(net(**x), plain(**x))
+    assert not torch.allclose(net(**x, random=random), net(**x, random=random))
+    for block in net.blocks:  # the blocks add almost nothing to their dropped-out input
         block.mlp.weights[1].data *= 1e-3
         block.attention_out.weights[0].data *= 1e-3
     many = {k: v[:1].expand(4000, *v.shape[1:]) for k, v in x.items()}
-    seen = []
-    wet.norm_out.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    wet(**many, random=random)
-    wet(**many)
-    mean, spread = seen[0].mean(0), seen[0].std(0) / math.sqrt(4000)
-    assert ((mean - seen[1][0]).abs() < 5 * spread + 1e-3).all()
-    assert (seen[0][0] == 0).sum() == 0  # what the blocks add is never exactly zero
+    captured = []
+    net.norm_out.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
+    net(**many, random=random)
+    net(**many)
+    mean, standard_error = captured[0].mean(0), captured[0].std(0) / math.sqrt(4000)
+    assert ((mean - captured[1][0]).abs() < 5 * standard_error + 1e-3).all()
+    assert (captured[0][0] == 0).sum() == 0  # the blocks never add exactly zero
 
 
-def test_dropout_is_where_gpt2_has_it():
-    """After the embedding; in a block of attention's weights, its output and the perceptron's."""
+def test_dropout_is_applied_where_gpt2_applies_it():
+    """Embedding; then in each block the attention weights, attention output and MLP output."""
     random = Numbers()
-    made(dropout_rate=0.3)(**windows(5, 4), random=random)
-    assert random.asked == [(5, 12, 8), *[(5, 2, 12, 12), (5, 12, 8), (5, 12, 8)] * 2]
+    make_net(dropout_rate=0.3)(**make_context(5, 4), random=random)
+    assert random.shapes == [(5, 12, 8), *[(5, 2, 12, 12), (5, 12, 8), (5, 12, 8)] * 2]
 
 
 def test_heads_must_divide_the_size():
     with pytest.raises(ValueError, match="dim_model=8 is not a multiple of num_heads=3"):
-        made(num_heads=3)
+        make_net(num_heads=3)

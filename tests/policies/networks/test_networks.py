@@ -1,4 +1,4 @@
-"""The blocks against torch's own, and the independence of an ensemble's members."""
+"""MLPs, compared with torch's layers, and the independence of ensemble members."""
 
 import math
 from typing import get_args
@@ -14,21 +14,21 @@ BETWEEN = {"relu": nn.ReLU(), "elu": nn.ELU(), "gelu": nn.GELU(), "silu": nn.SiL
 BETWEEN |= {"tanh": nn.Tanh(), "mish": nn.Mish()}
 
 
-def by_torch(net: MLP, member: int | None = None) -> nn.Sequential:
-    """nn.Linear, nn.LayerNorm and the activation with the parameters of (a member of) `net`."""
+def build_with_torch(net: MLP, member: int | None = None) -> nn.Sequential:
+    """Return torch's layers with the parameters of `net`, or of one member of an ensemble."""
 
-    def of(p: torch.Tensor) -> torch.Tensor:
+    def select(p: torch.Tensor) -> torch.Tensor:
         return p.detach() if member is None else p.detach()[member]
 
     layers, between = list[nn.Module](), BETWEEN[net.activation]
     for count, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
-        linear = nn.Linear(*of(weight).shape)
-        linear.weight.data, linear.bias.data = of(weight).T, of(bias).flatten()
+        linear = nn.Linear(*select(weight).shape)
+        linear.weight.data, linear.bias.data = select(weight).T, select(bias).flatten()
         layers.append(linear)
         if count < len(net.norms):
             norm = nn.LayerNorm(linear.out_features)
-            norm.weight.data = of(net.norms[count].weight).flatten()
-            norm.bias.data = of(net.norms[count].bias).flatten()
+            norm.weight.data = select(net.norms[count].weight).flatten()
+            norm.bias.data = select(net.norms[count].bias).flatten()
             layers += [between, norm] if net.norm_after_activation else [norm, between]
         elif count < len(net.weights) - 1:
             layers.append(between)
@@ -47,7 +47,7 @@ def test_members_are_independent_networks(rows, layer_norm):
     x = torch.randn(*rows, 3)
     assert net(x).shape == (2, *rows, 2)
     for member in (0, 1):
-        torch.testing.assert_close(net(x)[member], by_torch(net, member)(x))
+        torch.testing.assert_close(net(x)[member], build_with_torch(net, member)(x))
     for p in net.parameters():
         (gradient,) = torch.autograd.grad(net(x)[0].sum(), p)
         assert (gradient[1] == 0).all(), "a member learns from another one's output"
@@ -57,24 +57,26 @@ def test_a_single_network_has_no_ensemble_axis():
     net = MLP(3, 2, (8,), layer_norm=True)
     x = torch.randn(5, 3)
     assert net(x).shape == (5, 2)
-    torch.testing.assert_close(net(x), by_torch(net)(x))
+    torch.testing.assert_close(net(x), build_with_torch(net)(x))
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
-def test_layers_meet_by_the_activation_that_is_asked_for(activation):
+def test_every_activation_equals_that_of_torch(activation):
     assert set(BETWEEN) == set(get_args(Activation))
     net, x = MLP(3, 2, (8, 8), activation=activation, layer_norm=True), torch.randn(5, 3)
-    torch.testing.assert_close(net(x), by_torch(net)(x))
+    torch.testing.assert_close(net(x), build_with_torch(net)(x))
 
 
 @pytest.mark.parametrize("ensemble", [None, 3])
 @pytest.mark.parametrize("hidden", [(), (64, 64)])
 @pytest.mark.parametrize("inner", [False, True])
-def test_in_bf16_a_small_difference_of_large_values_is_kept(ensemble, hidden, inner):
-    """Products near 300, where bf16's own steps are 2, that differ by 1. Not in an inner part."""
+def test_in_bf16_the_output_layer_preserves_small_differences_of_large_values(
+    ensemble, hidden, inner
+):
+    """Outputs near 300, where bf16 has steps of 2, differ by 1. `inner` loses the difference."""
     net, last = MLP(4, 1, hidden, ensemble=ensemble, inner=inner), -1
     x = torch.randn(256, 4)
-    if hidden:  # a unit that always gives 1
+    if hidden:  # a unit whose output is always 1
         net.weights[-2].data[..., 0], net.biases[-2].data[..., 0] = 0, 1
     else:
         x[:, 0] = 1
@@ -88,7 +90,7 @@ def test_in_bf16_a_small_difference_of_large_values_is_kept(ensemble, hidden, in
     assert bool(error) is bool(inner or hidden)
 
 
-def test_members_start_within_the_bounds_of_their_own_fan_in():
+def test_initial_weights_of_members_are_within_the_bounds_of_their_fan_in():
     net = MLP(100, 1, (400,), ensemble=3)
     for weight, fan_in in zip(net.weights, (100, 400), strict=True):
         bound = 1 / math.sqrt(fan_in)
@@ -96,7 +98,7 @@ def test_members_start_within_the_bounds_of_their_own_fan_in():
         assert not torch.equal(weight[0], weight[1])
 
 
-def test_orthogonal_layers_keep_lengths_but_for_their_gain():
+def test_orthogonal_layers_scale_lengths_by_their_gain():
     net = MLP(6, 6, (6,), ensemble=2, init=orthogonal_init(2.0, 0.01))
     for weight, gain in zip(net.weights, (2.0, 0.01), strict=True):
         for member in weight:
