@@ -1,9 +1,10 @@
-"""Final scores of d3rlpy and of ours: same data, hyper-parameters, updates and episodes.
+"""Compare final scores with d3rlpy's: same data, hyperparameters, updates and episodes.
 
     pip install d3rlpy; python -m benchmarks.d3rlpy_scores [algorithms=[td3_bc,iql,cql]] [task=…]
 
-d3rlpy learns from our normalized observations, and its policies act in our environments. A cell is
-(algorithm, seed); finished ones are kept, so the same command continues, and makes the page anew.
+d3rlpy trains on our normalized observations, and its policies are evaluated in our environments. A
+cell is (algorithm, seed). Finished cells are stored, so the same command resumes; it also rewrites
+the page.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from offline_rl.utils.text import table
 FILE = Path("benchmarks/results/d3rlpy.json")
 UPDATES, EPISODES = 20_000, 100
 SEEDS = {"td3_bc": 5, "iql": 5, "cql": 3}
-OURS: dict[str, dict[str, Any]] = {  # both sides' settings; the rest are defaults, and equal
+OURS: dict[str, dict[str, Any]] = {  # our settings; all others are equal defaults
     "td3_bc": {"normalize_observations": True, "alpha": 2.5, "policy_noise": 0.2},
     "iql": {"normalize_observations": True, "expectile": 0.7, "beta": 3.0},
     "cql": {
@@ -58,17 +59,18 @@ THEIRS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command takes."""
+    """Options of the command."""
 
     algorithms: Names = tuple(SEEDS)
     task: str = "neorl2/DMSD"
 
 
-def theirs(algorithm: str, task: str, seed: int) -> float:
-    """The mean normalized score of d3rlpy's policy."""
+def run_d3rlpy(algorithm: str, task_name: str, seed: int) -> float:
+    """Train with d3rlpy and return the mean normalized score of its policy."""
     import d3rlpy  # type: ignore[import-not-found]
 
-    found, dataset = envs.task(task), load(envs.task(task), None)
+    task = envs.task(task_name)
+    dataset = load(task, None)
     cfg = build(algorithm_class(algorithm).Config, OURS[algorithm])
     transform = Transform.fit(cfg, dataset, dataset.observations.shape[1:])
     data = transform.dataset(dataset)
@@ -77,15 +79,15 @@ def theirs(algorithm: str, task: str, seed: int) -> float:
     d3rlpy.seed(seed)
     learner, fit = d3rlpy_learner(algorithm, "cpu", columns, **THEIRS[algorithm])
     fit(UPDATES)
-    env = envs.make_vector(found, EPISODES)
+    env = envs.make_vector(task, EPISODES)
     starts = EVALUATION_SEED + np.arange(EPISODES)
     act = lambda x: learner.predict(x.astype(np.float32)).clip(-1, 1)  # noqa: E731
     returns = rollout(env, act, transform.normalizer, starts).returns
     env.close()
-    return float(np.mean(found.score(returns)))
+    return float(np.mean(task.score(returns)))
 
 
-def ours(algorithm: str, task: str) -> list[float]:
+def run_ours(algorithm: str, task: str) -> list[float]:
     result = train(
         algorithm=algorithm,
         task=task,
@@ -101,17 +103,17 @@ def ours(algorithm: str, task: str) -> list[float]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Raises UserError."""
+    """Run the command. Raises UserError."""
     options = build(Options, parse_options(arguments))
     algorithms, task = check_names(options.algorithms, "algorithm", SEEDS), options.task
     done = json.loads(FILE.read_text()) if FILE.is_file() else {"tasks": {}}
     for algorithm in algorithms:
         cell = done["tasks"].setdefault(task, {}).setdefault(algorithm, {"d3rlpy": []})
         if "ours" not in cell:
-            cell["ours"] = ours(algorithm, task)
+            cell["ours"] = run_ours(algorithm, task)
             write(done)
         for seed in range(len(cell["d3rlpy"]), SEEDS[algorithm]):
-            cell["d3rlpy"].append(theirs(algorithm, task, seed))
+            cell["d3rlpy"].append(run_d3rlpy(algorithm, task, seed))
             print(algorithm, task, cell, flush=True)
             write(done)
     FILE.with_suffix(".md").write_text(page(done))
@@ -119,32 +121,34 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def write(done: dict[str, Any]) -> None:
-    """The numbers."""
+    """Write the results."""
     done |= {"command": "python -m benchmarks.d3rlpy_scores", "updates": UPDATES}
     done |= {"episodes": EPISODES, "machine": hardware.describe_machine(), "settings": OURS}
     FILE.write_text(json.dumps(done, indent=1) + "\n")
 
 
 def page(done: Mapping[str, Any]) -> str:
-    """Their table, with Welch's interval of the difference."""
+    """Return the page: the table of scores, with Welch's interval of the difference."""
     header, body = ["task", "algorithm", "seeds", "d3rlpy", "ours", "difference", "95 %"], []
     for task, algorithms in done["tasks"].items():
         for name, cell in algorithms.items():
             both = [cell["d3rlpy"], cell["ours"]]
             if min(map(len, both)) < SEEDS[name]:
                 continue
-            found = compare(*both)
+            comparison = compare(*both)
             spread = [f"{statistics.mean(x):.1f} ± {statistics.stdev(x):.1f}" for x in both]
-            interval = "[{:.1f}, {:.1f}]".format(*found["interval"])
+            interval = "[{:.1f}, {:.1f}]".format(*comparison["interval"])
             hyper = vars(build(algorithm_class(name).Config, done["settings"][name]))
-            cells = [task, name, str(len(both[0])), *spread, f"{found['difference']:.1f}"]
+            cells = [task, name, str(len(both[0])), *spread, f"{comparison['difference']:.1f}"]
             body.append([*cells, interval, convergence_cell(hyper, done["updates"])])
-    text = table([*header, "formed"], body, markdown=True)
-    page = f"# d3rlpy's final scores beside ours\n\n`{done['command']}`\n\n{text}\n\n"
+    text = table([*header, "convergence"], body, markdown=True)
+    page = f"# Final scores of d3rlpy and of this project\n\n`{done['command']}`\n\n{text}\n\n"
     page += f"{done['updates']:,} updates, last policy, {done['episodes']} episodes; normalized "
     page += "scores, mean ± standard deviation over seeds (ddof 1), Welch's interval of ours - "
-    page += "d3rlpy's. `convergence_cell`: how far values had come, of both; unfinished rows compare equal "
-    return page + "updates, not what the methods reach.\n"
+    page += (
+        "d3rlpy's. `convergence`: critic convergence, the same for both. Unfinished rows compare "
+    )
+    return page + "scores after equal updates, not the final performance of the methods.\n"
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ SMALL |= {
     "batch_size": 32,
     "num_policy_samples": 2,
     "horizon": 4,
+    "context_length": 4,
     "dim_model": 8,
 }
 SMALL |= {"num_layers": 2, "num_heads": 2, "episode_steps": 20, "num_warmup_updates": 5}
@@ -127,10 +128,10 @@ def digest(tensors: Iterable[Tensor]) -> str:
 def offline(name: str, seeds: list[int]) -> dict[str, str]:
     """Return the hashes of an algorithm's state after each phase, and of its actions."""
     cls = algorithm_class(name)
-    known = cls.Config.__dataclass_fields__
-    small = {k: v for k, v in SMALL.items() if k in known}
+    config_fields = cls.Config.__dataclass_fields__
+    small = {k: v for k, v in SMALL.items() if k in config_fields}
     if "num_critics" in small:  # at most the default number
-        small["num_critics"] = min(small["num_critics"], known["num_critics"].default)
+        small["num_critics"] = min(small["num_critics"], config_fields["num_critics"].default)
     if name == "bc":  # single actions
         del small["horizon"], small["n_action_steps"]
     if "widths" in small:  # an MLP, not a transformer
@@ -169,9 +170,9 @@ def outcome(path: Path, label: str) -> dict[str, str]:
 def online(out: str) -> dict[str, dict[str, str]]:
     """Return the hashes of runs in an environment."""
     envs.register(TASK, lambda: gymnasium.make("Pendulum-v1"), max_episode_steps=20)
-    own: dict[str, Any] = RUN | {"out": out}
+    common: dict[str, Any] = RUN | {"out": out}
     data: dict[str, Any] = {"dataset": pendulum_dataset()}
-    sac = own | HIDDEN | {"algorithm": "sac", "seeds": 2, "num_updates": 0, "num_env_steps": 300}
+    sac = common | HIDDEN | {"algorithm": "sac", "seeds": 2, "num_updates": 0, "num_env_steps": 300}
     sac |= {"online.warmup_steps": 50, "eval_every": 150, "checkpoint_every": 150}
     hashes = {"sac online": outcome(train(**sac, name="undisturbed").path, "undisturbed")}
     try:
@@ -179,18 +180,18 @@ def online(out: str) -> dict[str, dict[str, str]]:
     except KeyboardInterrupt:
         hashes["sac online"] |= outcome(train(**sac, name="resumed").path, "resumed")
 
-    short = own | {"num_env_steps": 80, "num_updates": 0, "eval_every": 10_000}
+    short = common | {"num_env_steps": 80, "num_updates": 0, "eval_every": 10_000}
     rlpd = short | HIDDEN | {"algorithm": "rlpd", "online.warmup_steps": 40, "seeds": 1}
     hashes["rlpd online"] = outcome(train(**rlpd, **data, utd=4).path, "rlpd")
 
-    bc = train(**own, **HIDDEN, **data, algorithm="bc", num_updates=UPDATES, seeds=1)
+    bc = train(**common, **HIDDEN, **data, algorithm="bc", num_updates=UPDATES, seeds=1)
     resfit = short | {"base": str(bc.path / "seed_0" / "policy.bundle"), "seeds": 1}
     resfit |= {"online.warmup_steps": 40, "algorithm.hidden": [16, 16]}
     hashes["resfit online"] = outcome(finetune(**resfit, **data).path, "resfit")
 
-    chunks = own | CHUNKS | {"algorithm": "diffusion_policy", "num_updates": UPDATES, "seeds": 1}
+    chunks = common | CHUNKS | {"algorithm": "diffusion_policy", "num_updates": UPDATES, "seeds": 1}
     run = train(**chunks, **data).path
-    tune = {k: v for k, v in (own | TUNE).items() if k != "batch_size"}
+    tune = {k: v for k, v in (common | TUNE).items() if k != "batch_size"}
     hashes["dppo online"] = outcome(finetune(run=run, algorithm="dppo", **tune).path, "dppo")
     hashes["rl100 online"] = outcome(
         finetune(run=run, algorithm="rl100", **tune, **RL100, **data).path, "rl100"
@@ -205,7 +206,7 @@ def interrupt(trainer: Any) -> None:
 
 
 def machine() -> dict[str, str]:
-    """Return what the bytes depend on."""
+    """Return the PyTorch version and the processor type, on which the bytes depend."""
     flags = sorted(cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
     return {"torch": torch.__version__, "processor": " ".join(flags)}
 

@@ -1,10 +1,11 @@
-"""What a stranger does in the first hour, as the README says it, against the clock.
+"""Time what a new user does in the first hour, with the commands of the README.
 
     python -m benchmarks.first_hour [first-hour]
 
-Each task is what would be typed, in an empty folder, with lengths that show that it works and not
-what it can learn. Writes README.md with a row each into the folder, by default where it is kept;
-what was in the way before, and what stands below the table, is read from the notes.md kept there.
+Each task runs the commands that a user would type in an empty folder. Training lengths only show
+that it works, not what can be learned. Writes README.md with one row per task into the folder, by
+default that of the stored page. Earlier problems, and the text below the table, come from the
+notes.md of the stored page.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from offline_rl.utils.files import write_text
 from offline_rl.utils.text import table
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = ROOT / "benchmarks/results/first-hour"
+STORED = ROOT / "benchmarks/results/first-hour"
 LAUNCH = "from offline_rl.cli.main import main; raise SystemExit(main())"
 PENDULUM = "runs/env_Pendulum-v1"
 SMALL = "algorithm.network=mlp algorithm.widths=[64,64]"
 SHORT = "num_updates=200 eval_every=100 eval_episodes=2"
 
-MINE = '''"""IQL with a heavier hand."""
+MINE = '''"""IQL with a larger inverse temperature."""
 from dataclasses import dataclass
 from offline_rl.algorithms import iql
 
@@ -62,11 +63,11 @@ class Line(gymnasium.Env):  # move to the middle
 """
 LOG = """
 import h5py, numpy as np
-draw, rows = np.random.default_rng(0), 3000
+rng, rows = np.random.default_rng(0), 3000
 with h5py.File("my.hdf5", "w") as file:
-    file["observations"] = draw.normal(size=(rows, 3)).astype("f4")
-    file["actions"] = draw.uniform(-1, 1, (rows, 1)).astype("f4")
-    file["rewards"] = draw.normal(size=rows).astype("f4")
+    file["observations"] = rng.normal(size=(rows, 3)).astype("f4")
+    file["actions"] = rng.uniform(-1, 1, (rows, 1)).astype("f4")
+    file["rewards"] = rng.normal(size=rows).astype("f4")
     file["terminals"] = np.zeros(rows, bool)
     file["timeouts"] = np.arange(rows) % 200 == 199
 """
@@ -83,100 +84,103 @@ sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 LINES = """
-a first look
+demo run
     train experiment=demo num_updates=300 eval_every=300 eval_episodes=2
-a file like D4RL's
+data file in D4RL's layout
     data check my.hdf5
     train algorithm=td3_bc task=none dataset=my.hdf5 {short}
-arrays of one's own
+data from arrays
     python examples/train_on_own_arrays.py
-an environment of one's own
+custom environment
     train algorithm=sac task=env:world.py:Line num_updates=0 num_env_steps=1000 eval_every=1000
-an algorithm of one's own
+custom algorithm
     train algorithm=mine.py task=env:Pendulum-v1 dataset=my.hdf5 {short}
-a sweep
+hyperparameter sweep
     train algorithm=iql task=none dataset=my.hdf5 algorithm.expectile=[0.6,0.7,0.8] {short}
-killed, and the same command again
+resume after a kill
     train algorithm=bc task=none dataset=my.hdf5 num_updates=4000 checkpoint_every=500
-longer than planned
+extend a finished run
     train algorithm=bc task=none dataset=my.hdf5 num_updates=4200 checkpoint_every=500
-two methods compared
+compare two algorithms
     train -m algorithm=td3_bc,iql task=env:Pendulum-v1 dataset=my.hdf5 name=compared {short}
     report runs/env_Pendulum-v1 out=compared
-values in a notebook
+Q values in a notebook
     python notebook.py
-a policy's score
+evaluate a policy
     evaluate run={iql} episodes=2
-a policy without torch
+deploy a policy without torch
     python deploy {iql}/seed_0/policy.bundle Pendulum-v1
-a policy as ONNX
+export a policy to ONNX
     export run={iql}
-on from there, online
+online fine-tuning
     finetune run={compared} num_env_steps=400 eval_every=400 eval_episodes=2
-a clone by diffusion
+diffusion policy
     train algorithm=diffusion_policy task=none dataset=my.hdf5 num_updates=50 {small}
-a video
+record a video
     train algorithm=sac task=push/standard num_updates=0 num_env_steps=1000 eval_every=1000
     play run=runs/push_standard/sac/default out=push.gif
 """
-KILLED = "killed, and the same command again"
+KILLED = "resume after a kill"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is wanted, and how it is typed."""
+    """A task and its commands."""
 
     name: str
-    typed: tuple[str, ...]  # lines; those that begin with python are not the command's
+    commands: tuple[str, ...]  # lines; those without `python` are arguments of offline-rl
 
 
 def tasks() -> list[Task]:
-    """Those of LINES."""
+    """Return the tasks of LINES."""
     text = LINES.format(
         short=SHORT, iql=f"{PENDULUM}/iql/default", compared=f"{PENDULUM}/iql/compared", small=SMALL
     )
-    made = []
+    result = []
     for part in re.split(r"\n(?=\S)", text.strip()):
-        name, *typed = map(str.strip, part.splitlines())
-        made.append(Task(name, tuple(typed) * (2 if name == KILLED else 1)))
-    return made
+        name, *commands = map(str.strip, part.splitlines())
+        result.append(Task(name, tuple(commands) * (2 if name == KILLED else 1)))
+    return result
 
 
 def notes() -> dict[str, str]:
-    """Sections of notes.md by title."""
-    parts = (KEPT / "notes.md").read_text().split("\n## ")[1:]
+    """Return the sections of notes.md by title."""
+    parts = (STORED / "notes.md").read_text().split("\n## ")[1:]
     return {title: text.strip() for title, _, text in (part.partition("\n") for part in parts)}
 
 
 def main(folder: Path) -> None:
-    """Does all tasks in a folder of their own, and writes the table."""
-    found, rows = notes(), []
-    before = dict(re.findall(r"^- (.+?): (.+)$", found["In the way before"], re.MULTILINE))
-    with tempfile.TemporaryDirectory() as place:
-        here = Path(place)
-        (here / "examples").symlink_to(ROOT / "examples")
+    """Run all tasks in a temporary folder and write the table."""
+    sections, rows = notes(), []
+    problems = dict(re.findall(r"^- (.+?): (.+)$", sections["Earlier problems"], re.MULTILINE))
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        (work / "examples").symlink_to(ROOT / "examples")
         for name, text in (("mine.py", MINE), ("world.py", WORLD), ("notebook.py", NOTEBOOK)):
-            (here / name).write_text(text)
-        subprocess.run([sys.executable, "-c", LOG], cwd=here, check=True)
+            (work / name).write_text(text)
+        subprocess.run([sys.executable, "-c", LOG], cwd=work, check=True)
         for task in tasks():
             start, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-            for number, line in enumerate(task.typed):
-                run(line, here, kill=task.name == KILLED and not number)
+            for number, line in enumerate(task.commands):
+                run(line, work, kill=task.name == KILLED and not number)
             end, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - started
             busy = end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
-            typed = "<br>".join(f"`{line}`" for line in dict.fromkeys(task.typed))
-            told = before.get(task.name, "")
-            rows.append([task.name, typed, told, f"{busy:.0f}", f"{wall:.0f}"])
+            commands = "<br>".join(f"`{line}`" for line in dict.fromkeys(task.commands))
+            problem = problems.get(task.name, "")
+            rows.append([task.name, commands, problem, f"{busy:.0f}", f"{wall:.0f}"])
             print(task.name, *rows[-1][3:], flush=True)
     facts = hardware.describe_machine()
     machine = ", ".join(f"{key} {facts[key]}" for key in ("commit", "python", "torch", "cores"))
     body = table(HEADER, rows, markdown=True, left=3)
-    text = PAGE.format(table=body, machine=machine, beside=found["Beside it"])
+    text = PAGE.format(table=body, machine=machine, rest=sections["Further tests"])
     write_text(folder / "README.md", text)
 
 
-def run(line: str, here: Path, *, kill: bool) -> None:
-    """Raises CalledProcessError with what was printed, where a task fails."""
+def run(line: str, work: Path, *, kill: bool) -> None:
+    """Run a command in the folder `work`; exit with its output if it fails.
+
+    kill: kill it after its first checkpoint.
+    """
     words = line.split()
     if words[0] != "python":
         command = [sys.executable, "-c", LAUNCH, *words]
@@ -185,11 +189,11 @@ def run(line: str, here: Path, *, kill: bool) -> None:
     else:
         command = [sys.executable, *words[1:]]
     env = os.environ | {"PYTHONPATH": import_path(ROOT)}
-    log = here / "log"
+    log = work / "log"
     with log.open("w") as out:
-        process = subprocess.Popen(command, cwd=here, env=env, stdout=out, stderr=out)
+        process = subprocess.Popen(command, cwd=work, env=env, stdout=out, stderr=out)
         while (
-            kill and process.poll() is None and not [*here.glob("runs/none_my/bc/**/*.safetensors")]
+            kill and process.poll() is None and not [*work.glob("runs/none_my/bc/**/*.safetensors")]
         ):
             time.sleep(0.05)
         if kill:
@@ -198,21 +202,22 @@ def run(line: str, here: Path, *, kill: bool) -> None:
         sys.exit(f"{line}\n{log.read_text()}")
 
 
-HEADER = ["task", "typed", "in the way before", "processor, s", "wall, s"]
-PAGE = """# A stranger's first hour
+HEADER = ["task", "commands", "earlier problem", "processor, s", "wall, s"]
+PAGE = """# First hour of a new user
 
-What a new user does first, typed as the README has it into an empty folder, one task after another;
-lengths show that it works, not what can be learned. `python -m benchmarks.first_hour` does all of it
-again and writes this page. Lines without `python` begin with `offline-rl`. Processor seconds are of
-all processes; wall time is what else ran on the machine, too. In the way before: what an earlier
-trial of two hours stumbled over; [two trials by hand](notes.md), before and after.
+The commands that a new user types first, from the README, run one after another in an empty folder.
+Training lengths only show that it works, not what can be learned. `python -m benchmarks.first_hour`
+runs everything again and writes this page. Lines without `python` are arguments of `offline-rl`.
+Processor seconds are summed over all processes. Wall time also depends on what else ran on the
+machine. Earlier problem: found in an earlier trial of two hours; see
+[two trials by hand](notes.md).
 
 {table}
 
 {machine}.
 
-{beside}
+{rest}
 """
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else KEPT)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else STORED)

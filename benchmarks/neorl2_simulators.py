@@ -1,10 +1,10 @@
-"""NeoRL-2's simulators against NeoRL-2's data: one step, whole episodes, rewards, ends.
+"""Compare NeoRL-2's simulators with its data: single steps, complete episodes, rewards, ends.
 
     python -m benchmarks.neorl2_simulators [tasks=[DMSD,Simglucose]] [speed=true]
 
-Every published episode is replayed from its number in the file, which was its seed, and its
-actions. Writes benchmarks/results/neorl2-simulators.{md,json}; what is to be said of a task is read
-from neorl2-simulators.notes.md beside them. `speed` adds steps per second.
+Every published episode is replayed from its seed, which is its number in the file, and its actions.
+Writes benchmarks/results/neorl2-simulators.{md,json}. Remarks on tasks come from
+neorl2-simulators.notes.md in the same folder. `speed` adds steps per second.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ RESULTS = Path("benchmarks/results")
 NOTES = Path(__file__).parent / "results" / "neorl2-simulators.notes.md"
 
 
-class Recorded(NamedTuple):
-    """E episodes of a file, the columns [E, T, ...] of length T, filled up behind their ends."""
+class Recording(NamedTuple):
+    """E episodes of a file; columns are [E, T, ...], padded after each episode's end."""
 
     observations: np.ndarray
     actions: np.ndarray
@@ -48,77 +48,77 @@ class Recorded(NamedTuple):
     lengths: np.ndarray  # [E]
 
 
-def recorded(path: Path, episodes: int | None = None) -> Recorded:
-    """NeoRL-2's file, or its first `episodes`."""
+def read_recording(path: Path, episodes: int | None = None) -> Recording:
+    """Return the episodes of a NeoRL-2 file, or its first `episodes`."""
     with np.load(path, allow_pickle=False) as file:
         names = ("obs", "action", "reward", "done", "truncated", "next_obs")
         columns = [file[name] for name in names]
     ends = np.flatnonzero((columns[3] > 0) | (columns[4] > 0))[:episodes] + 1
     lengths = np.diff(ends, prepend=0)
     inside = np.arange(lengths.max()) < lengths[:, None]
-    filled = []
+    padded = []
     for column in columns:
-        filled.append(np.zeros((*inside.shape, *column.shape[1:]), np.float32))
-        filled[-1][inside] = column[: ends[-1]]
-    filled[3:5] = [flag > 0 for flag in filled[3:5]]
-    return Recorded(*filled, lengths)
+        padded.append(np.zeros((*inside.shape, *column.shape[1:]), np.float32))
+        padded[-1][inside] = column[: ends[-1]]
+    padded[3:5] = [flag > 0 for flag in padded[3:5]]
+    return Recording(*padded, lengths)
 
 
 class Errors(NamedTuple):
-    """Absolute differences of a replay from its recording, NaN where there was no step."""
+    """Absolute differences between a replay and its recording; NaN without a step."""
 
     starts: np.ndarray  # [E, O]
     observations: np.ndarray  # [E, T, O]
     rewards: np.ndarray  # [E, T]
-    ends: np.ndarray  # [E] bool: the same flags at every step
+    ends: np.ndarray  # [E] bool: flags agree at every step
 
 
 Force = Callable[[Any, np.ndarray, np.ndarray], None]  # env, its observations [B, O], indices [B]
 
 
 def replay(
-    env: VectorEnv, seeds: Sequence[int], data: Recorded, force: Force | None = None
+    env: VectorEnv, seeds: Sequence[int], data: Recording, force: Force | None = None
 ) -> Errors:
-    """The recorded actions in `env`, one environment for each episode.
+    """Replay the recorded actions in `env`, with one environment per episode.
 
-    force: puts the environment back on the recorded observation after each step, so that the
-    errors are of one step; what an observation does not tell runs along.
+    force: sets the environment to the recorded observation after each step, so errors are those of
+    single steps. State that is not in the observation continues.
     """
     size = data.observations.shape
     errors = np.full(size, np.nan, np.float32), np.full(size[:2], np.nan)
     ends = np.ones(size[0], bool)
     starts = abs(env.reset(seeds) - data.observations[:, 0])
-    for now in range(size[1]):
-        on = np.flatnonzero((data.lengths > now) & ends)
-        step = env.step(data.actions[on, now], on)
-        errors[0][on, now] = abs(step.observations - data.next_observations[on, now])
-        errors[1][on, now] = abs(step.rewards - data.rewards[on, now])
-        ends[on] = step.terminated == data.terminated[on, now]
-        ends[on] &= step.truncated == data.truncated[on, now]
+    for t in range(size[1]):
+        running = np.flatnonzero((data.lengths > t) & ends)
+        step = env.step(data.actions[running, t], running)
+        errors[0][running, t] = abs(step.observations - data.next_observations[running, t])
+        errors[1][running, t] = abs(step.rewards - data.rewards[running, t])
+        ends[running] = step.terminated == data.terminated[running, t]
+        ends[running] &= step.truncated == data.truncated[running, t]
         if force:
-            force(env, data.next_observations[on, now], on)
+            force(env, data.next_observations[running, t], running)
     return Errors(starts, *errors, ends)
 
 
-# What a file does not say by its episodes' numbers: found in its observations.
+# Functions that find each episode's seed and unseeded constants, by number or from observations.
 
 
-def numbered(env: VectorEnv, data: Recorded) -> tuple[VectorEnv, Sequence[int]]:
+def seeds_by_number(env: VectorEnv, data: Recording) -> tuple[VectorEnv, Sequence[int]]:
     return env, range(len(data.lengths))
 
 
-def first_targets(env: VectorEnv, data: Recorded) -> tuple[VectorEnv, Sequence[int]]:
-    """Pipeline's first targets were drawn without a seed."""
+def first_targets(env: VectorEnv, data: Recording) -> tuple[VectorEnv, Sequence[int]]:
+    """Return an environment with the recorded first targets, which were drawn without a seed."""
 
     class Replayed(Pipeline):
         def first_target(self, seed: int) -> float:
             return float(data.observations[seed, 0, 1])
 
-    return numbered(Replayed(env.num_envs), data)
+    return seeds_by_number(Replayed(env.num_envs), data)
 
 
-def first_winds(env: VectorEnv, data: Recorded) -> tuple[VectorEnv, Sequence[int]]:
-    """RocketRecovery's place in the wind's time series was: the one that fits the episode."""
+def first_winds(env: VectorEnv, data: Recording) -> tuple[VectorEnv, Sequence[int]]:
+    """Return an environment with wind phases fitted to the episodes, drawn without a seed."""
     indices = np.arange(-9999, 9999)
     along = np.arange(data.observations.shape[1])
 
@@ -126,27 +126,27 @@ def first_winds(env: VectorEnv, data: Recorded) -> tuple[VectorEnv, Sequence[int
         return 10 * np.tanh(np.sin(0.02 * index) + np.sin(0.01 * np.pi * index))
 
     def fit(seed: int) -> int:
-        felt = data.observations[seed, : data.lengths[seed], 6]
-        near = indices[abs(wind(indices) - felt[0]) < 1e-4]
-        misfit = abs(wind(near[:, None] + along[: len(felt)]) - felt).max(1)
-        return int(near[misfit.argmin()])
+        recorded = data.observations[seed, : data.lengths[seed], 6]
+        candidates = indices[abs(wind(indices) - recorded[0]) < 1e-4]
+        misfit = abs(wind(candidates[:, None] + along[: len(recorded)]) - recorded).max(1)
+        return int(candidates[misfit.argmin()])
 
     class Replayed(RocketRecovery):
         def first_wind(self, seed: int) -> int:
             return fit(seed)
 
-    return numbered(Replayed(env.num_envs), data)
+    return seeds_by_number(Replayed(env.num_envs), data)
 
 
-def kept(env: VectorEnv, data: Recorded) -> tuple[VectorEnv, Sequence[int]]:
-    """SafetyHalfCheetah's files leave out the episodes with a violation: seeds by their starts."""
+def seeds_by_start(env: VectorEnv, data: Recording) -> tuple[VectorEnv, Sequence[int]]:
+    """Return seeds found by initial states: the file omits episodes with a violation."""
     candidates = range(100)
     starts = SafetyHalfCheetah(len(candidates)).reset(candidates)
     misfit = abs(starts - data.observations[:, :1]).max(2)
     return env, misfit.argmin(1).tolist()
 
 
-# Environments put on recorded observations.
+# Functions that set environments to recorded observations.
 
 
 def force_pipeline(env: Any, observations: np.ndarray, indices: np.ndarray) -> None:
@@ -158,7 +158,7 @@ def force_dmsd(env: Any, observations: np.ndarray, indices: np.ndarray) -> None:
 
 
 def force_runner(env: Any, observations: np.ndarray, indices: np.ndarray) -> None:
-    """A velocity at its clip is not told."""
+    """Set positions and velocities; velocities at their clip limit are unknown and continue."""
     positions, velocities = env.model.nq, slice(env.model.nq, env.model.nq + env.model.nv)
     for index, observation in zip(indices, observations, strict=True):
         data, speed = env._data[index], observation[velocities]
@@ -168,26 +168,27 @@ def force_runner(env: Any, observations: np.ndarray, indices: np.ndarray) -> Non
 
 
 def force_rocket(env: Any, observations: np.ndarray, indices: np.ndarray) -> None:
-    world = rocket_recovery
-    x_unit, y_unit = world.WIDTH / 2, world.HEIGHT / 2
+    constants = rocket_recovery
+    x_unit, y_unit = constants.WIDTH / 2, constants.HEIGHT / 2
+    landed = constants.GROUND + constants.LEG_DOWN
     for index, row in zip(indices, observations.astype(float), strict=True):
         lander = env._worlds[index][1]
-        lander.position = (row[0] + 1) * x_unit, row[1] * y_unit + world.GROUND + world.LEG_DOWN
+        lander.position = (row[0] + 1) * x_unit, row[1] * y_unit + landed
         lander.angle = row[4]
-        lander.linearVelocity = row[2] / world.DT / x_unit, row[3] / world.DT / y_unit
-        lander.angularVelocity = row[5] / world.DT / 20
+        lander.linearVelocity = row[2] / constants.DT / x_unit, row[3] / constants.DT / y_unit
+        lander.angularVelocity = row[5] / constants.DT / 20
     env._observation[indices] = observations
 
 
 @dataclass(frozen=True)
 class Simulator:
-    groups: dict[str, list[int]]  # dimensions of the observation
-    find: Callable[[VectorEnv, Recorded], tuple[VectorEnv, Sequence[int]]] = numbered
-    force: Force | None = None  # None: the observation tells too little of the state
+    groups: dict[str, list[int]]  # observation dimensions by name
+    find: Callable[[VectorEnv, Recording], tuple[VectorEnv, Sequence[int]]] = seeds_by_number
+    force: Force | None = None  # None: the observation does not determine the state
 
 
 def dims(*parts: int | tuple[int, int]) -> list[int]:
-    """Single dimensions and ranges (first, past the last)."""
+    """Return the list of single dimensions and ranges (start, stop)."""
     return [i for p in parts for i in (range(*p) if isinstance(p, tuple) else [p])]
 
 
@@ -211,53 +212,53 @@ SIMULATORS = {
     ),
     "RandomFrictionHopper": Simulator(
         {"positions": dims((0, 6)), "velocities": dims((6, 12)), "friction": dims(12)},
-        numbered,
+        seeds_by_number,
         force_runner,
     ),
     "DMSD": Simulator(
         {"positions": dims(0, 1), "velocities": dims(2, 3), "targets": dims(4, 5)},
-        numbered,
+        seeds_by_number,
         force_dmsd,
     ),
     "SafetyHalfCheetah": Simulator(
         {"positions": dims((0, 9)), "velocities": dims((9, 18))},
-        kept,
+        seeds_by_start,
         force_runner,
     ),
 }
 
 
 def compare(task: str, path: Path, episodes: int | None = None) -> dict[str, Any]:
-    """A file against its simulator; the numbers of both tables."""
-    simulator, data = SIMULATORS[task], recorded(path, episodes)
+    """Compare a file with its simulator; return the numbers of both tables."""
+    simulator, data = SIMULATORS[task], read_recording(path, episodes)
     env, seeds = simulator.find(NATIVE[f"neorl2/{task}"](len(data.lengths)), data)
-    whole = replay(env, seeds, data)
+    full = replay(env, seeds, data)
     one = replay(env, seeds, data, simulator.force) if simulator.force else None
     env.close()
-    worst = np.nanmax(whole.observations, (1, 2))
-    inside = (np.nan_to_num(whole.observations, nan=np.inf) <= 1e-3).all(2)  # False behind the end
+    worst = np.nanmax(full.observations, (1, 2))
+    inside = (np.nan_to_num(full.observations, nan=np.inf) <= 1e-3).all(2)  # False after the end
     result: dict[str, Any] = {
         "task": task,
         "file": path.name,
         "episodes": len(data.lengths),
         "rows": int(data.lengths.sum()),
-        "start_max": number(whole.starts.max()),
-        "ends_alike": int(whole.ends.sum()),
+        "start_max": round_value(full.starts.max()),
+        "ends_alike": int(full.ends.sum()),
         "ends_alike_one_step": int(one.ends.sum()) if one else None,
-        "within_0.001_steps_median": number(np.median(inside.cumprod(1).sum(1))),
-        "length_median": number(np.median(data.lengths)),
+        "within_0.001_steps_median": round_value(np.median(inside.cumprod(1).sum(1))),
+        "length_median": round_value(np.median(data.lengths)),
         "episodes_within_0.001": int((worst <= 1e-3).sum()),
-        "reward_max": number(np.nanmax(whole.rewards)),
-        "reward_one_step_max": number(np.nanmax(one.rewards)) if one else None,
+        "reward_max": round_value(np.nanmax(full.rewards)),
+        "reward_one_step_max": round_value(np.nanmax(one.rewards)) if one else None,
         "groups": {},
     }
     for name, columns in simulator.groups.items():
-        maxima = np.nanmax(whole.observations[..., columns], (1, 2))
+        maxima = np.nanmax(full.observations[..., columns], (1, 2))
         result["groups"][name] = {
-            "one_step_max": number(np.nanmax(one.observations[..., columns])) if one else None,
-            "one_step_rms": number(rms(one.observations[..., columns])) if one else None,
-            "episode_max": number(maxima.max()),
-            "episode_max_median": number(np.median(maxima)),
+            "one_step_max": round_value(np.nanmax(one.observations[..., columns])) if one else None,
+            "one_step_rms": round_value(rms(one.observations[..., columns])) if one else None,
+            "episode_max": round_value(maxima.max()),
+            "episode_max_median": round_value(np.median(maxima)),
         }
     return result
 
@@ -266,13 +267,13 @@ def rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.nanmean(values.astype(np.float64) ** 2)))
 
 
-def number(value: float) -> float:
-    """Two digits: the third is the machine's."""
+def round_value(value: float) -> float:
+    """Return the value with two digits; the third depends on the machine."""
     return float(f"{value:.2g}") if value < 1 else round(float(value), 2)
 
 
 def steps_per_second(task: str, num_envs: int, seconds: float = 5) -> float:
-    """Random actions; episodes that end begin anew."""
+    """Measure steps per second with random actions; finished episodes are reset."""
     env, rng = NATIVE[f"neorl2/{task}"](num_envs), np.random.default_rng(0)
     env.reset(range(num_envs))
     actions = rng.uniform(-1, 1, (64, num_envs, env.action_dim)).astype(np.float32)
@@ -286,7 +287,7 @@ def steps_per_second(task: str, num_envs: int, seconds: float = 5) -> float:
     return count * num_envs / (time.perf_counter() - start)
 
 
-def shown(value: float | None) -> str:
+def format_value(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
@@ -294,24 +295,25 @@ def markdown(results: list[dict[str, Any]], versions: dict[str, str], command: s
     lines = ["# NeoRL-2's simulators against its data", "", f"`{command}`", ""]
     lines += [
         "Largest absolute differences, in units of the observation. *One step*: from each recorded "
-        "observation. *Whole episodes*: from the reset with the episode's number, then the "
-        "recorded actions; the largest over all episodes, and the median of the episodes' maxima. "
-        "The files hold float32.",
+        "observation. *Complete episodes*: reset with the episode's number, then the recorded "
+        "actions; the maximum over all episodes, and the median of the episodes' maxima. "
+        "The files store float32.",
         "",
-        "| task | file | dimensions | one step, max | rms | whole episodes, max | median |",
+        "| task | file | dimensions | one step, max | rms | complete episodes, max | median |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in results:
         for name, group in row["groups"].items():
-            cells = [row["task"], row["file"], name, *(shown(x) for x in group.values())]
+            cells = [row["task"], row["file"], name, *(format_value(x) for x in group.values())]
             lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
-        "*Ends alike*: episodes whose flags (terminated, truncated) agree at every step. *Within "
-        "0.001*: steps until a dimension differs by more, median; and whole episodes.",
+        "*Equal ends*: episodes whose flags (terminated, truncated) agree at every step. *Within "
+        "0.001*: median number of steps until a dimension differs by more; and the number of "
+        "complete episodes within it.",
         "",
-        "| task | file | rows | reward, one step, max | reward, whole episodes, max | ends alike "
-        "| within 0.001: steps | episodes |",
+        "| task | file | rows | reward, one step, max | reward, complete episodes, max "
+        "| equal ends | within 0.001: steps | episodes |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in results:
@@ -320,7 +322,7 @@ def markdown(results: list[dict[str, Any]], versions: dict[str, str], command: s
         if one is not None and one != row["ends_alike"]:
             ends += f" (one step: {one})"
         steps = f"{row['within_0.001_steps_median']:g} of {row['length_median']:g}"
-        rewards = (shown(row["reward_one_step_max"]), shown(row["reward_max"]))
+        rewards = (format_value(row["reward_one_step_max"]), format_value(row["reward_max"]))
         cells = [row["task"], row["file"], f"{row['rows']:,}", *rewards, ends, steps]
         lines.append("| " + " | ".join([*cells, f"{row['episodes_within_0.001']}"]) + " |")
     head, *rest = NOTES.read_text().strip().split("\n\n")[1:]
@@ -330,8 +332,8 @@ def markdown(results: list[dict[str, Any]], versions: dict[str, str], command: s
     speeds = {row["task"]: row["steps_per_second"] for row in results if "steps_per_second" in row}
     if speeds:
         lines += ["| task | environments | steps/s |", "|---|---|---|"]
-        for task, found in speeds.items():
-            lines += [f"| {task} | {count} | {speed:,.0f} |" for count, speed in found.items()]
+        for task, rates in speeds.items():
+            lines += [f"| {task} | {count} | {rate:,.0f} |" for count, rate in rates.items()]
         lines += ["", f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}", ""]
     lines += ["\n\n".join(rest), ""]
     return "\n".join([*lines, ", ".join(f"{k} {v}" for k, v in versions.items()), ""])
@@ -339,14 +341,14 @@ def markdown(results: list[dict[str, Any]], versions: dict[str, str], command: s
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command takes."""
+    """Options of the command."""
 
     tasks: Names = tuple(SIMULATORS)
-    speed: bool = False  # steps per second too
+    speed: bool = False  # also measure steps per second
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Raises UserError."""
+    """Run the command. Raises UserError."""
     options = build(Options, parse_options(arguments))
     results = []
     for task in check_names(options.tasks, "task", SIMULATORS):
@@ -356,11 +358,11 @@ def main(arguments: Sequence[str]) -> None:
         for file in envs.card(f"neorl2/{task}").files.values():
             path = Path(data_folder()) / file.path
             if not path.is_file():
-                print(f"{task}: {file.name} is not there", file=sys.stderr)
+                print(f"{task}: {file.name} does not exist", file=sys.stderr)
                 continue
             results.append(compare(task, path) | speeds)
             print(json.dumps(results[-1]), flush=True)
-    installed = {found.name.lower(): found.version for found in metadata.distributions()}
+    installed = {each.name.lower(): each.version for each in metadata.distributions()}
     packages = ("mujoco", "box2d", "gymnasium", "numpy")
     versions = {package: installed[package] for package in packages if package in installed}
     command = " ".join(["python -m benchmarks.neorl2_simulators", *arguments])

@@ -1,10 +1,11 @@
-"""Environment steps a second of learning online, end to end.
+"""Measure environment steps per second of online training, end to end.
 
     python -m benchmarks.online_speed [method=rlpd] [task=] [seconds=20] [blocks=7] [device=auto]
 
-rlpd: 20 updates of ten critics for each step, `offline-rl train` itself with and without `overlap`.
-dppo: iterations of 10,000 steps, `offline-rl finetune` itself for one seed and for three. Beside
-them the same written in plain PyTorch, in turns on this machine. Nothing else should run meanwhile.
+rlpd: 20 updates of ten critics per step, by `offline-rl train` with and without `overlap`.
+dppo: iterations of 10,000 steps, by `offline-rl finetune` for one seed and for three.
+Both are compared with the same method in plain PyTorch, in turns on this machine. Nothing else
+should run on the machine.
 """
 
 from __future__ import annotations
@@ -26,40 +27,41 @@ from offline_rl.utils.text import table, wrap_text
 HEADER = ["", "env steps/s", "slowest", "fastest", "× plain", "updates/s"]
 HEADER += ["simulator", "acting", "learner", "waiting"]
 RLPD = """
-Environment steps a second of one seed, simulator included: the median, slowest and fastest of
-{blocks} turns of {seconds:g} s. Two hidden layers of 256, batches of 256, half of them data. `ours`
-computes in float32, as plain PyTorch does, unless precision=bf16 is asked for. Shares
-are of our own loop's time; with `overlap` the simulator's falls into the learner's and costs what
-the loop then still waits for it. A ratio of bf16 to plain PyTorch is one of precision too.
+Environment steps per second of one seed, simulator included: the median, slowest and fastest of
+{blocks} turns of {seconds:g} s. Two hidden layers of 256 units, batches of 256 rows, half of them
+from the data set. `ours` computes in float32, as plain PyTorch does, unless it says precision=bf16.
+Shares are fractions of our loop's time. With `overlap` the simulator runs during the learner's
+updates, and only the remaining waiting time counts. A ratio of bf16 to plain PyTorch includes the
+effect of precision.
 {machine}
 """
 DPPO = """
-Environment steps a second of all seeds together, simulator included: the median, slowest and
-fastest of {blocks} turns of whole iterations, about {seconds:g} s each. A seed's iteration: 5,000
-decisions of two actions in 50 environments, 20 denoising steps each, then five visits to the last
-five of them in batches of 2,500, 50 updates; three hidden layers of 256. Shares are of our own
-loop's time; acting holds the sampling and the advantages. {machine}
+Environment steps per second of all seeds together, simulator included: the median, slowest and
+fastest of {blocks} turns of complete iterations, about {seconds:g} s each. A seed's iteration:
+5,000 decisions of two actions in 50 environments, 20 denoising steps each, then five epochs over
+the last five denoising steps in batches of 2,500, 50 updates; three hidden layers of 256 units.
+Shares are fractions of our loop's time; acting includes sampling and advantages. {machine}
 """
 ONE, THREE = {"seeds": 1, "compile": "always"}, {"seeds": 3, "compile": "always"}
 
 
 @dataclass(frozen=True)
 class Method:
-    """What is timed, and where the figures lie."""
+    """A method to time, and the folder of its results."""
 
     folder: str
     title: str
     task: str
     note: str
-    eager: str  # the worker's kind of the plain contender
-    ours: Mapping[str, Mapping[str, Any]]  # by name: what ours is told
-    updates: float  # for each environment step
-    least: int  # ticks in a first turn, from which the number of the others follows
+    eager: str  # kind of the plain PyTorch contender in the worker
+    ours: Mapping[str, Mapping[str, Any]]  # our contenders by name, with their options
+    updates: float  # per environment step
+    first_ticks: int  # ticks of the first turn, which sets the number of ticks of later turns
 
 
 METHODS = {
     "rlpd": Method(
-        *("online", "RLPD, 20 updates a step", "Hopper-v4", RLPD, "online_eager"),
+        *("online", "RLPD, 20 updates per step", "Hopper-v4", RLPD, "online_eager"),
         {
             "ours": {"overlap": False},
             "ours, overlap": {"overlap": True},
@@ -69,7 +71,7 @@ METHODS = {
         10,
     ),
     "dppo": Method(
-        *("denoising-rl", "DPPO, an iteration after another", "push/standard-expert", DPPO),
+        *("denoising-rl", "DPPO, consecutive iterations", "push/standard-expert", DPPO),
         "rollouts_eager",
         {
             "ours, one seed": ONE,
@@ -84,22 +86,22 @@ METHODS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Checked):
-    """What the command takes."""
+    """Options of the command."""
 
     method: Literal["rlpd", "dppo"] = "rlpd"
     task: str | None = None  # default: the method's
-    seconds: Positive = 20.0  # of a turn
-    blocks: Count = 7  # turns of each
+    seconds: Positive = 20.0  # length of a turn
+    blocks: Count = 7  # turns per contender
     device: str = "auto"
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
-    """A row for each contender, with its turns."""
+    """Return a row per contender, with its turns."""
     device, method = hardware.select_device(options.device).type, METHODS[options.method]
-    own = {"task": options.task or method.task, "device": device}
-    jobs: list[dict[str, Any]] = [{"kind": method.eager, **own}]
+    common = {"task": options.task or method.task, "device": device}
+    jobs: list[dict[str, Any]] = [{"kind": method.eager, **common}]
     ours = method.eager.replace("eager", "ours")
-    jobs += [{"kind": ours, **told, **own} for told in method.ours.values()]
+    jobs += [{"kind": ours, **keys, **common} for keys in method.ours.values()]
     contenders, rows = list[Contender](), list[dict[str, Any]]()
     try:
         for job in jobs:
@@ -108,11 +110,11 @@ def measure(options: Options) -> list[dict[str, Any]]:
             print(f"{job}: ready", flush=True)
         numbers = list[int]()
         for contender in contenders:
-            done, seconds = contender.run(method.least)
+            done, seconds = contender.run(method.first_ticks)
             numbers.append(max(1, round(options.seconds * done / seconds)))
         for _ in range(options.blocks):
             for contender, row, number in zip(contenders, rows, numbers, strict=True):
-                time.sleep(0.3)  # the last one's threads spin for a moment
+                time.sleep(0.3)  # threads of the previous contender spin for a moment
                 done, seconds = contender.run(number)
                 row["turns"].append(done / seconds)
                 row["shares"] = contender.answered.get("shares", {})
@@ -122,9 +124,9 @@ def measure(options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-def page(found: dict[str, Any]) -> str:
-    """The table and what stands in it."""
-    rows, options = found["rows"], Options(**found["options"])
+def page(results: dict[str, Any]) -> str:
+    """Return the page with the table."""
+    rows, options = results["rows"], Options(**results["options"])
     method = METHODS[options.method]
     plain, body = statistics.median(rows[0]["turns"]), list[list[str]]()
     for name, row in zip(("plain PyTorch", *method.ours), rows, strict=True):
@@ -138,22 +140,22 @@ def page(found: dict[str, Any]) -> str:
         seconds=options.seconds,
         machine=f"{rows[0]['task']}, {rows[0]['device']}, {hardware.num_cores()} cores.",
     )
-    told = "" if options.method == "rlpd" else f" method={options.method}"
-    command = f"*Made by `python -m benchmarks.online_speed{told}`, not by hand.*"
-    made = table(HEADER, body, markdown=True)
-    return "\n\n".join([f"# {method.title}", command, made, wrap_text(note.strip())]) + "\n"
+    key = "" if options.method == "rlpd" else f" method={options.method}"
+    command = f"*Made by `python -m benchmarks.online_speed{key}`, not by hand.*"
+    rates = table(HEADER, body, markdown=True)
+    return "\n\n".join([f"# {method.title}", command, rates, wrap_text(note.strip())]) + "\n"
 
 
 def main(arguments: list[str]) -> int:
-    """Writes speed-<device>.json and .md; 0, or 2 for the user's mistake."""
+    """Write speed-<device>.json and .md; return the exit status: 0, or 2 for a user error."""
 
-    def measured() -> tuple[Path, dict[str, Any]]:
+    def run() -> tuple[Path, dict[str, Any]]:
         options = build(Options, parse_options(arguments))
         rows = measure(options)
         folder = Path("benchmarks/results") / METHODS[options.method].folder
         return folder / f"speed-{rows[0]['device']}.json", {"options": vars(options), "rows": rows}
 
-    return run_measurement(measured, page)
+    return run_measurement(run, page)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What any policy must beat, on made data and made returns."""
+"""Baselines that a policy should exceed, on synthetic data and returns."""
 
 from types import SimpleNamespace
 
@@ -30,26 +30,26 @@ def test_the_search_finds_the_best_of_a_parabola():
     def play(actions: np.ndarray) -> np.ndarray:
         return -np.square(actions - target).sum(1, keepdims=True) * np.ones((1, 3))
 
-    found = baselines.search(play, np.zeros((1, 2)), generations=12)
-    assert found == pytest.approx(target, abs=0.02)
+    best = baselines.search(play, np.zeros((1, 2)), generations=12)
+    assert best == pytest.approx(target, abs=0.02)
 
 
-def test_a_known_action_that_nothing_beats_is_kept():
-    """Only that very action earns anything."""
-    known = np.array([[0.1], [0.123456]])
-    found = baselines.search(lambda a: (a == known[1]).astype(float), known, generations=3)
-    assert found == known[1]
+def test_the_search_returns_a_start_action_if_nothing_is_better():
+    """Only that exact action is rewarded."""
+    starts = np.array([[0.1], [0.123456]])
+    best = baselines.search(lambda a: (a == starts[1]).astype(float), starts, generations=3)
+    assert best == starts[1]
 
 
-def test_the_best_tenth_is_the_tenth_of_episodes_with_the_highest_returns():
+def test_best_tenth_is_the_top_10_percent_of_episodes_by_return():
     rewards = np.repeat(np.arange(20.0), 10)  # returns 0, 10, …, 190
-    rows = baselines.of_data(envs.task("Hopper-v4"), data(list(rewards), terminated=True))
+    rows = baselines.data_rows(envs.task("Hopper-v4"), data(list(rewards), terminated=True))
     assert rows["behavior"]["return"] == pytest.approx(95.0)
     assert rows["best_tenth"] == {"return": 185.0, "error": 5.0, "episodes": 2}
 
 
-def test_only_what_was_played_from_every_start_is_called_exact(monkeypatch):
-    """Not a sample that happens to agree, as where nothing is ever earned."""
+def test_only_scores_over_all_initial_states_are_called_exact(monkeypatch):
+    """A sample without variance, as with a reward that is always 0, is not called exact."""
     task, none = envs.task("Hopper-v4"), np.zeros((1, 100))
     rows = {"mean_action": baselines.row(task, none), "x": baselines.row(task, none, exact=True)}
     monkeypatch.setattr(pages, "measured_baselines", lambda _: {"rows": rows})
@@ -58,32 +58,32 @@ def test_only_what_was_played_from_every_start_is_called_exact(monkeypatch):
     assert played[1:3] == ["0.0", "exact"]
 
 
-def test_constants_are_played_where_pictures_are_seen():
+def test_constant_actions_are_played_in_a_task_with_images():
     play = baselines.player(envs.task("push/standard-pixels-expert"), [0])
     assert play(np.zeros((1, 2))).shape == (1, 1)
 
 
-def test_a_cut_episode_goes_on_at_the_reward_of_its_last_tenth():
-    """Constant rewards of 2: worth 2 / (1 - 0.99) everywhere, however long the record is."""
-    found = baselines.values(data([2.0] * 10 + [1.0] * 10, terminated=False))
-    assert found["value"] == pytest.approx(150.0, rel=1e-6)
-    assert found["weight"] == pytest.approx(100.0, rel=1e-6)
-    assert found["range_of_returns"] == pytest.approx(10.0)
+def test_a_truncated_episode_continues_at_the_reward_of_its_last_tenth():
+    """Constant rewards of 2 have value 2 / (1 - 0.99) in each state, for any episode length."""
+    values = baselines.data_values(data([2.0] * 10 + [1.0] * 10, terminated=False))
+    assert values["value"] == pytest.approx(150.0, rel=1e-6)
+    assert values["weight"] == pytest.approx(100.0, rel=1e-6)
+    assert values["range_of_returns"] == pytest.approx(10.0)
 
 
-def test_an_episode_that_ended_is_worth_what_it_earned():
-    """Ten ones, then a true end: the mean over rows of sum(0.99^k) for k below 1 … 10."""
-    found = baselines.values(data([1.0] * 10 + [0.0] * 10, terminated=True))
+def test_a_terminated_episode_has_no_value_after_its_end():
+    """Ten rewards of 1, then termination: the mean over rows of sum(0.99^k) for k below 1 … 10."""
+    values = baselines.data_values(data([1.0] * 10 + [0.0] * 10, terminated=True))
     by_row = [(1 - 0.99**left) / 0.01 for left in range(1, 11)]
-    assert found["value"] == pytest.approx(sum(by_row) / 20, rel=1e-5)
-    assert found["weight"] == pytest.approx(sum(by_row) / 10, rel=1e-5)
+    assert values["value"] == pytest.approx(sum(by_row) / 20, rel=1e-5)
+    assert values["weight"] == pytest.approx(sum(by_row) / 10, rel=1e-5)
 
 
-def test_what_data_is_worth_follows_the_rewards_that_a_run_learns_from(monkeypatch):
+def test_the_value_of_data_uses_the_transformed_rewards_of_a_run(monkeypatch):
     """Rewards r become 1000 / 50 r - 1: 20 value - weight."""
     values = {"discount": 0.99, "range_of_returns": 50.0, "value": 3.0, "weight": 10.0}
-    own = {"dataset_sha256": "ab", "values": values}
-    monkeypatch.setattr(pages, "load_baselines", lambda: {"toy": own})
+    entry = {"dataset_sha256": "ab", "values": values}
+    monkeypatch.setattr(pages, "load_baselines", lambda: {"toy": entry})
     config = {"data": "ab", "hyper.discount": 0.99, "hyper.normalize_returns": True}
     config |= {"hyper.reward_scale": 1.0, "hyper.reward_shift": -1.0}
     run = SimpleNamespace(task="toy", config=config)

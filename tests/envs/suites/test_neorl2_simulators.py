@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import neorl2_simulators
-from benchmarks.neorl2_simulators import SIMULATORS, Recorded, recorded, replay
+from benchmarks.neorl2_simulators import SIMULATORS, Recording, read_recording, replay
 from envs.suites.neorl2 import DMSD, Pipeline, SafetyHalfCheetah
 from envs.tasks import NATIVE
 from envs.vector import VectorEnv
@@ -59,7 +59,7 @@ def test_every_episode_is_reproduced_from_its_number(data_dir: Path, name: str) 
     path = data_dir / "neorl2" / task / f"{name}.npz"
     if not path.exists():
         pytest.skip(f"{name} is not there")
-    data = recorded(path, limits[2])
+    data = read_recording(path, limits[2])
     env, seeds = SIMULATORS[task].find(build(f"neorl2/{task}", len(data.lengths)), data)
     errors = replay(env, seeds, data)
     env.close()
@@ -70,7 +70,7 @@ def test_every_episode_is_reproduced_from_its_number(data_dir: Path, name: str) 
     assert np.isfinite(errors.rewards).sum() == data.lengths.sum()
 
 
-def record(seeds: range) -> Recorded:
+def record(seeds: range) -> Recording:
     """Random episodes of DMSD, by its simulator."""
     env, rng = DMSD(len(seeds)), np.random.default_rng(0)
     observations, columns = [env.reset(seeds)], []
@@ -84,7 +84,7 @@ def record(seeds: range) -> Recorded:
         np.stack(column, 1) for column in zip(*columns, strict=True)
     )
     lengths = np.full(len(seeds), 100)
-    return Recorded(
+    return Recording(
         stacked[:, :-1], actions, rewards, terminated, truncated, stacked[:, 1:], lengths
     )
 
