@@ -18,6 +18,7 @@ from offline_rl.reporting.curves import COLORS, STYLES
 from offline_rl.reporting.legend import legend, shown_columns
 from offline_rl.reporting.runs import Seed, groups, key_of
 from offline_rl.reporting.statistics import wilson
+from offline_rl.utils.text import wrap_text
 
 EARLY = 0.1  # share of all environment steps in which an initial drop is looked for
 FIGURE = "online.png"  # name of the figure's file
@@ -37,7 +38,7 @@ LEGEND = {
     "before": "value before the first environment step.",
     "worst early": f"minimum over the first {100 * EARLY:.0f} % of environment steps, and after "
     "how many steps it occurred.",
-    "worst after warm-up": f"minimum over the first {100 * EARLY:.0f} % of environment steps after "
+    "worst after warm-up": f"minimum over the {100 * EARLY:.0f} % of environment steps that follow "
     "the warm-up.",
     "end": "last evaluation.",
     "regret": "cumulative regret: 100 minus the mean of success rate or score over the run's "
@@ -141,7 +142,7 @@ def table_of(seeds: Sequence[Seed]) -> list[list[str]]:
 
 def explanation(body: Sequence[Sequence[str]]) -> str:
     """Return the note on tables with the rows `body`, and definitions of their columns."""
-    return f"{NOTE}\n\n{legend(LEGEND, shown_columns(HEADER, body))}"
+    return f"{wrap_text(NOTE)}\n\n{legend(LEGEND, shown_columns(HEADER, body))}"
 
 
 def row(label: str, course: Course) -> list[str]:

@@ -32,21 +32,36 @@ def format_fitting_table(
 ) -> str:
     """Return a table of at most `width` characters; columns are hidden until it fits.
 
-    order: the columns that may be hidden, in this order. A last line names the hidden ones.
+    order: the columns that may be hidden, in this order. A last line names the hidden ones. If the
+    table is still too wide, the cells of its first column are shortened.
     """
     hidden = list[str]()
-    text, note = table(header, body), ""
+    head, rows = list(header), [list(row) for row in body]
+    text, note = table(head, rows), ""
     filled = {name for name, *cells in zip(header, *body, strict=True) if any(cells)}
     for name in (name for name in order if name in filled):
         if max(map(len, text.splitlines())) <= width:
             break
         hidden.append(name)
-        visible = [k for k, head in enumerate(header) if head not in hidden]
-        text = table([header[k] for k in visible], [[row[k] for k in visible] for row in body])
+        visible = [k for k, title in enumerate(header) if title not in hidden]
+        head, rows = [header[k] for k in visible], [[row[k] for k in visible] for row in body]
+        text = table(head, rows)
         note = textwrap.fill(
             f"Hidden to fit the terminal: {', '.join(hidden)} (see report.md).", width
         )
+    excess = max(map(len, text.splitlines())) - width
+    if excess > 0:
+        longest = max(len(row[0]) for row in rows) - excess
+        text = table(head, [[shorten(name, longest), *cells] for name, *cells in rows])
     return f"{text}\n{note}" if note else text
+
+
+def shorten(text: str, width: int) -> str:
+    """Replace the middle of a text by an ellipsis if it has more than `width` characters."""
+    if len(text) <= width or width < 3:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[-end:]}"
 
 
 def terminal_width() -> int:

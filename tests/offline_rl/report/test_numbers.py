@@ -35,10 +35,18 @@ def test_the_least_needed_columns_of_a_table_are_hidden_until_it_fits(
 def test_no_more_columns_are_hidden_than_necessary() -> None:
     header, body = ["name", "a", "bb", "ccc"], [["x", "1", "", "333"]]
     order = ["bb", "a", "ccc"]
-    assert format_fitting_table(header, body, 13, order) == "name  a  ccc\n────  ─  ───\nx     1  333"
+    assert (
+        format_fitting_table(header, body, 13, order) == "name  a  ccc\n────  ─  ───\nx     1  333"
+    )
     text = format_fitting_table(header, body, 11, order)
     assert text.startswith("name  ccc\n────  ───\nx     333\n")
     assert "Hidden to fit the terminal: a (see report.md)." in " ".join(text.split())
+
+
+def test_long_names_are_shortened_if_hidden_columns_do_not_suffice() -> None:
+    body = [["bc (a-long-name)", "1.0"], ["iql", "2.0"]]
+    table = format_fitting_table(["algorithm", "score"], body, 17, [])
+    assert table.splitlines()[2:] == ["bc (a…ame)    1.0", "iql           2.0"]
 
 
 def test_the_page_and_not_the_terminal_defines_the_columns_that_are_shown(tmp_path: Path) -> None:
