@@ -1,8 +1,8 @@
-"""A policy of your own, corrected where it stands: ResFiT round a plain PyTorch module.
+"""Learn a residual policy on top of your own policy (ResFiT), here a plain PyTorch module.
 
-python examples/own_base.py [environment steps, by default 3,000]
+python examples/own_base.py [environment steps, default 3,000]
 
-All that is asked of a policy is the adapter, `Base` below. From a shell:
+Your policy only needs an adapter like `Base` below. From a shell:
 
 offline-rl finetune base=examples/own_base.py:Base task=env:Pendulum-v1 num_env_steps=3000 …
 """
@@ -18,62 +18,67 @@ import envs
 import offline_rl
 
 TASK = "env:Pendulum-v1"
-WORDS = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
+COLUMNS = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
 
 
 class Swing(nn.Module):
-    """Your policy, from wherever it comes: this one pumps energy in and balances near the top."""
+    """Your policy. This one pumps energy and balances near the top."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gains = nn.Parameter(torch.tensor([5.0, 1.0]))
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        """[B, 3] -> torques in [-1, 1], [B, 1]."""
+        """Return torques [B, 1] in [-1, 1] for observations [B, 3]."""
         cos, sin, speed = observations.unbind(-1)
         balance = (-self.gains[0] * sin - self.gains[1] * speed).clamp(-1, 1)
         return torch.where(cos > 0.9, balance, speed.sign())[:, None]
 
 
 class Base:
-    """The adapter, made once. What it holds is never changed.
+    """The adapter. It is created once, and the policy in it is never changed.
 
-    One that answers with chunks, [B, chunk_size, A], says in `n_action_steps` how many it acts on; one that
-    looks at several steps, in `n_obs_steps`; one that draws noise has a method `plan`.
+    For a policy that predicts chunks [B, chunk_size, A], set the attribute `n_action_steps` to the
+    number of executed actions. For a policy with an observation history, set `n_obs_steps`. A
+    stochastic policy needs a method `plan`, see `policies.heads.head.Planner`.
     """
 
     def __init__(self) -> None:
         self.policy = Swing()  # .load_state_dict(torch.load("mine.pt", weights_only=True))
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """[B, O] -> [B, A] in [-1, 1]."""
+        """Return actions [B, A] in [-1, 1] for observations [B, O]."""
         with torch.inference_mode():
             return self.policy(torch.from_numpy(observations)).numpy()
 
 
 class LeRobotAct:
-    """The same round LeRobot's ACT, of a folder that LeRobot wrote; it has to be installed."""
+    """An adapter for an ACT policy of LeRobot, which must be installed."""
 
-    folder, largest = "act", 2.0  # the action, in LeRobot's units, that is 1 in the environment
+    folder = "act"  # written by LeRobot's `save_pretrained`
+    largest = 2.0  # action in LeRobot's units that is 1 in the environment
 
     def __init__(self) -> None:
         from lerobot.policies.act.modeling_act import ACTPolicy
         from lerobot.policies.factory import make_pre_post_processors
 
         self.policy = ACTPolicy.from_pretrained(self.folder).eval()
-        self.before, self.after = make_pre_post_processors(self.policy.config, self.folder)
+        processors = make_pre_post_processors(self.policy.config, self.folder)
+        self.preprocess, self.postprocess = processors
         self.n_action_steps = self.policy.config.n_action_steps
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """[B, O], in LeRobot's units -> chunks [B, chunk_size, A] in [-1, 1]."""
-        seen = torch.from_numpy(observations)
-        batch = self.before({"observation.state": seen, "observation.environment_state": seen})
-        chunk = self.after(self.policy.predict_action_chunk(batch))
+        """Return chunks [B, chunk_size, A] in [-1, 1] for observations [B, O]."""
+        state = torch.from_numpy(observations)
+        batch = self.preprocess(
+            {"observation.state": state, "observation.environment_state": state}
+        )
+        chunk = self.postprocess(self.policy.predict_action_chunk(batch))
         return (chunk / self.largest).clamp(-1, 1).numpy()
 
 
 def demonstrations(episodes: int) -> dict[str, np.ndarray]:
-    """What the policy itself did, with some noise; one row a step."""
+    """Return recorded episodes of the policy with added noise, with one row per step."""
     env, rng, base, rows = envs.make(TASK), np.random.default_rng(0), Base(), []
     for episode in range(episodes):
         observation, _ = env.reset(seed=episode)
@@ -81,11 +86,11 @@ def demonstrations(episodes: int) -> dict[str, np.ndarray]:
         while not (terminated or truncated):
             noise = 0.2 * rng.normal(size=1).astype(np.float32)
             action = np.clip(base(observation[None])[0] + noise, -1, 1)
-            following, reward, terminated, truncated, _ = env.step(action)
-            rows.append((observation, action, reward, terminated, truncated, following))
-            observation = following
+            next_observation, reward, terminated, truncated, _ = env.step(action)
+            rows.append((observation, action, reward, terminated, truncated, next_observation))
+            observation = next_observation
     columns = map(np.array, zip(*rows, strict=True))
-    return dict(zip(WORDS, columns, strict=True))
+    return dict(zip(COLUMNS, columns, strict=True))
 
 
 if __name__ == "__main__":
@@ -102,12 +107,12 @@ if __name__ == "__main__":
         algorithm__actor_lr=3e-4,
         algorithm__critic_lr=3e-4,
         algorithm__reward_scale=0.1,
-        online__warm_up=steps // 3,
+        online__warmup_steps=steps // 3,
         online__critic_updates=steps // 3,
     )
     lines = (result.path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
-    alone, corrected = (json.loads(line)["eval/return"] for line in (lines[0], lines[-1]))
-    print(f"mean return of the base      {alone:.0f}")
-    print(f"mean return, corrected       {corrected:.0f}")
-    print(f"the correction alone         {result.path / 'seed_0' / 'policy.bundle'}")
-    print(f"to play both                 evaluate run={result.path} base={__file__}:Base")
+    before, after = (json.loads(line)["eval/return"] for line in (lines[0], lines[-1]))
+    print(f"mean return of the base policy   {before:.0f}")
+    print(f"mean return with the residual    {after:.0f}")
+    print(f"bundle of the residual policy    {result.path / 'seed_0' / 'policy.bundle'}")
+    print(f"to evaluate both                 evaluate run={result.path} base={__file__}:Base")
