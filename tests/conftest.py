@@ -1,4 +1,4 @@
-"""What every test shares: one torch thread, and where real data lies."""
+"""Settings of all tests: one torch thread, and the folder of real data."""
 
 import os
 import signal

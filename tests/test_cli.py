@@ -1,4 +1,4 @@
-"""The command line from end to end: what it prints, leaves behind, refuses and takes up again."""
+"""Command line from end to end: output, files, errors and resumed commands."""
 
 import json
 import os
@@ -47,7 +47,7 @@ RESULT = {  # what scripts rely on
 
 
 def train(**changes: Any) -> list[str]:
-    """The arguments of a training that takes about a second; None leaves a key out."""
+    """Return the arguments of a training of about a second; a value of None removes an option."""
     options = {
         "algorithm": "td3_bc",
         "task": "neorl2/DMSD",
@@ -64,7 +64,7 @@ def train(**changes: Any) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder but for small.npz, and no data of this machine's within reach."""
+    """Working folder that contains only small.npz. Data of this machine is not found."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFLINE_RL_DATA", str(tmp_path / "nothing"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of subprocesses
@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which `train()` was run."""
+    """Folder in which `train()` was run."""
     place = tmp_path_factory.mktemp("finished")
     save_small(place / "small.npz")
     with pytest.MonkeyPatch.context() as patch:
@@ -85,20 +85,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(finished: Path, folder: Path) -> Path:
-    """A copy of the finished run, where the same command would leave it."""
+    """Copy of the finished run in the folder where the same command would write it."""
     shutil.copytree(finished / "runs", folder / "runs")
     return folder / RUN
 
 
 def tree(folder: Path) -> dict[str, tuple[int, int] | None]:
-    """Every path below `folder`, with size and time of files."""
+    """Return every path below `folder`, with size and modification time of files."""
     stats = {str(p.relative_to(folder)): p.stat() for p in folder.rglob("*") if p.is_file()}
     paths = dict.fromkeys(str(p.relative_to(folder)) for p in folder.rglob("*"))
     return paths | {name: (s.st_size, s.st_mtime_ns) for name, s in stats.items()}
 
 
 def rows(seed_folder: Path) -> list[dict[str, Any]]:
-    """The evaluations of a seed."""
+    """Return the evaluation rows of a seed."""
     return [
         json.loads(line) for line in (seed_folder / "evaluations.jsonl").read_text().splitlines()
     ]
@@ -113,7 +113,7 @@ def test_every_verb_has_a_page_of_help(verb: str, capsys: pytest.CaptureFixture[
 def test_a_verb_whose_package_is_not_installed_is_not_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """bench is a clone's; no wheel has it."""
+    """The verb bench exists in a clone only, not in a wheel."""
     monkeypatch.setattr("offline_rl.cli.main.find_spec", {"offline_rl": True}.get)
     assert "train" in verbs()
     assert "bench" not in verbs()
@@ -121,7 +121,7 @@ def test_a_verb_whose_package_is_not_installed_is_not_there(
 
 @pytest.mark.parametrize("verb", sorted(verbs()))
 def test_help_tells_what_every_key_means(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Read from the comments beside the fields; text wraps, the first word stays in its line."""
+    """Meanings are the comments beside the fields. The first word is on the option's line."""
     main([verb, "--help"])
     out = capsys.readouterr().out
     for prefix, name in verbs()[verb].load().__dict__.get("options", {}).items():
@@ -154,7 +154,7 @@ def test_help_on_an_algorithm_tells_its_hyper_parameters_for_the_task(
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
 def test_help_is_there_at_once(arguments: list[str]) -> None:
-    """Of the processor's time: other work on this machine is not meant."""
+    """The limit is on CPU time, so that other work on the machine does not matter."""
     before = os.times()
     subprocess.run([*LAUNCH, *arguments], check=True, capture_output=True)
     after = os.times()
@@ -163,7 +163,7 @@ def test_help_is_there_at_once(arguments: list[str]) -> None:
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], folder: Path) -> str:
-    """The one sentence of the user's mistake, with nothing printed or written besides it."""
+    """Return the error message of a command that must print and write nothing else."""
     before = tree(folder)
     capsys.readouterr()
     assert main(arguments) == 2
@@ -183,7 +183,7 @@ def test_data_of_another_task_is_refused(capsys: pytest.CaptureFixture[str], fol
 
 
 class Trap:
-    """Makes a file when it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("sprung"),)
@@ -229,7 +229,7 @@ STAGES |= {"num_inference_steps": 2, "tuned": 2}
 
 @pytest.mark.parametrize("name", algorithm_names())
 def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder: Path) -> None:
-    """On a task without a table of settings; small networks, whatever a config calls them."""
+    """The task has no tuned settings, and the networks are small."""
     cls = algorithm_class(name)
     known = {field.name for field in fields(cls.Config)}
     small = {f"algorithm__{key}": "[8,8]" for key in known if key.endswith("hidden")}
@@ -248,7 +248,11 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     save_small(folder / "pendulum.npz", obs=3, act=1)
     rest = ("eval_episodes=1", "compile=never", "tracker=none", "out=then", f"algorithm={name}")
     if cls.distills_from or cls.finetunes_from:  # it begins with another's policy
-        first = {"algorithm": "diffusion_policy", "algorithm__horizon": 4, "algorithm__n_action_steps": 2}
+        first = {
+            "algorithm": "diffusion_policy",
+            "algorithm__horizon": 4,
+            "algorithm__n_action_steps": 2,
+        }
         first |= {"algorithm__process": "edm"} if cls.distills_from else {}
         assert main(train(**({"algorithm__hidden": None} | denoiser | task | first))) == 0
         (run,) = folder.glob("runs/*/*/*")
@@ -301,7 +305,7 @@ def test_a_job_that_is_shown_is_not_run(folder: Path, capsys: pytest.CaptureFixt
 def test_without_an_environment_each_dataset_has_a_folder_and_a_report_of_its_own(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of two files of one name the second is refused, and the remedy is named."""
+    """A second file of the same name is refused, and the error names the remedy."""
     save_small(folder / "large.npz", num_rows=600)
     for name in ("small", "large"):
         assert main(train(task="none", dataset=f"{name}.npz")) == 0
@@ -430,7 +434,7 @@ def test_a_folder_belongs_to_one_process_at_a_time(
 
 
 def swallow(self: Engine, *args: Any) -> None:
-    """As a library does that turns Ctrl-C into an error of its own."""
+    """Turn Ctrl-C into another error, as some libraries do."""
     try:
         signal.raise_signal(signal.SIGINT)
     except KeyboardInterrupt:
@@ -539,7 +543,7 @@ def test_a_service_that_nobody_logged_in_to_is_named(
 
 
 def test_a_reader_may_stop_reading(run: Path, folder: Path) -> None:
-    """As `offline-rl data list | head -1` does; the work is done nonetheless."""
+    """The reader closes the pipe, as in `offline-rl data list | head -1`. The command finishes."""
     reader, writer = os.pipe()
     os.close(reader)
     listing = subprocess.run([*LAUNCH, "data", "list"], stdout=writer, stderr=subprocess.PIPE)
@@ -574,7 +578,7 @@ class Named(gymnasium.Env):
 def test_an_own_environment_is_limited_and_seen_as_its_run_was_told(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By what evaluates later too; a step pays 1."""
+    """The limit also holds in a later evaluation. Every step has a reward of 1."""
     (folder / "named_world.py").write_text(NAMED)
     own = train(algorithm="sac", task="env:named_world.py:Named", dataset=None, num_updates=0)
     own += ["num_env_steps=10", "max_episode_steps=5", "observation_keys=[a]"]

@@ -29,9 +29,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("build", reason="building needs the dev extra")
     pytest.importorskip("hatchling", reason="building needs the dev extra")
     made, target = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("installed")
-    here(["-m", "build", "--no-isolation", "--outdir", str(made), str(ROOT)], made)
+    run_python(["-m", "build", "--no-isolation", "--outdir", str(made), str(ROOT)], made)
     (wheel,) = made.glob("*.whl")
-    here(["-m", "pip", "install", "-qq", "--no-deps", "--target", str(target), str(wheel)], made)
+    run_python(
+        ["-m", "pip", "install", "-qq", "--no-deps", "--target", str(target), str(wheel)], made
+    )
     return target
 
 
@@ -44,16 +46,16 @@ def elsewhere(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return tmp_path
 
 
-def here(arguments: list[str], folder: Path) -> str:
-    """What Python prints for `arguments`, run in `folder`."""
+def run_python(arguments: list[str], folder: Path) -> str:
+    """Run Python with `arguments` in `folder` and return its output."""
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
 def offline_rl(arguments: list[str], folder: Path) -> str:
-    """What the console script's entry point prints."""
-    return here(["-c", START, *arguments], folder)
+    """Run the console script's entry point and return its output."""
+    return run_python(["-c", START, *arguments], folder)
 
 
 def test_everything_comes_from_the_wheel(installed: Path, elsewhere: Path) -> None:
@@ -62,7 +64,7 @@ def test_everything_comes_from_the_wheel(installed: Path, elsewhere: Path) -> No
         "for m in (offline_rl, policies, envs, real_robot): print(m.__file__)\n"
         "print(envs.paths.share('datasets'), offline_rl.utils.paths.share('configs'), sep='\\n')"
     )
-    places = [Path(line) for line in here(["-c", code], elsewhere).splitlines()]
+    places = [Path(line) for line in run_python(["-c", code], elsewhere).splitlines()]
     for place in places:
         assert place.is_relative_to(installed)
     datasets, configs = places[-2:]

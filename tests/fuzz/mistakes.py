@@ -1,7 +1,7 @@
-"""What users type that cannot be meant, and what the one sentence says that they get for it.
+"""Mistakes on the command line and in Python calls, with fragments of the expected messages.
 
-A line of MISTAKES is a verb and what is typed otherwise than in SOUND, which would run; `!key`
-leaves a key out. The sentence has all parts of what stands beside it, which `…` separates.
+A line is a verb and its options that differ from those in SOUND, which would run. `!key` removes an
+option. The message must contain every fragment; `…` separates them.
 """
 
 import pickle
@@ -29,14 +29,14 @@ SOUND = {
     "bench": "algorithms=[td3_bc] seeds=[1] precisions=[fp32] blocks=1 seconds=0.1",
     "robot": "robot=desk adapter=simulated",
 }
-TOLD = {  # what is found out after something was said: networks are compared once they are made
+TOLD = {  # detected after some output: networks are compared once they are built
     "finetune algorithm=td3",
     "finetune algorithm.hidden=[7,7]",
     "data check cut.npz",  # a list of what is wrong
     "data check nan.npz",
     "data check small.npz max_episode_steps=0",
 }
-COUNTED = ("robot", "data")  # verbs whose first word is no key
+COUNTED = ("robot", "data")  # verbs whose first word is an action
 
 # in `make test`: one of each kind
 QUICK = {
@@ -526,7 +526,7 @@ CALLS = {
 
 
 def typed(line: str) -> list[str]:
-    """The words of a line of MISTAKES, completed by what would be sound."""
+    """Return the words of a line, completed by valid options from SOUND."""
     import shlex
 
     verb, *words = shlex.split(line)
@@ -538,7 +538,7 @@ def typed(line: str) -> list[str]:
 
 
 def make_files(here: Path) -> None:
-    """What the lines name, but for runs."""
+    """Create the files that the lines name, except runs."""
     small = dict(np.load(save_small(here / "small.npz")))
     rows = len(small["obs"])
     save_small(here / "other.npz", obs=5, act=3)
@@ -591,7 +591,7 @@ def make_files(here: Path) -> None:
 
 
 def spoilt(small: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-    """Arrays to be changed in a sound file: a fault by the name of its file."""
+    """Return the changed arrays of each damaged file, by its name."""
     row = np.arange(len(small["obs"]))
     return {
         "pictures": {k: small[k].repeat(4, 1)[:, :16].reshape(-1, 4, 4) for k in SEEN},
@@ -672,7 +672,7 @@ class Thing:
 
 
 def make_runs(here: Path) -> None:
-    """Runs that the lines name, `here` being the working folder; a few seconds."""
+    """Train the runs that the lines name in the working folder `here`. Takes a few seconds."""
     import offline_rl
 
     common: dict[str, Any] = {"compile": "never", "tracker": "none", "eval_episodes": 1}

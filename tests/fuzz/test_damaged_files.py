@@ -105,7 +105,7 @@ def parts(tree: Any) -> Iterator[Any]:
 
 
 def outcome(action: Callable[[], Any]) -> tuple[Any, bool]:
-    """What `action` gives, and whether it refused; in a sentence, if so."""
+    """Return the result of `action` and False, or its one-line error and True."""
     try:
         return action(), False
     except (UserError, BundleError, CardError) as error:
@@ -144,14 +144,14 @@ def policy(path: Path) -> policies.Policy:
     ranges = Normalizer.fit_range(np.array([[-1, -1], [0.5, 1]], np.float32))
     joints = Channel("joints", (3,), units=("rad",), names=("a", "b", "c"))
     spec = Spec((joints,), 2, action_names=("left", "right"), rate_hz=50.0)
-    same = Normalizer.identity((3,))
-    whole = Bundle(spec, "DeterministicActor", arguments, weights, same, made, ranges)
+    is_consistent = Normalizer.identity((3,))
+    whole = Bundle(spec, "DeterministicActor", arguments, weights, is_consistent, made, ranges)
     bundle.write(path, seal(replace(whole, graphs={"other": b"onnx"})))
     return policies.load(path)
 
 
-def told(found: Any) -> Any:
-    """All that a policy is, to be compared."""
+def describe_policy(found: Any) -> Any:
+    """Return spec, provenance and an action of a policy, for comparison."""
     action, _ = found.act(np.array([0.1, -0.2, 0.3]))
     return found.spec, found.bundle.provenance, action.tolist()
 
@@ -159,17 +159,17 @@ def told(found: Any) -> Any:
 @cases
 def test_a_bundle_is_whole_or_refused(tmp_path: Path, count: int) -> None:
     path = tmp_path / "policy.bundle"
-    whole = told(policy(path))
+    whole = describe_policy(policy(path))
     for content in damaged(path.read_bytes(), count):
         path.write_bytes(content)
-        found, refused = outcome(lambda: told(policies.load(path)))
+        found, refused = outcome(lambda: describe_policy(policies.load(path)))
         assert refused or found == whole
 
 
 @cases
 def test_a_manifest_is_whole_or_refused(tmp_path: Path, count: int) -> None:
     path = tmp_path / "policy.bundle"
-    whole = told(policy(path))
+    whole = describe_policy(policy(path))
     with zipfile.ZipFile(path) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
     manifest = json.loads(contents["manifest.json"])
@@ -177,7 +177,7 @@ def test_a_manifest_is_whole_or_refused(tmp_path: Path, count: int) -> None:
         with zipfile.ZipFile(path, "w") as archive:
             for name, content in (contents | {"manifest.json": json.dumps(other)}).items():
                 archive.writestr(name, content)
-        found, refused = outcome(lambda: told(policies.load(path)))
+        found, refused = outcome(lambda: describe_policy(policies.load(path)))
         assert refused or found == whole
         assert not refused or other is not manifest
 
@@ -267,7 +267,7 @@ def flat(path: Path) -> Path:
 
 
 def demonstrations(path: Path) -> Path:
-    """Of robomimic."""
+    """Write demonstrations in robomimic's layout."""
     demos = {
         f"demo_{n}": {
             "actions": e["actions"],
@@ -282,7 +282,7 @@ def demonstrations(path: Path) -> Path:
 
 
 def frames(folder: Path) -> Path:
-    """Of LeRobot."""
+    """Write a dataset in LeRobot's layout."""
     made = episodes([7, 8])
     columns = {"observation.state": before(made), "action": column(made, "actions")}
     columns["next.reward"] = column(made, "rewards").astype(np.float32)
@@ -290,7 +290,7 @@ def frames(folder: Path) -> Path:
 
 
 def store(folder: Path) -> Path:
-    """Of diffusion_policy."""
+    """Write a store in diffusion_policy's layout."""
     made = episodes([7, 8])
     ends = np.array([7, 15])
     arrays = {"data/state": before(made), "data/action": column(made, "actions")}
@@ -298,7 +298,7 @@ def store(folder: Path) -> Path:
 
 
 def spoilt(file: Path, count: int) -> Iterator[bytes]:
-    """Its content `damaged`, and where it is JSON also `mutated`."""
+    """Yield damaged versions of a file's content, and of JSON also mutated ones."""
     whole = file.read_bytes()
     others = iter(())
     if file.suffix == ".json":
@@ -325,7 +325,7 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "name", ["a.npz", "a.hdf5", *(pytest.param(n, marks=slow) for n in [*LAYOUTS][2:])]
 )
 def test_a_recording_is_read_or_refused(tmp_path: Path, name: str, count: int) -> None:
-    """And checked, and described; of a folder any of its files may be damaged."""
+    """It is also checked and described. In a folder, any of its files may be damaged."""
     if name in ("lerobot", "a.zarr", "a.zip"):
         pytest.importorskip("pyarrow" if name == "lerobot" else "zarr")
     path = LAYOUTS[name](tmp_path / name)
@@ -356,14 +356,14 @@ def test_a_made_set_is_what_its_card_says_or_refused(tmp_path: Path, count: int)
     for content in damaged(card.read_bytes(), count):
         card.write_bytes(content)
         try:
-            told = " ".join(read(path).notes)
+            describe_policy = " ".join(read(path).notes)
         except UserError as error:
-            told = str(error)
-        assert str(card) in told or same(content, facts)
+            describe_policy = str(error)
+        assert str(card) in describe_policy or is_consistent(content, facts)
 
 
-def same(content: bytes, facts: dict[str, Any]) -> bool:
-    """Whether a damaged card still says of the file what it said, or nothing of one like it."""
+def is_consistent(content: bytes, facts: dict[str, Any]) -> bool:
+    """Return True if a damaged card states the same checksum or none, or is of another file."""
     found = json.loads(content)
     return found.get("sha256") in (facts["sha256"], None) or found.get("file") != facts["file"]
 

@@ -1,6 +1,6 @@
-"""A mistake costs one sentence and exit code 2, and leaves nothing behind: more than four hundred.
+"""Mistakes, over 400: each prints one line, returns exit code 2 and writes nothing.
 
-The table is in `mistakes.py`. A few kinds in `make test`, all in `make test-all`.
+The table is in `mistakes.py`. `make test` runs a few of each kind, `make test-all` all of them.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ slow = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The working folder: files in it, and no data of this machine's within reach."""
+    """Working folder with the files of the table. Data of this machine is not found."""
     here = tmp_path_factory.mktemp("mistakes")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
@@ -39,13 +39,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def runs(files: Path) -> Path:
-    """And runs."""
+    """Working folder with files and runs."""
     make_runs(files)
     return files
 
 
 def tree(folder: Path) -> dict[str, tuple[int, int] | None]:
-    """Every path below `folder`, with size and time of files."""
+    """Return every path below `folder`, with size and modification time of files."""
     paths = [p for p in folder.rglob("*") if "__pycache__" not in p.parts]
     facts = {p: p.stat() for p in paths if p.is_file()}
     known = {p: (s.st_size, s.st_mtime_ns) for p, s in facts.items()}
@@ -53,12 +53,12 @@ def tree(folder: Path) -> dict[str, tuple[int, int] | None]:
 
 
 def begins(*_: object, **__: object) -> None:
-    """Nobody learns or moves by mistake."""
-    raise AssertionError("it was not refused")
+    """Fail: training or motion has started, so the command was not refused."""
+    raise AssertionError("the command was not refused")
 
 
 def parameters(lines: dict[str, str]) -> list[object]:
-    """Those of MORE are slow."""
+    """Return the lines as test parameters; those of MORE are marked slow."""
     return [pytest.param(line, marks=[] if line in QUICK else slow) for line in lines]
 
 

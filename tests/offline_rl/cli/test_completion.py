@@ -1,4 +1,4 @@
-"""What a shell offers after TAB."""
+"""Shell completion."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""What is typed, and which jobs it stands for: Hydra's grammar, experiments, --cfg job."""
+"""Jobs from command lines: Hydra's grammar, experiments, --cfg job."""
 
 from pathlib import Path
 from typing import Any

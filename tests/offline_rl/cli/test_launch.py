@@ -1,4 +1,4 @@
-"""Many jobs: as few programs as may be, a folder of its own for each run."""
+"""Merging of jobs into as few calls of `train` as possible, with one folder for each run."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ IQL = {"algorithm": "iql", "task": "none"}
 
 
 def swept(**values: list[Any]) -> list[dict[str, Any]]:
-    """The product, as Hydra makes it."""
+    """Return the product of values in Hydra's order."""
     found: list[dict[str, Any]] = [dict(IQL)]
     for key, choices in values.items():
         found = [{**job, key.replace("__", "."): choice} for job in found for choice in choices]

@@ -59,7 +59,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RolloutCol
     monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     envs.register("walk", Walk, max_episode_steps=10)
 
-    def made(
+    def make_collector(
         faults: Callable[[int, int], str], kept: ReplayBuffer | None = None, **changes: Any
     ) -> tuple[RolloutCollector, list]:
         monkeypatch.setattr(Walk, "faults", staticmethod(faults), raising=False)
@@ -82,10 +82,10 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RolloutCol
         own = (e, world, store, TRANSFORM, kept, lambda _: {})
         return RolloutCollector(*own, say=said.append), said
 
-    return made
+    return make_collector
 
 
-def whole(seed: int, step: int) -> str:
+def no_fault(seed: int, step: int) -> str:
     return ""
 
 
@@ -97,18 +97,18 @@ def rows(collector: RolloutCollector, first: int, last: int) -> dict[str, torch.
 def by_hand(
     chunks: np.ndarray, kept_from: int
 ) -> tuple[list[list[dict[str, Any]]], list[dict[str, np.ndarray]], list[list[int]]]:
-    """What decisions [T, E, n_action_steps, 1] lead to, by the environment alone.
+    """Return the results of decisions [T, E, n_action_steps, 1], computed with the environment.
 
     -> rows [T][E]; episodes that ended from decision `kept_from` on; each decision's seed.
     """
-    worlds, begun = [Walk() for _ in range(ENVIRONMENTS)], 0
+    worlds, new_collector = [Walk() for _ in range(ENVIRONMENTS)], 0
     n_obs_steps, episode, rows = [[] for _ in worlds], [[] for _ in worlds], []
     seeds, kept, asked = [0] * ENVIRONMENTS, [], []
     over = [True] * ENVIRONMENTS
     for t, actions in enumerate(chunks):
         for e, world in enumerate(worlds):
             if over[e]:
-                seeds[e], begun = training_episode_seed(0, begun), begun + 1
+                seeds[e], new_collector = training_episode_seed(0, new_collector), new_collector + 1
                 first = (world.reset(seed=seeds[e])[0] - MEAN) / SCALE
                 n_obs_steps[e], episode[e] = [first, first], []
         asked.append([*seeds])
@@ -185,7 +185,7 @@ def test_a_decision_in_which_an_environment_breaks_counts_for_nothing_and_the_ot
     kind: str, collector: Any
 ):
     """The second environment's first episode, in the second action of its third decision."""
-    sound, _ = collector(whole)
+    sound, _ = collector(no_fault)
     for _ in range(3):
         sound.step()
     expected = rows(sound, 0, 3)
@@ -222,7 +222,10 @@ def test_an_episode_that_breaks_as_it_begins_is_passed_over(kind: str, collector
         one.step()
     found = rows(one, 0, 3)["observations"][:, :, 0, 0].numpy()
     numbers = [[0, 1, 2], [3, 6, 5], [7, 8, 9]]
-    draws = [[np.random.default_rng(training_episode_seed(0, n)).uniform(-1, 1) for n in row] for row in numbers]
+    draws = [
+        [np.random.default_rng(training_episode_seed(0, n)).uniform(-1, 1) for n in row]
+        for row in numbers
+    ]
     np.testing.assert_allclose(found, (np.array(draws) - MEAN[0]) / SCALE[0], atol=1e-6)
     assert len(said) == 1
     assert "seed 0: the environment failed in step 0 of an episode" in said[0]
@@ -231,15 +234,15 @@ def test_an_episode_that_breaks_as_it_begins_is_passed_over(kind: str, collector
 def test_who_goes_on_within_episodes_collects_and_keeps_what_the_undisturbed_does(collector: Any):
     sizes: dict[str, Any] = {"n_action_steps": 3, "n_obs_steps": 2, "horizon": 6}
 
-    def begun() -> tuple[RolloutCollector, ReplayBuffer]:
+    def new_collector() -> tuple[RolloutCollector, ReplayBuffer]:
         data = ReplayBuffer((2,), 1, 100, columns={"held_out": ()})
-        return collector(whole, data, **sizes)[0], data
+        return collector(no_fault, data, **sizes)[0], data
 
-    one, data = begun()
+    one, data = new_collector()
     for _ in range(6):  # ten steps are four decisions
         one.step(adds=True)
     stored, state = one.buffer.filled(0), [one.state(0)]
-    again, other = begun()
+    again, other = new_collector()
     again.buffer.load(0, stored)
     again.restore(state)
     for each in (one, again):
@@ -256,8 +259,8 @@ def test_who_goes_on_within_episodes_collects_and_keeps_what_the_undisturbed_doe
 def test_rollouts_know_after_how_many_updates_they_were_made(
     collector: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    """By which an iteration's end and its permutations are told from the next one's."""
-    one, _ = collector(whole)
+    """The number of updates identifies the iteration and determines its permutations."""
+    one, _ = collector(no_fault)
     engine = one.engine
     engine.load_seed_state(0, engine.seed_state(0) | {"counters/update": torch.tensor(7)})
     for _ in range(20):
@@ -272,7 +275,7 @@ def test_rollouts_know_after_how_many_updates_they_were_made(
 
 def test_a_fault_that_does_not_come_again_costs_nothing(collector: Any):
     """A step that raises once is taken again in a new environment, after those before it."""
-    sound, _ = collector(whole)
+    sound, _ = collector(no_fault)
     left = [1]
 
     def once(seed: int, t: int) -> str:

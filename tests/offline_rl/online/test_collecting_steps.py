@@ -55,18 +55,18 @@ class Walk(gymnasium.Env):
         return seen, self.x, abs(self.x) > 0.9, False, type(self).info(self.x)
 
 
-def whole(seed: int, step: int) -> str:
+def no_fault(seed: int, step: int) -> str:
     return ""
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Collector, list[str]]]:
-    """A collector of two seeds, and what it says."""
+def make_collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Collector, list[str]]]:
+    """Function that returns a collector of two seeds and its list of messages."""
     monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     envs.register("walk", Walk, max_episode_steps=LIMIT)
 
     def collector(
-        faults: Callable[[int, int], str] = whole,
+        faults: Callable[[int, int], str] = no_fault,
         needs: Mapping[str, Any] = NEEDS,
         kind: type[TD3] = TD3,
         online: Online = Online(warmup_steps=WARM_UP),  # noqa: B008 (frozen)
@@ -108,9 +108,11 @@ def walked(
     return episodes
 
 
-def test_rows_are_what_each_environment_answered_scaled_and_episodes_count_when_they_end(made: Any):
+def test_rows_are_what_each_environment_answered_scaled_and_episodes_count_when_they_end(
+    make_collector: Any,
+):
     """Two seeds whose episodes have other lengths; some terminate, some run into the limit."""
-    collector, _ = made()
+    collector, _ = make_collector()
     for _ in range(21):
         collector.step()
     buffer, kinds = collector.buffer, set[str]()
@@ -142,9 +144,11 @@ def test_rows_are_what_each_environment_answered_scaled_and_episodes_count_when_
     assert buffer.sizes[0] != buffer.sizes[1]
 
 
-def test_in_the_warm_up_actions_are_drawn_for_each_seed_and_then_the_policy_acts(made: Any):
-    """On what it sees, normalized; the step behind the warm-up is its first."""
-    collector, _ = made()
+def test_in_the_warm_up_actions_are_drawn_for_each_seed_and_then_the_policy_acts(
+    make_collector: Any,
+):
+    """The policy gets normalized observations; its first step is the one after the warm-up."""
+    collector, _ = make_collector()
     for _ in range(12):
         collector.step()
     collected = [collector.buffer.everything(s) for s in range(2)]
@@ -166,9 +170,9 @@ def test_in_the_warm_up_actions_are_drawn_for_each_seed_and_then_the_policy_acts
     [(1, 2, "raise"), (1, 2, "nan"), (1, -1, "raise"), (1, -1, "nan"), (0, -1, "nan")],
 )
 def test_a_seeds_broken_episode_is_gone_and_its_neighbor_never_knew(
-    number: int, step: int, kind: str, made: Any, monkeypatch: pytest.MonkeyPatch
+    number: int, step: int, kind: str, make_collector: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    """In the third step of its second episode, or where that or the first begins.
+    """It fails in the third step of its second episode, or in the reset of the first or second.
 
     What is seen is no number, its reward is; what is broken cannot even be closed.
     """
@@ -177,11 +181,11 @@ def test_a_seeds_broken_episode_is_gone_and_its_neighbor_never_knew(
         raise OSError("the port is gone")
 
     monkeypatch.setattr(Walk, "close", stuck)
-    sound, _ = made()
+    sound, _ = make_collector()
     for _ in range(21):
         sound.step()
     broken = training_episode_seed(SEEDS[0], number)
-    shaky, said = made(lambda seed, t: kind if (seed, t) == (broken, step) else "")
+    shaky, said = make_collector(lambda seed, t: kind if (seed, t) == (broken, step) else "")
     for _ in range(21):
         shaky.step()
     one, two = (collector.buffer.everything(1) for collector in (sound, shaky))
@@ -197,23 +201,23 @@ def test_a_seeds_broken_episode_is_gone_and_its_neighbor_never_knew(
     assert f"seed 3: the environment failed in step {max(step, 0)} of an episode" in said[0]
 
 
-def test_a_whole_episode_between_two_broken_ones_is_forgiven(made: Any):
+def test_a_whole_episode_between_two_broken_ones_is_forgiven(make_collector: Any):
     odd = {training_episode_seed(seed, number) for seed in SEEDS for number in range(1, 60, 2)}
-    collector, said = made(lambda seed, t: "raise" if t == 0 and seed in odd else "")
+    collector, said = make_collector(lambda seed, t: "raise" if t == 0 and seed in odd else "")
     for _ in range(39):
         collector.step()
     assert len(said) >= 2 * 5
 
 
 def test_an_episode_that_breaks_when_it_is_played_again_is_dropped_and_its_neighbors_are_not(
-    made: Any,
+    make_collector: Any,
 ):
-    collector, _ = made()
+    collector, _ = make_collector()
     for _ in range(10):
         collector.step()
     stored, lengths = [collector.buffer.filled(s) for s in range(2)], collector.lengths.copy()
     running = training_episode_seed(SEEDS[0], int(collector.episodes[0]))
-    again, said = made(lambda seed, t: "raise" if (seed, t) == (running, 0) else "")
+    again, said = make_collector(lambda seed, t: "raise" if (seed, t) == (running, 0) else "")
     for s, rows in enumerate(stored):
         again.buffer.load(s, {name: values.clone() for name, values in rows.items()})
     again.restore([collector.state(s) for s in range(2)])
@@ -225,9 +229,9 @@ def test_an_episode_that_breaks_when_it_is_played_again_is_dropped_and_its_neigh
     assert "seed 3: the environment failed" in said[0]
 
 
-def test_who_goes_on_from_a_checkpoint_within_episodes_ends_as_if_undisturbed(made: Any):
+def test_who_goes_on_from_a_checkpoint_within_episodes_ends_as_if_undisturbed(make_collector: Any):
     """The buffer's open episodes, of different lengths, come along and are released whole."""
-    collector, _ = made()
+    collector, _ = make_collector()
     while collector.steps < 10 or collector.lengths[0] == collector.lengths[1]:
         collector.step()
     assert (collector.buffer.hidden > 0).any()
@@ -236,29 +240,31 @@ def test_who_goes_on_from_a_checkpoint_within_episodes_ends_as_if_undisturbed(ma
         name: getattr(collector, name).tolist() for name in counts
     }
     apart = [collector.state(s) for s in range(2)]
-    others = [going_on(made, collector, states) for states in (apart, [together] * 2)]
+    others = [going_on(make_collector, collector, states) for states in (apart, [together] * 2)]
     for _ in range(21 - collector.steps):
         for each in (collector, *others):
             each.step()
     for name, values in collector.buffer.tensors().items():
         assert all(torch.equal(each.buffer.tensors()[name], values) for each in others), name
     with pytest.raises(ValueError, match="contains 1 seeds"):
-        going_on(made, collector, [together | {"episodes": [1]}] * 2)
+        going_on(make_collector, collector, [together | {"episodes": [1]}] * 2)
 
 
-def test_a_stream_that_gives_up_at_its_episodes_end_leaves_its_neighbors_step_whole(made: Any):
+def test_a_stream_that_gives_up_at_its_episodes_end_leaves_its_neighbors_step_whole(
+    make_collector: Any,
+):
     """No further episode of the first can begin. Who goes on from there ends as if undisturbed."""
-    sound, _ = made()
+    sound, _ = make_collector()
     for _ in range(21):
         sound.step()
     gone = {training_episode_seed(SEEDS[0], number) for number in range(1, 9)}
-    shaky, _ = made(lambda seed, t: "raise" if t == -1 and seed in gone else "")
+    shaky, _ = make_collector(lambda seed, t: "raise" if t == -1 and seed in gone else "")
     with pytest.raises(RepeatedFailure, match=r"seed 3: .*for the 5th time"):
         walk(shaky, 21)
     added = [shaky.buffer.everything(s).num_rows for s in range(2)]
     assert added == [shaky.steps] * 2
     assert shaky.lengths[0] == 0 < shaky.lengths[1]
-    again = going_on(made, shaky, [shaky.state(s) for s in range(2)])
+    again = going_on(make_collector, shaky, [shaky.state(s) for s in range(2)])
     while again.steps < 21:
         again.step()
     one, two = (collector.buffer.everything(1) for collector in (sound, again))
@@ -268,11 +274,11 @@ def test_a_stream_that_gives_up_at_its_episodes_end_leaves_its_neighbors_step_wh
 
 @pytest.mark.parametrize("more", [{}, {"mc_returns": ()}])
 def test_what_each_step_costs_is_kept_online(
-    made: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+    make_collector: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     """A step costs the distance from 0 that it leads to. Beside returns it waits for the end."""
     monkeypatch.setattr(Walk, "info", staticmethod(lambda x: {"cost": abs(x)}))
-    collector, _ = made(needs={"costs": (), **more})
+    collector, _ = make_collector(needs={"costs": (), **more})
     walk(collector, 21)
     for s, seed in enumerate(SEEDS):
         found = collector.buffer.everything(s)
@@ -283,20 +289,22 @@ def test_what_each_step_costs_is_kept_online(
     assert (collector.buffer.sizes == 21).all() == (not more)
 
 
-def test_an_environment_without_costs_is_named_where_they_are_learned_from(made: Any) -> None:
-    collector, _ = made(needs={"costs": ()})
+def test_an_environment_without_costs_is_named_where_they_are_learned_from(
+    make_collector: Any,
+) -> None:
+    collector, _ = make_collector(needs={"costs": ()})
     with pytest.raises(UserError, match="the environment returns no info 'cost'"):
         collector.step()
 
 
 def test_a_cost_that_is_no_number_drops_its_episode_alone(
-    made: Any, monkeypatch: pytest.MonkeyPatch
+    make_collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NaN in the second step of seed 8 drops the two steps of its episode, and none of seed 3."""
     calls = iter(range(1000))
     cost = staticmethod(lambda x: {"cost": np.nan if next(calls) == 3 else 1.0})
     monkeypatch.setattr(Walk, "info", cost)
-    collector, said = made(needs={"costs": ()})
+    collector, said = make_collector(needs={"costs": ()})
     walk(collector, 5)
     assert [collector.buffer.everything(s).num_rows for s in range(2)] == [5, 3]
     (sentence,) = said
@@ -343,7 +351,7 @@ def by_hand(head: type[nn.Module], places: np.ndarray) -> list[float]:
 
 @pytest.mark.parametrize("head", [Remembers, Plans])
 def test_a_policy_with_memory_acts_in_each_stream_by_its_own_episode_also_after_a_resumption(
-    made: Any, head: type[nn.Module]
+    make_collector: Any, head: type[nn.Module]
 ) -> None:
     """Streams end at different steps. Parameters change in mid-episode; the memory was made before.
 
@@ -359,7 +367,7 @@ def test_a_policy_with_memory_acts_in_each_stream_by_its_own_episode_also_after_
     broken = training_episode_seed(SEEDS[1], 1)
     options = {"kind": Toy, "online": Online(warmup_steps=0), "needs": {}}
     options |= {"faults": lambda seed, t: "raise" if seed == broken and t == 1 else ""}
-    one, _ = made(**options)
+    one, _ = make_collector(**options)
     walk(one, 16)
     for s, seed in enumerate(SEEDS):
         actions = one.buffer.everything(s).actions[:, 0]
@@ -371,7 +379,7 @@ def test_a_policy_with_memory_acts_in_each_stream_by_its_own_episode_also_after_
             expected += by_hand(head, SCALE[0] * np.concatenate(pairs) + MEAN[0])
         np.testing.assert_allclose(actions, expected, atol=1e-5)
     assert (one.lengths % 3 > 0).any()  # in the middle of a chunk
-    again, _ = made(**options)
+    again, _ = make_collector(**options)
     for each in (one, again):
         each.engine.state["params"]["policy"]["scale"].fill_(-0.05)
     for s in range(2):
@@ -385,7 +393,9 @@ def test_a_policy_with_memory_acts_in_each_stream_by_its_own_episode_also_after_
         np.testing.assert_array_equal(pair[0].observations, pair[1].observations)
 
 
-def test_a_policy_with_memory_goes_on_if_every_environment_breaks_in_one_step(made: Any) -> None:
+def test_a_policy_with_memory_goes_on_if_every_environment_breaks_in_one_step(
+    make_collector: Any,
+) -> None:
     class Toy(TD3):
         targets: ClassVar = {"critic_target": "critic"}
 
@@ -394,7 +404,9 @@ def test_a_policy_with_memory_goes_on_if_every_environment_breaks_in_one_step(ma
 
     broken = [training_episode_seed(seed, 0) for seed in SEEDS]
     options = {"kind": Toy, "online": Online(warmup_steps=0), "needs": {}}
-    collector, said = made(**options, faults=lambda seed, t: "raise" * (seed in broken and t == 1))
+    collector, said = make_collector(
+        **options, faults=lambda seed, t: "raise" * (seed in broken and t == 1)
+    )
     walk(collector, 5)
     assert len(said) == len(SEEDS)
     for s, seed in enumerate(SEEDS):
@@ -405,13 +417,13 @@ def test_a_policy_with_memory_goes_on_if_every_environment_breaks_in_one_step(ma
         np.testing.assert_allclose(actions[:, 0], expected, atol=1e-5)
 
 
-def test_a_memory_is_not_begun_by_random_actions(made: Any) -> None:
+def test_a_memory_is_not_begun_by_random_actions(make_collector: Any) -> None:
     class Toy(TD3):
         def networks(self) -> dict[str, nn.Module]:
             return super().networks() | {"policy": Remembers()}
 
     with pytest.raises(UserError, match="with a Remembers, whose memory"):
-        made(kind=Toy)
+        make_collector(kind=Toy)
 
 
 def walk(collector: Collector, steps: int) -> None:
@@ -419,9 +431,9 @@ def walk(collector: Collector, steps: int) -> None:
         collector.step()
 
 
-def going_on(made: Any, collector: Collector, states: list[dict[str, Any]]) -> Collector:
+def going_on(make_collector: Any, collector: Collector, states: list[dict[str, Any]]) -> Collector:
     """A new one that goes on from another's buffer."""
-    again, _ = made()
+    again, _ = make_collector()
     for s in range(2):
         rows = collector.buffer.filled(s)
         again.buffer.load(s, {name: values.clone() for name, values in rows.items()})

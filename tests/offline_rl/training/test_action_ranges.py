@@ -125,11 +125,17 @@ def test_what_actions_reach_is_no_range_of_a_normalized_environment(tmp_path: Pa
 
 def test_an_action_range_that_is_not_the_environments_is_refused(tmp_path: Path):
     data, keys = str(recorded(tmp_path / "data")), {**QUICK, "task": "gauge"}
-    told = r"action_range=\[2,8\] means \[2, 8\]; the range of task gauge is \[0, 10\]\..* use act"
-    with pytest.raises(UserError, match=told + r".*convert .* <new file> action_range=\[2,8\]` fi"):
+    refusal = (
+        r"action_range=\[2,8\] means \[2, 8\]; the range of task gauge is \[0, 10\]\..* use act"
+    )
+    with pytest.raises(
+        UserError, match=refusal + r".*convert .* <new file> action_range=\[2,8\]` fi"
+    ):
         prepare({**keys, "dataset": data, "action_range": [2, 8]})
-    told = r"action_scale=10 means \[-10, 10\];.* use action_range=\[0,10\]\. .* action_scale=10` f"
-    with pytest.raises(UserError, match=told):
+    refusal = (
+        r"action_scale=10 means \[-10, 10\];.* use action_range=\[0,10\]\. .* action_scale=10` f"
+    )
+    with pytest.raises(UserError, match=refusal):
         prepare({**keys, "dataset": data, "action_scale": 10})
     plan = prepare({**keys, "dataset": data, "action_range": [0, 10]})
     assert plan.dataset is not None
@@ -163,7 +169,7 @@ def test_a_policy_beyond_the_environments_range_is_refused_with_both(tmp_path: P
 
 
 def test_a_run_of_another_range_does_not_continue_in_the_environment():
-    """Its policy says 8 by 1, the environment 10."""
+    """An action of 1 means 8 for the run's policy and 10 in the environment."""
     data, here = arrays(2, 8), spec_of(envs.make_vector("gauge", 1))
     assert data.spec is not None
     transform = Transform.fit(algorithm_class("bc").Config(), data, (1,))
@@ -174,7 +180,9 @@ def test_a_run_of_another_range_does_not_continue_in_the_environment():
         load_transform(start, [0], here)
     load_transform(start, [0], data.spec)
     one = replace(data.spec, action_low=(-1.0,), action_high=(1.0,))
-    load_transform(start, [0], one, replace(one, action_low=(), action_high=()))  # own units unknown
+    load_transform(
+        start, [0], one, replace(one, action_low=(), action_high=())
+    )  # own units unknown
 
 
 def test_a_base_of_another_range_is_refused_with_both():
@@ -192,16 +200,16 @@ def test_other_units_and_another_order_of_the_joints_are_refused():
     ends = np.arange(rows) % STEPS == STEPS - 1
     columns = np.zeros((rows, 13)), np.zeros((rows, 5)), np.zeros(rows), ends
 
-    def told(**changes: Any) -> str | None:
+    def refusal(**changes: Any) -> str | None:
         data = Dataset.from_arrays(*columns, spec=replace(here, **changes))
         with pytest.raises(UserError) as error:
             merge_specs(envs.task("arm/reach"), env, data)
         return str(error.value)
 
-    assert "has action_units ['deg', " in (told(action_units=("deg",)) or "")
-    assert "has action_names [" in (told(action_names=here.action_names[::-1]) or "")
+    assert "has action_units ['deg', " in (refusal(action_units=("deg",)) or "")
+    assert "has action_names [" in (refusal(action_names=here.action_names[::-1]) or "")
     degrees = Channel("observation", (13,), units=("deg",))
-    assert "has observation_units ['deg', " in (told(channels=(degrees,)) or "")
+    assert "has observation_units ['deg', " in (refusal(channels=(degrees,)) or "")
 
 
 def test_that_a_normalized_policy_takes_shares_of_a_range_is_said(tmp_path: Path):

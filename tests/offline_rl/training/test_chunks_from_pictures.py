@@ -33,7 +33,7 @@ class Spot(gymnasium.Env):
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode, self.place = render_mode, np.zeros(2)
 
-    def seen(self) -> dict[str, np.ndarray]:
+    def observe(self) -> dict[str, np.ndarray]:
         picture = np.zeros((SIDE, SIDE, 3), np.uint8)
         row, column = self.place.round().astype(int)
         picture[row : row + 3, column : column + 3] = 255
@@ -41,14 +41,14 @@ class Spot(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         self.place = np.random.default_rng(seed).uniform(4, SIDE - 8, 2)
-        return self.seen(), {}
+        return self.observe(), {}
 
     def step(self, action):
         self.place = (self.place + action).clip(0, SIDE - 4)
-        return self.seen(), float(self.place.sum()), False, False, {}
+        return self.observe(), float(self.place.sum()), False, False, {}
 
     def render(self):
-        return self.seen()["picture"]
+        return self.observe()["picture"]
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,10 @@ def data() -> Dataset:
     for k, action in enumerate(actions):
         if k % STEPS == 0:
             env.reset(seed=k)
-        rows.append(env.seen())
+        rows.append(env.observe())
         env.step(action)
-    over, seen = np.arange(len(rows)) % STEPS == STEPS - 1, channels.stack(rows)
-    return Dataset.from_arrays(seen, actions, np.zeros(len(rows)), over & False, over)
+    over, observe = np.arange(len(rows)) % STEPS == STEPS - 1, channels.stack(rows)
+    return Dataset.from_arrays(observe, actions, np.zeros(len(rows)), over & False, over)
 
 
 SEES = {"num_keypoints": 4, "n_obs_steps": 2, "horizon": 4, "num_warmup_updates": 1}
@@ -97,7 +97,7 @@ def learn(out: Path, task: str, data: Dataset, algorithm: str, own: dict[str, An
 
 
 def returns(file: Path) -> np.ndarray:
-    """Of three episodes that `evaluate` plays."""
+    """Return the returns of three evaluation episodes."""
     told = json.loads(evaluate(run=str(file), episodes=3, json=True))
     return np.array(told["bundles"][0]["returns"])
 

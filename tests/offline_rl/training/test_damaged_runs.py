@@ -28,17 +28,19 @@ MIDDLE, END = Done(updates=20), Done(updates=40)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """The keys of a finished run of two seeds, and its folder."""
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """Options of a finished run of two seeds, and its folder."""
     folder = tmp_path_factory.mktemp("whole")
     keys = KEYS | {"dataset": str(save_small(folder / "small.npz"))}
     return keys, train(**keys, out=str(folder / "out")).path
 
 
 @pytest.fixture
-def begun(whole: tuple[dict[str, Any], Path], tmp_path: Path) -> tuple[dict[str, Any], Path]:
-    """The same, killed before it could write its results."""
-    keys, path = whole
+def unfinished_run(
+    finished_run: tuple[dict[str, Any], Path], tmp_path: Path
+) -> tuple[dict[str, Any], Path]:
+    """Copy of the finished run without results, as if it was killed before writing them."""
+    keys, path = finished_run
     shutil.copytree(path.parents[2], tmp_path / "out")
     run = tmp_path / "out" / path.relative_to(path.parents[2])
     for name in ("result.json", "policy.bundle"):
@@ -54,8 +56,8 @@ def flip(path: Path, place: int = -8) -> None:
     path.write_bytes(bytes(content))
 
 
-def same(run: Path, other: Path) -> bool:
-    """Whether both ended in the same parameters, returns and numbers of evaluations."""
+def equal_results(run: Path, other: Path) -> bool:
+    """Return True if both runs have equal parameters, returns and numbers of evaluations."""
     for seed in (0, 1):
         a, b = SeedFolder(run, seed), SeedFolder(other, seed)
         one, two = (load_file(f.checkpoints()[END]) for f in (a, b))
@@ -65,31 +67,35 @@ def same(run: Path, other: Path) -> bool:
     return True
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(whole, begun, capsys):
-    keys, run = begun
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    finished_run, unfinished_run, capsys
+):
+    keys, run = unfinished_run
     newest = SeedFolder(run, 1).checkpoints()[END]
     flip(newest)
-    assert same(train(**keys).path, whole[1])
+    assert equal_results(train(**keys).path, finished_run[1])
     said = capsys.readouterr().out
     assert f"{newest} is damaged" in said
     assert "seed_0/checkpoints" not in said
     assert (run / "seed_0" / "evaluations.jsonl").read_text().count("\n") == 3
 
 
-def test_seeds_killed_between_their_first_checkpoints_begin_again_together(whole, begun, capsys):
+def test_seeds_killed_between_their_first_checkpoints_begin_again_together(
+    finished_run, unfinished_run, capsys
+):
     """Stacked, as they were begun: one alone may round otherwise."""
-    keys, run = begun
+    keys, run = unfinished_run
     for seed, kept in ((0, MIDDLE), (1, None)):
         for done, path in SeedFolder(run, seed).checkpoints().items():
             if done != kept:
                 path.unlink()
-    assert same(train(**(keys | {"show": True})).path, whole[1])
+    assert equal_results(train(**(keys | {"show": True})).path, finished_run[1])
     assert capsys.readouterr().out.count("All seeds restart at update 0") == 1
     assert read_json(run / "seed_0" / "result.json")["seeds_stacked"] == 2
 
 
-def test_without_a_whole_checkpoint_nothing_is_learned_or_written(begun, capsys):
-    keys, run = begun
+def test_without_a_whole_checkpoint_nothing_is_learned_or_written(unfinished_run, capsys):
+    keys, run = unfinished_run
     for path in SeedFolder(run, 0).checkpoints().values():
         path.write_bytes(path.read_bytes()[:-1])
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
@@ -118,8 +124,10 @@ def edit(metadata: dict[str, str], **changes: Any) -> dict[str, str]:
         lambda m: None,
     ],
 )
-def test_whatever_a_checkpoint_says_is_covered(begun, change: Callable[[dict], dict | None]):
-    _, run = begun
+def test_whatever_a_checkpoint_says_is_covered(
+    unfinished_run, change: Callable[[dict], dict | None]
+):
+    _, run = unfinished_run
     folder = SeedFolder(run, 0)
     path = folder.checkpoints()[END]
     with safe_open(path, "pt") as file:
@@ -130,9 +138,9 @@ def test_whatever_a_checkpoint_says_is_covered(begun, change: Callable[[dict], d
     assert common_checkpoint([folder, SeedFolder(run, 1)]) == MIDDLE
 
 
-def test_checkpoints_without_a_checksum_are_still_gone_on_from(whole, begun):
+def test_checkpoints_without_a_checksum_are_still_gone_on_from(finished_run, unfinished_run):
     """Format 2 had none, and what the machine was best at in environment.json alone."""
-    keys, run = begun
+    keys, run = unfinished_run
     for seed in (0, 1):
         for path in SeedFolder(run, seed).checkpoints().values():
             with safe_open(path, "pt") as file:
@@ -141,11 +149,11 @@ def test_checkpoints_without_a_checksum_are_still_gone_on_from(whole, begun):
             progress["evaluations"] = 2  # which format 2 counted
             metadata = {"format": "2", "progress": json.dumps(progress)}
             save_file(load_file(path), path, metadata)
-    assert same(train(**keys).path, whole[1])
+    assert equal_results(train(**keys).path, finished_run[1])
 
 
-def test_a_checkpoint_of_another_run_is_refused(begun):
-    keys, run = begun
+def test_a_checkpoint_of_another_run_is_refused(unfinished_run):
+    keys, run = unfinished_run
     for seed in (0, 1):
         folder = SeedFolder(run, seed)
         tensors, progress = folder.load(END)
@@ -155,11 +163,11 @@ def test_a_checkpoint_of_another_run_is_refused(begun):
         train(**keys)
 
 
-def test_a_damaged_description_of_the_machine_is_written_anew(whole, begun, capsys):
-    keys, run = begun
+def test_a_damaged_description_of_the_machine_is_written_anew(finished_run, unfinished_run, capsys):
+    keys, run = unfinished_run
     path = run / "seed_0" / "environment.json"
     path.write_text("[]")
-    assert same(train(**keys).path, whole[1])
+    assert equal_results(train(**keys).path, finished_run[1])
     assert f"{path} holds a list" in capsys.readouterr().out
     told, other = (read_json(run / f"seed_{s}" / "environment.json") for s in (0, 1))
     assert told["choices"] == other["choices"]
@@ -175,9 +183,11 @@ def cut(path: Path, lines: list[str]) -> None:
     path.write_text("\n".join(lines)[:-3])
 
 
-def test_what_goes_on_from_a_run_passes_over_a_damaged_checkpoint(whole, begun, capsys):
+def test_what_goes_on_from_a_run_passes_over_a_damaged_checkpoint(
+    finished_run, unfinished_run, capsys
+):
     """`load` as well as what fine-tuning and distilling begin from."""
-    _, run = begun
+    _, run = unfinished_run
     newest = SeedFolder(run, 1).checkpoints()[END]
     flip(newest)
     start, _ = start_of(run)
@@ -188,9 +198,11 @@ def test_what_goes_on_from_a_run_passes_over_a_damaged_checkpoint(whole, begun, 
         start_of(run, [7])
 
 
-def test_what_would_go_on_from_another_versions_checkpoints_is_told_which_and_why(begun, capsys):
-    """In one sentence of the newest, and a line of each; nothing is written."""
-    _, run = begun
+def test_what_would_go_on_from_another_versions_checkpoints_is_told_which_and_why(
+    unfinished_run, capsys
+):
+    """The error names the newest checkpoint, a line is printed for each; nothing is written."""
+    _, run = unfinished_run
     files = list(SeedFolder(run, 0).checkpoints().values())
     for path in files:
         with safe_open(path, "pt") as file:
@@ -210,13 +222,15 @@ def test_what_would_go_on_from_another_versions_checkpoints_is_told_which_and_wh
 
 @pytest.mark.parametrize("damage", [lose, cut])
 @pytest.mark.parametrize("name", ["evaluations", "metrics"])
-def test_lost_lines_of_logs_do_not_change_the_result(whole, begun, capsys, name: str, damage):
+def test_lost_lines_of_logs_do_not_change_the_result(
+    finished_run, unfinished_run, capsys, name: str, damage
+):
     """The last evaluation, without its line, is done again; the other lines are as they were."""
-    keys, run = begun
+    keys, run = unfinished_run
     path = run / "seed_1" / f"{name}.jsonl"
     before = path.read_text().splitlines()
     damage(path, [*before])
-    assert same(train(**keys).path, whole[1])
+    assert equal_results(train(**keys).path, finished_run[1])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     if name == "evaluations":
         assert rows[-1]["returns"] == json.loads(before[-1])["returns"]
@@ -229,8 +243,10 @@ def test_lost_lines_of_logs_do_not_change_the_result(whole, begun, capsys, name:
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"name": "other"}', "\udcff"])
-def test_a_run_is_not_gone_on_with_that_does_not_say_what_it_is(begun, content: str | None):
-    keys, run = begun
+def test_a_run_is_not_gone_on_with_that_does_not_say_what_it_is(
+    unfinished_run, content: str | None
+):
+    keys, run = unfinished_run
     path = run / "seed_0" / "config.json"
     path.unlink()
     if content is not None:
@@ -240,8 +256,10 @@ def test_a_run_is_not_gone_on_with_that_does_not_say_what_it_is(begun, content: 
     assert "\n" not in str(error.value)
 
 
-def test_a_damaged_result_is_refused_and_made_again_once_it_is_removed(whole, begun):
-    keys, run = begun
+def test_a_damaged_result_is_refused_and_made_again_once_it_is_removed(
+    finished_run, unfinished_run
+):
+    keys, run = unfinished_run
     train(**keys)
     path = run / "seed_0" / "result.json"
     for content in ("", "[]", "{}", '{"score": "high", "mean_return": 1.0}'):
@@ -249,11 +267,11 @@ def test_a_damaged_result_is_refused_and_made_again_once_it_is_removed(whole, be
         with pytest.raises(UserError, match=r"result\.json.*Remove it; the same command"):
             train(**keys)
     path.unlink()
-    assert same(train(**keys).path, whole[1])
+    assert equal_results(train(**keys).path, finished_run[1])
 
 
-def test_a_report_names_the_damaged_line(begun):
-    _, run = begun
+def test_a_report_names_the_damaged_line(unfinished_run):
+    _, run = unfinished_run
     path = run / "seed_0" / "evaluations.jsonl"
     cut(path, path.read_text().splitlines())
     with pytest.raises(UserError, match=r"evaluations\.jsonl: line 2 is damaged"):
@@ -261,7 +279,7 @@ def test_a_report_names_the_damaged_line(begun):
 
 
 def test_a_checksum_tells_a_zero_from_a_minus_zero(tmp_path: Path):
-    """Of bytes, not of values; and of shapes, kinds and names."""
+    """The checksum covers bytes, not values, and also shapes, dtypes and names."""
     folder, sums = SeedFolder(tmp_path, 0), set()
     zero = torch.zeros(1)
     for tensors in ({"a": zero}, {"a": -zero}, {"b": zero}, {"a": zero[None]}, {"a": zero.int()}):

@@ -32,7 +32,7 @@ def keys(tmp_path: Path) -> dict[str, Any]:
 
 
 def learned(run: Path, seed: int = 0) -> dict[str, Any]:
-    """What the newest checkpoint holds, as bytes."""
+    """Return the tensors of the newest checkpoint as bytes."""
     files = SeedFolder(run, seed).checkpoints()
     return {name: x.numpy().tobytes() for name, x in load_file(files[max(files)]).items()}
 
@@ -167,14 +167,14 @@ def test_who_is_asked_to_end_leaves_a_checkpoint_and_goes_on_from_there(
 
     at = list[int]()
 
-    def asked(self: Engine, *args: Any) -> None:
+    def run_and_stop(self: Engine, *args: Any) -> None:
         TRUE_RUN(self, *args)
         if self.updates >= 30 and not at:
             at.append(self.updates)
             signal.raise_signal(number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "run", asked)
+        patch.setattr(Engine, "run", run_and_stop)
         with pytest.raises(KeyboardInterrupt):
             train(**keys)
     folder = SeedFolder(whole.with_name("default"), 0)

@@ -20,7 +20,7 @@ QUICK = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "compile": "n
 QUICK |= {"algorithm.hidden": [8], "show": False, "tracker": "none"}
 
 
-def made(reward: float = 1.0) -> Dataset:
+def make_dataset(reward: float = 1.0) -> Dataset:
     draw, rows = np.random.default_rng(0), 200
     return Dataset.from_arrays(
         draw.normal(size=(rows, 4)),
@@ -32,14 +32,16 @@ def made(reward: float = 1.0) -> Dataset:
 
 
 def test_it_trains_and_the_run_knows_its_data_again(tmp_path: Path) -> None:
-    seed = train(**QUICK, dataset=made(), out=str(tmp_path)).path / "seed_0"
+    seed = train(**QUICK, dataset=make_dataset(), out=str(tmp_path)).path / "seed_0"
     assert read_json(seed / "config.json")["dataset"] == "in memory"
     assert read_json(seed / "result.json")["dataset"] == "mine"
     before = (seed / "result.json").stat()
-    train(**QUICK, dataset=made(), out=str(tmp_path))  # equal arrays: finished, nothing to do
+    train(
+        **QUICK, dataset=make_dataset(), out=str(tmp_path)
+    )  # equal arrays: finished, nothing to do
     assert (seed / "result.json").stat() == before
     with pytest.raises(UserError, match="was started with other data"):
-        train(**QUICK, dataset=made(2.0), out=str(tmp_path))
+        train(**QUICK, dataset=make_dataset(2.0), out=str(tmp_path))
 
 
 def test_evaluations_play_every_start_where_a_task_has_few(tmp_path: Path) -> None:
@@ -56,22 +58,28 @@ def test_evaluations_play_every_start_where_a_task_has_few(tmp_path: Path) -> No
     keys = {**QUICK, "dataset": few, "seeds": 1, "eval_every": 20, "eval_episodes": "all"}
     (seed,) = train(**{**keys, "task": "neorl2/Simglucose", "out": str(tmp_path)}).results
     assert len(seed["returns"]) == 360
-    with pytest.raises(UserError, match="eval_episodes=all: env:Pendulum-v1 has no finite list of initial states"):
+    with pytest.raises(
+        UserError, match="eval_episodes=all: env:Pendulum-v1 has no finite list of initial states"
+    ):
         train(**{**keys, "task": "env:Pendulum-v1", "out": str(tmp_path / "other")})
     assert not (tmp_path / "other").exists()
 
 
 def test_a_checksum_is_of_every_array_and_of_no_file() -> None:
-    data = made()
-    assert data.checksum() == made().checksum() == replace(data, path="a", sha256="b").checksum()
-    others = [made(2.0), data.select([0, 1]), replace(data, extras={"costs": data.rewards})]
+    data = make_dataset()
+    assert (
+        data.checksum()
+        == make_dataset().checksum()
+        == replace(data, path="a", sha256="b").checksum()
+    )
+    others = [make_dataset(2.0), data.select([0, 1]), replace(data, extras={"costs": data.rewards})]
     others.append(replace(data, actions=data.actions.astype(np.float64)))
     assert len({other.checksum() for other in (data, *others)}) == 5
 
 
 def test_how_a_file_is_read_is_of_no_use_to_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="action_scale= has no effect on data in memory"):
-        train(**QUICK, dataset=made(), action_scale=2.0, out=str(tmp_path / "runs"))
+        train(**QUICK, dataset=make_dataset(), action_scale=2.0, out=str(tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 
 
@@ -86,8 +94,12 @@ def test_parts_of_a_vector_by_name_are_not_called_another_task() -> None:
     joined = "store position and velocity of the data as one array, observations"
     assert mismatch_remedy(parts, vector, "task env:a", mine) == joined
     for other in (Spec((6,), 2), Spec((5,), 3)):
-        assert mismatch_remedy(other, parts, "task env:a", mine).startswith("is it data of another task?")
-    assert mismatch_remedy(vector, Spec((5,), 3), "task env:a", mine).startswith("is it data of another task?")
+        assert mismatch_remedy(other, parts, "task env:a", mine).startswith(
+            "is it data of another task?"
+        )
+    assert mismatch_remedy(vector, Spec((5,), 3), "task env:a", mine).startswith(
+        "is it data of another task?"
+    )
 
 
 PARTS = """

@@ -56,7 +56,7 @@ class Everything:
 def test_a_run_that_is_resumed_within_an_episode_acts_as_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its policy is none of which a bundle can be made, so all runs stop before their end."""
+    """The policy cannot be saved as a bundle, so all runs stop before their end."""
     monkeypatch.setattr(plan, "kinds", lambda: SimpleNamespace(values=Everything))
     (tmp_path / "remembers.py").write_text(REMEMBERS)
     keys: dict[str, Any] = {"algorithm": str(tmp_path / "remembers.py"), "task": "env:Pendulum-v1"}

@@ -112,24 +112,24 @@ def small(algorithm: str, **values: Any) -> dict[str, Any]:
 
 
 def returns(run: Path) -> list[list[float]]:
-    """Of each evaluation of seed 0."""
+    """Return the returns of each evaluation of seed 0."""
     rows = (run / "seed_0" / "evaluations.jsonl").read_text().splitlines()
     return [json.loads(row)["returns"] for row in rows]
 
 
 def tensors(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Of the newest checkpoint."""
+    """Return the tensors of the newest checkpoint."""
     files = SeedFolder(run, seed).checkpoints()
     return load_file(files[max(files)])
 
 
 def learned(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Of these, what the learner holds."""
+    """Return the newest checkpoint's tensors without the buffer."""
     return {k: v for k, v in tensors(run, seed).items() if not k.startswith("buffer/")}
 
 
-def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    """To the bit."""
+def bitwise_equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    """Return True if both have the same names and bitwise equal tensors."""
     return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
 
 
@@ -223,7 +223,7 @@ def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
     cut = killed_and_resumed(finetune, 20, **{**more, **late, "name": "cut"})
     for path in (second, resumed, cut):
         for seed in range(2):
-            assert same(tensors(path, seed), tensors(whole, seed))
+            assert bitwise_equal(tensors(path, seed), tensors(whole, seed))
     for path in (second, cut):
         begun = json.loads((path / "seed_0" / "config.json").read_text())["start"]
         assert begun["updates"] == 20
@@ -243,7 +243,7 @@ def test_a_run_killed_in_an_episode_acts_on_by_what_it_remembers_of_it(
     whole = train(**keys, name="whole").path
     keys |= {"checkpoint_every": 25, "eval_every": 26}
     cut = killed_and_resumed(train, 26, **keys, name="cut")
-    assert same(tensors(cut), tensors(whole))
+    assert bitwise_equal(tensors(cut), tensors(whole))
     assert {k for k in tensors(cut) if k.startswith("memory/")}
 
 
@@ -299,7 +299,7 @@ def test_seeds_that_go_on_by_two_commands_are_of_one_run(line: str, tmp_path: Pa
 def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
     line: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step waits for updates that begin after its own; the last step's updates come too."""
+    """Each step waits for updates that start after it. The last step's updates run as well."""
     learning, waited = threading.Event(), list[bool]()
     learn, begin, step = Trainer._learn, Collector.begin, Line.step
 
@@ -307,7 +307,7 @@ def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
         learning.clear()
         begin(collector)
 
-    def seen(trainer: Trainer, number: int, phase: str, **how: bool) -> int:
+    def record_waiting(trainer: Trainer, number: int, phase: str, **how: bool) -> int:
         assert isinstance(trainer.collector, Collector)
         waited.append(trainer.collector._pending is not None)
         learning.set()
@@ -318,7 +318,7 @@ def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
             assert learning.wait(10)
         return step(env, action)
 
-    monkeypatch.setattr(Trainer, "_learn", seen)
+    monkeypatch.setattr(Trainer, "_learn", record_waiting)
     monkeypatch.setattr(Collector, "begin", begins)
     keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
     keys |= {"seeds": 1, "num_updates": 0, "num_env_steps": 40, "overlap": True, "eval_every": 20}
@@ -329,7 +329,7 @@ def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
     assert waited == [True] * 29 + [False]
 
     cut = killed_and_resumed(train, 20, **{**keys, "name": "cut", "checkpoint_every": 15})
-    assert same(tensors(cut), tensors(one.path))
+    assert bitwise_equal(tensors(cut), tensors(one.path))
     offline = {k: v for k, v in keys.items() if not k.startswith("online.")} | {"num_env_steps": 0}
     with pytest.raises(UserError, match="overlap=true has no effect without num_env_steps"):
         train(**{**offline, "num_updates": 4})
@@ -362,7 +362,9 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
         own = {"out": str(tmp_path), "show": False, "tracker": "none", "algorithm": "td3"}
         with pytest.raises(UserError, match=match):
             finetune(run=run, **{**own, **given})
-    with pytest.raises(UserError, match=r"td3_bc does not learn online\. Choose .* algorithm=.* td3"):
+    with pytest.raises(
+        UserError, match=r"td3_bc does not learn online\. Choose .* algorithm=.* td3"
+    ):
         finetune(run=run, num_env_steps=5)
     for folder in (run / "seed_0" / "checkpoints", run / "seed_1" / "checkpoints"):
         for file in folder.iterdir():
@@ -456,7 +458,7 @@ def test_a_value_that_is_added_to_a_sweep_holds_online_as_it_does_alone(
 def test_seeds_that_were_cut_apart_go_on_together_and_cut_together_apart(
     line: str, tmp_path: Path
 ) -> None:
-    """In mid-episode: each with its own."""
+    """The seeds stop within an episode and resume their own episodes."""
 
     def stop(trainer: Trainer) -> None:
         if trainer.clock == 23:
@@ -497,7 +499,7 @@ def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> 
 
 
 def test_batches_are_the_same_methods_own() -> None:
-    """What a run was told of its batches holds for its algorithm, not for one that goes on."""
+    """The batch size of a run is inherited by the same algorithm, not by another one."""
     hyper, newest = {"batch_size": 32}, {0: (Done(updates=8), "")}
     start = Start(Path("runs/line/sac/default"), "line", "sac", 8, hyper, newest)
     config = {"task": "line", "algorithm": "sac", "name": "default", "hyper": hyper}
@@ -519,7 +521,7 @@ def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_pat
     own = {"show": False, "tracker": "none", "algorithm": "td3"}
     own |= {"online.warmup_steps": 10, "online.warmup_policy": "policy"}
     path = finetune(run=run, num_env_steps=10, **own).path
-    assert same(learned(path), learned(run))
+    assert bitwise_equal(learned(path), learned(run))
     told = read_json(path / "seed_0" / "config.json")
     assert told["hyper"]["hidden"] == [8]  # what networks are made with, the other's too
     assert path == run.parents[1] / "td3" / "from-td3_bc"  # beside it
@@ -556,7 +558,7 @@ def test_wsrl_takes_a_normalized_ensemble_over_unchanged_through_its_warm_up_and
     assert returns(path)[0] == returns(run)[-1]
     warm = {k: v for k, v in load_file(checkpoint_after(path, 10)).items() if k[:7] != "buffer/"}
     kept = {k: v for k, v in warm.items() if algorithm != "iql" or "/log_alpha/" not in k}
-    assert same(kept, {k: before[k] for k in kept})
+    assert bitwise_equal(kept, {k: before[k] for k in kept})
     assert {k.split("/")[1] for k in warm if k.startswith("params/")} == {
         *("policy", "critic", "critic_target", "log_alpha")
     }
@@ -657,7 +659,7 @@ def test_a_method_goes_on_as_in_one_command_and_ends_in_the_midst_of_an_episode(
     kept = ("out", "show", "tracker", "compile", "precision", "eval_episodes")
     told = {k: v for k, v in keys.items() if k in kept}
     path = finetune(run=first, num_env_steps=25, **told).path
-    assert same(tensors(path), tensors(whole))
+    assert bitwise_equal(tensors(path), tensors(whole))
     name = "params/policy/trunk.weights.0"
     assert (learned(path)[name] - learned(first)[name]).abs().max() > 1e-4
 
@@ -880,7 +882,10 @@ def test_each_checkpoint_is_read_for_its_checksum_once(
 def test_layers_of_one_size_are_those_of_every_network() -> None:
     """Whoever has one option for all networks, and whoever has one for each."""
     told = {"hidden": [8], "activation": "elu", "critic_lr": 1.0}
-    assert network_settings(algorithm_class("td3").Config, told) == {"hidden": [8], "activation": "elu"}
+    assert network_settings(algorithm_class("td3").Config, told) == {
+        "hidden": [8],
+        "activation": "elu",
+    }
     both = {"policy_hidden": [8], "critic_hidden": [8]}
     assert network_settings(algorithm_class("cql").Config, told) == both
     assert network_settings(algorithm_class("sac").Config, both) == {"hidden": [8]}
@@ -903,7 +908,7 @@ def test_equal_tensors_are_not_taken_for_equal_functions(
 def test_seeds_go_on_from_what_all_have_reached(
     line: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After a kill between two seeds' checkpoints one has a newer one, or there is none for all."""
+    """A process killed between two seeds' checkpoints leaves one seed with a newer checkpoint."""
     keys = {**OFFLINE, "task": line, "dataset": str(data), "out": str(tmp_path)}
     run = train(**{**keys, "num_updates": 8, "checkpoint_every": 4}, algorithm="td3_bc").path
     newest = {seed: SeedFolder(run, seed).checkpoints() for seed in (0, 1)}
@@ -929,7 +934,7 @@ def given_up(line: str, tmp_path: Path, steps: int) -> tuple[dict[str, Any], Pat
 
 
 def test_what_was_learned_before_an_environment_gave_up_is_kept(line: str, tmp_path: Path) -> None:
-    """Its cable is out from the 25th step on; three episodes' rows were there, and stay."""
+    """The environment fails from step 25 on. The rows of three episodes are kept."""
     Line.breaks = {"raise": lambda number, steps: number > 2 or (number == 1 and steps >= 25)}
     keys, run = given_up(line, tmp_path, 100)
     assert [done.env_steps for done in SeedFolder(run, 0).checkpoints()] == [28]
@@ -939,7 +944,7 @@ def test_what_was_learned_before_an_environment_gave_up_is_kept(line: str, tmp_p
 
 
 def test_a_step_behind_which_no_episode_begins_is_counted_once(line: str, tmp_path: Path) -> None:
-    """After the second episode; with the cable in again the third begins."""
+    """The reset after the second episode fails. Once it works again, the third episode starts."""
     Line.breaks = {"reset": lambda number, steps: number > 2 or (number == 1 and steps >= 20)}
     keys, run = given_up(line, tmp_path, 30)
     assert [done.env_steps for done in SeedFolder(run, 0).checkpoints()] == [20]
@@ -977,7 +982,7 @@ def test_an_environment_that_cannot_be_made_again_counts_as_broken(
 
 
 def test_success_at_any_step_is_an_episodes(line: str, tmp_path: Path) -> None:
-    """In training as in evaluation: the third step's alone."""
+    """Only the third step reports success, in training and in evaluation."""
 
     class Reached(Line):
         def step(self, action: np.ndarray):

@@ -1,4 +1,4 @@
-"""From an environment's pictures to a policy that sees: data, training, bundle, evaluation."""
+"""Policies that observe images: data, training, bundle and evaluation."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def data() -> Dataset:
 
 
 @pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Push, "max_episode_steps", 10)
 
 

@@ -31,7 +31,7 @@ LAUNCH = "from offline_rl.cli.main import main; raise SystemExit(main())"
 
 
 def parameters(folder: Path) -> dict[str, Any]:
-    """Of the newest checkpoint."""
+    """Return the tensors of the newest checkpoint."""
     (path,) = folder.glob("runs/*/*/*/seed_0/checkpoints/*")
     return load_file(path)
 
@@ -97,7 +97,9 @@ def test_a_run_that_was_compiled_needs_a_compiler_to_go_on(
     monkeypatch.setattr(hardware, "compiler_missing", lambda: None)
     assert load_choices(folder, done).compile
     monkeypatch.setattr(hardware, "compiler_missing", lambda: "no C++ compiler is installed")
-    with pytest.raises(UserError, match=r"seed_0 was started with compilation, but no C\+\+ compiler"):
+    with pytest.raises(
+        UserError, match=r"seed_0 was started with compilation, but no C\+\+ compiler"
+    ):
         load_choices(folder, done)
 
 
@@ -105,7 +107,7 @@ def test_a_run_that_was_compiled_needs_a_compiler_to_go_on(
 def test_products_are_in_bf16_where_the_processor_has_units_for_them(
     flags: set[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a committed result says that it costs no score: it does of IQL, not of AWAC."""
+    """bf16 also needs a committed result without loss of score: IQL has one, AWAC has none."""
     monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(flags))
     cpu, iql = torch.device("cpu"), TrainOptions(algorithm="iql", task="none")
     assert choose_precision(iql, cpu) == expected

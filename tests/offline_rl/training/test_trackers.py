@@ -1,4 +1,4 @@
-"""Where curves go: TensorBoard's after a resume; Weights & Biases' runs, without a network."""
+"""Loggers: TensorBoard files after a resume, and Weights & Biases runs without a network."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ QUICK |= {"algorithm.hidden": [8], "seeds": 2, "show": False, "tracker": "wandb"
 
 
 class Remembered:
-    """In place of a run of W&B's; keeps what it was begun with and told."""
+    """Stand-in for a W&B run that records its arguments and logged values."""
 
     made: list["Remembered"] = []
 
@@ -36,15 +36,15 @@ class Remembered:
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[Remembered]:
-    """The runs that were begun, in order."""
+def started_runs(monkeypatch: pytest.MonkeyPatch) -> list[Remembered]:
+    """W&B runs in the order in which they were started."""
     monkeypatch.setattr(Remembered, "made", [])
     monkeypatch.setattr(wandb, "init", Remembered)
     return Remembered.made
 
 
 def test_a_run_stands_where_it_was_told_and_keeps_its_id(
-    begun: list[Remembered], tmp_path: Path
+    started_runs: list[Remembered], tmp_path: Path
 ) -> None:
     """Two machines with the same paths: other ids. The same folder resumed: the same."""
     data = save_small(tmp_path / "small.npz")
@@ -52,9 +52,9 @@ def test_a_run_stands_where_it_was_told_and_keeps_its_id(
     told |= {"wandb.mode": "offline", "dataset": str(data)}
     for place in ("here", "there"):
         path = train(**QUICK, **told, out=str(tmp_path / place)).path
-    ids = [run.keys["id"] for run in begun]
+    ids = [run.keys["id"] for run in started_runs]
     assert len(set(ids)) == len(ids) == 4
-    for run in begun:
+    for run in started_runs:
         known = {k: run.keys[k] for k in ("project", "entity", "tags", "mode", "group", "resume")}
         assert known == {
             "project": "mine",
@@ -66,11 +66,11 @@ def test_a_run_stands_where_it_was_told_and_keeps_its_id(
         }
         assert [values["clock"] for values in run.logged] == [20]
         assert run.finished
-    assert [run.keys["config"]["seed"] for run in begun] == [0, 1, 0, 1]
+    assert [run.keys["config"]["seed"] for run in started_runs] == [0, 1, 0, 1]
     for seed in (0, 1):  # as after a kill before the result was written
         (path / f"seed_{seed}" / "result.json").unlink()
     train(**QUICK, **told, out=str(tmp_path / "there"))
-    assert [run.keys["id"] for run in begun[4:]] == ids[2:]
+    assert [run.keys["id"] for run in started_runs[4:]] == ids[2:]
 
 
 def test_wandb_itself_takes_it_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_its_options_without_it_are_refused(tmp_path: Path) -> None:
 def test_a_curve_on_tensorboard_has_every_point_once_after_a_kill(
     kept: int | None, tmp_path: Path
 ) -> None:
-    """What is logged at a checkpoint is not logged again; all that came after it is."""
+    """Values up to the checkpoint are not logged again; those after it are."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     data = save_small(tmp_path / "small.npz")
     keys = QUICK | {"tracker": "tensorboard", "seeds": 1, "num_updates": 40, "checkpoint_every": 20}
@@ -109,11 +109,11 @@ def test_a_curve_on_tensorboard_has_every_point_once_after_a_kill(
 
 
 def test_evaluations_in_a_warm_up_have_places_of_their_own(
-    begun: list[Remembered], tmp_path: Path
+    started_runs: list[Remembered], tmp_path: Path
 ) -> None:
     """No update is done there, and yet every evaluation stands at its own step."""
     keys = QUICK | {"algorithm": "sac", "task": "env:Pendulum-v1", "num_updates": 0, "seeds": 1}
     keys |= {"num_env_steps": 30, "eval_every": 10, "eval_episodes": 1, "online.warmup_steps": 20}
     train(**keys, batch_size=8, out=str(tmp_path), wandb__mode="offline")
-    (run,) = begun
+    (run,) = started_runs
     assert [v["clock"] for v in run.logged if "eval/return" in v] == [0, 10, 20, 30]

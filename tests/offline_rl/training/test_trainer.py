@@ -19,7 +19,7 @@ from offline_rl.generation.recipes import Recipe, make_set, noisy_actor, train_a
 from offline_rl.generation.store import record
 from offline_rl.training import trainer as trainer_module
 from offline_rl.training.train import train
-from offline_rl.training.trainer import Trainer, next_piece
+from offline_rl.training.trainer import Trainer, next_slice
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies.normalizer import Normalizer
@@ -265,8 +265,8 @@ def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path, monkeypatch
 
 
 def test_what_takes_long_is_said_before_it_begins(tmp_path: Path, capsys, monkeypatch):
-    """Without a terminal also a line a minute, with what is left, for data alone too."""
-    monkeypatch.setattr("offline_rl.training.trainer.TELL_EVERY_S", 0.0)
+    """A progress line with the remaining time is printed every minute if there is no terminal."""
+    monkeypatch.setattr("offline_rl.training.trainer.PROGRESS_EVERY_S", 0.0)
     save_small(tmp_path / "small.npz")
     keys = SMALL | {"algorithm": "bc", "num_updates": 20, "show": True, "out": str(tmp_path)}
     train(task="none", dataset=str(tmp_path / "small.npz"), **keys)
@@ -277,7 +277,7 @@ def test_what_takes_long_is_said_before_it_begins(tmp_path: Path, capsys, monkey
     assert said.index("tracing: update") < said.index(told[0])
 
 
-@pytest.mark.parametrize(("rate", "piece"), [(0.5, 2), (7.3, 6), (60.0, 60), (1e6, 100)])
-def test_ctrl_c_is_heard_every_second_however_slow_updates_are(rate: float, piece: int) -> None:
-    """Of 1,000 updates in periods of two: a period at least, a tenth of them at most."""
-    assert next_piece(1000, 2, rate) == piece
+@pytest.mark.parametrize(("rate", "size"), [(0.5, 2), (7.3, 6), (60.0, 60), (1e6, 100)])
+def test_ctrl_c_is_checked_every_second_however_slow_updates_are(rate: float, size: int) -> None:
+    """A slice of 1,000 updates with period 2 has at least 2 and at most 100 updates."""
+    assert next_slice(1000, 2, rate) == size

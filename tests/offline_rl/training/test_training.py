@@ -1,4 +1,4 @@
-"""What is settled before training: batch sizes, what the data tells, phases that divide."""
+"""Checks before training: batch sizes, values filled in from the data, lengths of phases."""
 
 from pathlib import Path
 
@@ -16,48 +16,48 @@ from policies import Spec
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> dict[str, object]:
+def base_keys(tmp_path: Path) -> dict[str, object]:
     path = save_small(tmp_path / "small.npz")
     return {"task": "none", "dataset": str(path), "num_updates": 10, "out": str(tmp_path)}
 
 
-def test_a_batch_is_as_large_as_said_else_as_the_table_says_else_as_the_paper_does(given):
-    assert prepare({**given, "algorithm": "lb_sac"}).cfg.batch_size == 10_000
-    assert prepare({**given, "algorithm": "lb_sac", "batch_size": 8}).cfg.batch_size == 8
-    assert prepare({**given, "algorithm": "rebrac"}).cfg.batch_size == 256
+def test_a_batch_is_as_large_as_said_else_as_the_table_says_else_as_the_paper_does(base_keys):
+    assert prepare({**base_keys, "algorithm": "lb_sac"}).cfg.batch_size == 10_000
+    assert prepare({**base_keys, "algorithm": "lb_sac", "batch_size": 8}).cfg.batch_size == 8
+    assert prepare({**base_keys, "algorithm": "rebrac"}).cfg.batch_size == 256
     assert algorithm_config("rebrac", "hopper-medium-v2", {})[0].batch_size == 1024
-    assert prepare({**given, "algorithm": "iql"}).cfg.batch_size == 256
+    assert prepare({**base_keys, "algorithm": "iql"}).cfg.batch_size == 256
     cfg, pattern = algorithm_config("rebrac", "antmaze-umaze-v2", {})
     assert (pattern, cfg.discount, cfg.batch_size) == ("antmaze-umaze-v?", 0.999, 256)
 
 
-def test_a_cards_settings_hold_without_its_environment(given):
-    card = given | {"dataset": "gym/hopper-medium-replay", "algorithm": "cql"}
+def test_a_cards_settings_hold_without_its_environment(base_keys):
+    card = base_keys | {"dataset": "gym/hopper-medium-replay", "algorithm": "cql"}
     assert prepare(card).pattern == prepare(card | {"task": "gym/hopper-medium-replay"}).pattern
     card |= {"algorithm": "iql"}
     assert prepare(card).cfg.normalize_returns
-    assert prepare({**given, "algorithm": "iql"}).pattern is None
+    assert prepare({**base_keys, "algorithm": "iql"}).pattern is None
 
 
-def test_what_only_the_data_can_tell_stands_in_the_runs_config(given):
-    cfg = prepare({**given, "algorithm": "decision_transformer"}).cfg
-    rewards = np.load(given["dataset"])["reward"]
+def test_what_only_the_data_can_tell_stands_in_the_runs_config(base_keys):
+    cfg = prepare({**base_keys, "algorithm": "decision_transformer"}).cfg
+    rewards = np.load(base_keys["dataset"])["reward"]
     best = max(rewards[k : k + 100].sum() for k in (0, 100, 200))
     assert cfg.target_return == pytest.approx(best, rel=1e-5)
     own = {"algorithm": "decision_transformer", "algorithm.target_return": 7}
-    assert prepare({**given, **own}).cfg.target_return == 7
+    assert prepare({**base_keys, **own}).cfg.target_return == 7
 
 
-def test_a_preliminary_phase_divides_into_periods(given):
+def test_a_preliminary_phase_divides_into_periods(base_keys):
     with pytest.raises(UserError, match="pretrain_updates=5 is not a multiple of 2"):
-        prepare({**given, "algorithm": "spot", "pretrain_updates": 5})
+        prepare({**base_keys, "algorithm": "spot", "pretrain_updates": 5})
     with pytest.raises(UserError, match="fit_vae=7 is not a multiple of 2"):
-        prepare({**given, "algorithm": "spot", "algorithm.vae_updates": 7})
+        prepare({**base_keys, "algorithm": "spot", "algorithm.vae_updates": 7})
 
 
-def test_how_it_computes_is_chosen_for_the_phase_with_the_most_updates(given):
+def test_how_it_computes_is_chosen_for_the_phase_with_the_most_updates(base_keys):
     """An environment step brings `utd` of them."""
-    spot = {**given, "algorithm": "spot", "algorithm.vae_updates": 4}
+    spot = {**base_keys, "algorithm": "spot", "algorithm.vae_updates": 4}
     assert longest_phase(prepare(spot)) == (10, "update")
     assert longest_phase(prepare({**spot, "pretrain_updates": 40})) == (40, "fit_vae")
     online = {"algorithm": "sac", "task": "env:Pendulum-v1", "num_updates": 0}
@@ -65,20 +65,22 @@ def test_how_it_computes_is_chosen_for_the_phase_with_the_most_updates(given):
 
 
 @pytest.mark.parametrize(("algorithm", "updates"), [("iql", 100), ("cql", 0)])
-def test_preliminary_updates_are_refused_where_there_is_no_such_phase(given, algorithm, updates):
+def test_preliminary_updates_are_refused_where_there_is_no_such_phase(
+    base_keys, algorithm, updates
+):
     """CQL has one where it is asked to clone first."""
     with pytest.raises(UserError, match=f"pretrain_updates={updates}: {algorithm} has no prelim"):
-        prepare({**given, "algorithm": algorithm, "pretrain_updates": updates})
+        prepare({**base_keys, "algorithm": algorithm, "pretrain_updates": updates})
     cloning = {"algorithm": "cql", "algorithm.bc_updates": 5, "pretrain_updates": 7}
-    assert prepare({**given, **cloning}).options.pretrain_updates == 7
+    assert prepare({**base_keys, **cloning}).options.pretrain_updates == 7
 
 
 def test_costs_that_the_data_does_not_have_are_missed_before_anything_is_written(
-    given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base_keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("offline_rl.algorithms.iql.IQL.extra_columns", ("costs",))
     with pytest.raises(UserError, match=r"small\.npz has no costs, which iql needs"):
-        train(**given, algorithm="iql")
+        train(**base_keys, algorithm="iql")
     assert [p.name for p in tmp_path.iterdir()] == ["small.npz"]
 
 
@@ -131,27 +133,29 @@ def test_an_algorithm_of_one_vector_names_the_keys_that_join_several(tmp_path: P
     assert prepare({**keys, "observation_keys": ["t", "x"]}).spec.observation_shape == (3,)
 
 
-def test_spot_is_refused_without_the_updates_that_fit_its_density(given) -> None:
+def test_spot_is_refused_without_the_updates_that_fit_its_density(base_keys) -> None:
     small = {"algorithm": "spot", "algorithm.hidden": [8], "algorithm.vae_hidden": [8]}
     for none in ({"pretrain_updates": 0}, {"algorithm.vae_updates": 0}):
         with pytest.raises(UserError, match="SPOT relies on fit_vae, which has 0 updates here"):
-            prepare({**given, **small, **none})
-    assert prepare({**given, **small, "pretrain_updates": 2}).schedule[0].phase == "fit_vae"
+            prepare({**base_keys, **small, **none})
+    assert prepare({**base_keys, **small, "pretrain_updates": 2}).schedule[0].phase == "fit_vae"
 
 
-def test_a_run_that_ends_while_the_learning_rate_rises_says_so(given) -> None:
+def test_a_run_that_ends_while_the_learning_rate_rises_says_so(base_keys) -> None:
     small = {
         "algorithm.network": "mlp",
         "algorithm.widths": [8],
         "algorithm.num_warmup_updates": 10,
     }
     for updates, said in ((9, True), (10, False)):
-        plan = prepare({**given, "algorithm": "diffusion_policy", **small, "num_updates": updates})
+        plan = prepare(
+            {**base_keys, "algorithm": "diffusion_policy", **small, "num_updates": updates}
+        )
         assert ("ends within the learning-rate warm-up" in headline(plan)) == said
 
 
 def test_the_headline_names_the_card_whose_settings_hold() -> None:
-    """With task=none too, where the data is a card's."""
+    """The card's settings are also named with task=none, if the data has a card."""
     for task in ({"task": "kitchen-mixed-v0"}, {"task": "none", "dataset": "kitchen-mixed-v0"}):
         known = vars(resolve({"algorithm": "iql", **task}))
         known |= {"spec": Spec((60,), 9), "schedule": [], "stackable": True, "starts": np.arange(1)}
@@ -159,21 +163,21 @@ def test_the_headline_names_the_card_whose_settings_hold() -> None:
         assert "from the dataset card reward_shift=-4" in headline(plan)
 
 
-def test_data_of_which_nothing_follows_is_refused(given):
+def test_data_of_which_nothing_follows_is_refused(base_keys):
     """One row, or rows that all are cut before an observation that nobody kept."""
     rows = np.zeros((3, 2)), np.zeros((3, 1)), np.arange(3.0)
     one = Dataset.from_arrays(*(x[:1] for x in rows), np.array([True]))
     cut = Dataset.from_arrays(*rows, np.zeros(3, bool), np.ones(3, bool))
     for data in (one, cut):
         with pytest.raises(UserError, match="too little to learn from"):
-            prepare({**given, "algorithm": "iql", "dataset": data})
+            prepare({**base_keys, "algorithm": "iql", "dataset": data})
 
 
-def test_some_episodes_are_the_first_ones_and_no_more_than_there_are(given):
+def test_some_episodes_are_the_first_ones_and_no_more_than_there_are(base_keys):
     ends = np.array([False, True, False, False, True, True])
     rows = np.arange(12.0).reshape(6, 2), np.zeros((6, 1)), np.arange(6.0)
     data = Dataset.from_arrays(*rows, ends)
-    keys = {**given, "algorithm": "bc", "dataset": data}
+    keys = {**base_keys, "algorithm": "bc", "dataset": data}
     found = prepare({**keys, "episodes": 2}).dataset
     assert found is not None
     assert found.rewards.tolist() == [0, 1, 2, 3, 4]
@@ -181,36 +185,36 @@ def test_some_episodes_are_the_first_ones_and_no_more_than_there_are(given):
         prepare({**keys, "episodes": 4})
 
 
-def test_what_is_doubted_of_data_is_said_before_it_trains(given):
-    """In memory as in files: here no end is told where the next observation jumps."""
+def test_what_is_doubted_of_data_is_said_before_it_trains(base_keys):
+    """Data in memory is checked like files. Here the observations jump without an episode's end."""
     draw = np.random.default_rng(0)
     s, a, r = draw.normal(size=(6, 2)), draw.uniform(-1, 1, (6, 2)), draw.normal(size=6)
     data = Dataset.from_arrays(s, a, r, np.zeros(6, bool), next_observations=s + 1)
-    plan = prepare({**given, "algorithm": "bc", "dataset": data})
+    plan = prepare({**base_keys, "algorithm": "bc", "dataset": data})
     assert "is not the observation of the row after it" in headline(plan)
 
 
-def test_a_time_limit_is_given_where_the_advice_names_it(given, tmp_path):
+def test_a_time_limit_is_given_where_the_advice_names_it(base_keys, tmp_path):
     draw = np.random.default_rng(0)
     arrays = {"observations": draw.normal(size=(9, 2)), "actions": draw.uniform(-1, 1, (9, 1))}
     np.savez(tmp_path / "a.npz", rewards=draw.normal(size=9), terminals=np.zeros(9), **arrays)
-    keys = {**given, "algorithm": "bc", "dataset": str(tmp_path / "a.npz")}
+    keys = {**base_keys, "algorithm": "bc", "dataset": str(tmp_path / "a.npz")}
     assert "give max_episode_steps=" in headline(prepare(keys))
     limited = prepare({**keys, "max_episode_steps": 3})
     assert limited.dataset.num_episodes == 3
     assert "max_episode_steps" not in headline(limited)
 
 
-def test_what_only_holds_for_some_data_or_tasks_is_refused_elsewhere(given, tmp_path):
+def test_what_only_holds_for_some_data_or_tasks_is_refused_elsewhere(base_keys, tmp_path):
     """Centered rewards where episodes end or an environment pays; a part of the actions' range."""
     over = Dataset.from_arrays(np.ones((4, 6)), np.zeros((4, 2)), np.arange(4.0), np.arange(4) == 1)
-    centered = {**given, "algorithm": "sac", "algorithm.center_rewards": True}
+    centered = {**base_keys, "algorithm": "sac", "algorithm.center_rewards": True}
     with pytest.raises(UserError, match="episodes terminate"):
         prepare({**centered, "dataset": over})
     prepare(centered)  # whose episodes are cut
-    with pytest.raises(UserError, match="num_env_steps="):
+    with pytest.raises(UserError, match="Remove center_rewards or num_env_steps"):
         prepare({**centered, "task": "neorl2/DMSD", "num_env_steps": 5})
-    whole = {**given, "algorithm": "bc", "action_range": "data"}
+    whole = {**base_keys, "algorithm": "bc", "action_range": "data"}
     assert prepare(whole).dataset.actions.max() == 1
     with pytest.raises(UserError, match="action_range=data needs task=none.* neorl2/DMSD"):
         prepare({**whole, "task": "neorl2/DMSD"})

@@ -1,4 +1,4 @@
-"""What environment and data say of their numbers stands in the bundle, and is acted by."""
+"""Names, units, ranges and rates of environment and data are stored in the bundle and used."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ QUICK: dict[str, Any] = {"algorithm": "bc", "num_updates": 4, "compile": "never"
 QUICK |= {"algorithm.hidden": [8], "show": False, "tracker": "none", "eval_episodes": 1}
 
 
-def made(observations: int = 3, actions: int = 1, spec: Spec | None = None) -> Dataset:
+def make_dataset(observations: int = 3, actions: int = 1, spec: Spec | None = None) -> Dataset:
     draw, rows = np.random.default_rng(0), 40
     columns = draw.normal(size=(rows, observations)), draw.uniform(-1, 1, (rows, actions))
     return Dataset.from_arrays(*columns, np.zeros(rows), np.arange(rows) % 20 == 19, spec=spec)
@@ -26,7 +26,7 @@ def made(observations: int = 3, actions: int = 1, spec: Spec | None = None) -> D
 
 def test_in_its_units_a_policy_is_at_home_in_any_gymnasium_environment(tmp_path: Path) -> None:
     """Pendulum as Gymnasium makes it, torque in [-2, 2], goes as ours in [-1, 1] goes."""
-    run = train(**QUICK, task="env:Pendulum-v1", dataset=made(), out=str(tmp_path)).path
+    run = train(**QUICK, task="env:Pendulum-v1", dataset=make_dataset(), out=str(tmp_path)).path
     path = run / "seed_0" / "policy.bundle"
     plain, scaled = (Player(policies.load(path, units=units)) for units in (False, True))
     assert plain.policy.spec.action_low == (-2.0,)
@@ -44,7 +44,7 @@ def test_in_its_units_a_policy_is_at_home_in_any_gymnasium_environment(tmp_path:
 
 
 def test_what_action_range_maps_is_said(tmp_path: Path) -> None:
-    data = made(actions=2)
+    data = make_dataset(actions=2)
     ends = data.terminated, data.truncated
     columns = {"observations": data.observations, "actions": 30 * data.actions - 10}
     columns |= {"rewards": data.rewards, "terminals": ends[0], "timeouts": ends[1]}
@@ -61,10 +61,10 @@ JOINTS = Channel("observation", (13,), names=tuple("abcdefghijklm"))
 
 
 def test_of_two_that_speak_the_environment_is_believed() -> None:
-    """And the data where it is silent."""
+    """Fields that the environment does not state are taken from the data."""
     limits = {"action_low": (-9.0,) * 5, "action_high": (9.0,) * 5}
     names = {"action_names": tuple("vwxyz")}
-    data = made(13, 5, Spec((JOINTS,), 5, rate_hz=25.1, **names, **limits))
+    data = make_dataset(13, 5, Spec((JOINTS,), 5, rate_hz=25.1, **names, **limits))
     env = envs.make_vector("arm/reach", 1)
     found = merge_specs(envs.task("arm/reach"), env, data)
     assert found == spec_of(env)
@@ -73,12 +73,12 @@ def test_of_two_that_speak_the_environment_is_believed() -> None:
     assert (alone.observation_names[0], alone.action_names) == ("a", tuple("vwxyz"))
     silent = envs.make_vector("env:Pendulum-v1", 1)
     three = Channel("observation", (3,), names=("cos", "sin", "speed"))
-    found = merge_specs(envs.task("env:Pendulum-v1"), silent, made(3, 1, Spec((three,), 1)))
+    found = merge_specs(envs.task("env:Pendulum-v1"), silent, make_dataset(3, 1, Spec((three,), 1)))
     assert found.observation_names == ("cos", "sin", "speed")
     assert found.action_high == (2.0,)
 
 
 def test_data_of_another_rate_is_refused() -> None:
-    env, data = envs.make_vector("arm/reach", 1), made(13, 5, Spec((13,), 5, rate_hz=30.0))
+    env, data = envs.make_vector("arm/reach", 1), make_dataset(13, 5, Spec((13,), 5, rate_hz=30.0))
     with pytest.raises(UserError, match=r"30 actions a second, task arm/reach has 25"):
         merge_specs(envs.task("arm/reach"), env, data)
