@@ -607,7 +607,7 @@ def test_who_asks_to_stop_while_the_critics_learn_alone_is_heard_and_nothing_is_
 
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "run", asked)
-        patch.setattr(trainer, "TELL_EVERY_S", 0.0)
+        patch.setattr(trainer, "PROGRESS_EVERY_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
             learn(own("Chunked"), data, tmp_path / "cut", **keys, show=True)
     assert "28 of 84 updates before the next step" in capsys.readouterr().out
