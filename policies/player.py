@@ -13,7 +13,7 @@ from policies.residual import make_queue
 
 
 class Player:
-    """Keeper of a policy's episode state: observation history, current chunk, memory and noise.
+    """A policy in running episodes, with its observation history, current chunk, memory and noise.
 
     player = Player(policies.load(path, units=True))
     player.reset(seed=0)

@@ -16,7 +16,8 @@ class ResidualActor(nn.Module):
     """The action clip(base + scale * tanh(MLP), -1, 1).
 
     base is the action of the base policy, the last A numbers of the observation. The output layer
-    is initialized to zero, so that the actions before training equal those of the base policy.
+    is initialized to zero, so that before training the actions equal those of the base policy
+    bit for bit.
     """
 
     def __init__(

@@ -97,7 +97,7 @@ class DecoderBlock(nn.Module):
 
 
 class ChunkTransformer(nn.Module):
-    """A causal decoder: actions attend to earlier actions, the times and earlier observations.
+    """A causal decoder. Actions attend to the times, and not to later actions or observations.
 
     It is the decoder of real-stanford/diffusion_policy:diffusion_policy/model/diffusion/
     transformer_for_diffusion.py. Its memory encoder is an MLP of four times the size, applied to

@@ -47,7 +47,7 @@ def make_network(bundle: Bundle, runtime: str = "auto") -> Network:
     reasons = []
     for name in RUNTIMES if runtime == "auto" else (runtime,):
         module = import_module(f"policies.runtimes.with_{name}")
-        if (reason := module.find_obstacle(bundle)) is None:
+        if (reason := module.find_problem(bundle)) is None:
             made: Network = module.make(bundle)
             return made
         reasons.append(f"runtime={name} {reason}")

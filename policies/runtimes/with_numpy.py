@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def find_obstacle(bundle: Bundle) -> str | None:
+def find_problem(bundle: Bundle) -> str | None:
     """Return why numpy cannot run `bundle`. None if it can."""
     return None if bundle.kind in KINDS else f"runs {', '.join(KINDS)}, and this is {bundle.kind}"
 

@@ -21,7 +21,7 @@ OBSERVATIONS, NOISE, CHUNK = "observations", "noise", "chunk"  # inputs and outp
 FEATURES, X, TIME, ANSWER = "features", "x", "time", "answer"  # and of a denoising step
 
 
-def find_obstacle(bundle: Bundle) -> str | None:
+def find_problem(bundle: Bundle) -> str | None:
     """Return why onnxruntime cannot run `bundle`. None if it can."""
     if POLICY not in bundle.graphs:
         return (

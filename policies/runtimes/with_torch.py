@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def find_obstacle(bundle: Bundle) -> str | None:
+def find_problem(bundle: Bundle) -> str | None:
     """Return why torch cannot run `bundle`. None if it can."""
     return None if find_spec("torch") else "needs torch: pip install torch"
 
