@@ -1,13 +1,16 @@
-"""What the robot's promises are worth, measured on simulated hardware.
+"""Measurements of the robot's control, safety and timing on simulated hardware.
 
-python -m benchmarks.robot task      a trained bundle through the servo protocol and in its task
-python -m benchmarks.robot faults    the failure matrix: one process on one clock, and all of them
+python -m benchmarks.robot first     the first run of docs/robot.md, to ten targets
+python -m benchmarks.robot task      a trained bundle on the servo protocol and in its task
+python -m benchmarks.robot faults    failure matrix, in one process and with all processes
+python -m benchmarks.robot alarms    false alarms of the stuck-sensor check
 python -m benchmarks.robot soak      the control loop under random faults for a million ticks
-python -m benchmarks.robot timing    deadlines, overhead, inference's latency; needs a quiet machine
-python -m benchmarks.robot bus       the servo bus by itself
-python -m benchmarks.robot page      benchmarks/results/robot/README.md of all their results
+python -m benchmarks.robot timing    deadlines, overhead and latency; needs an idle machine
+python -m benchmarks.robot bus       the servo bus alone
+python -m benchmarks.robot page      benchmarks/results/robot/README.md from all results
 
-Each takes key=value, see its file, writes benchmarks/results/robot/<name>.json and makes the page.
+Each takes key=value options (see its file) and writes benchmarks/results/robot/<name>.json and the
+page.
 """
 
 from pathlib import Path

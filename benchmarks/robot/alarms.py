@@ -2,10 +2,10 @@
 
     python -m benchmarks.robot alarms [stretches=60] [seed=0]
 
-Stretches of a simulated minute take turns. The tabletop arm swings; or a wall stands in its way, at
-a distance that changes, so that it grazes the wall, pushes against it, or is stopped by it; or each
-plan holds another pose near the middle, as a policy does that has reached its target. An operator
-re-arms the arm.
+Three kinds of stretches, each a simulated minute long, alternate. The tabletop arm swings freely.
+Or a wall is in its way at a changing distance, so that the arm grazes it, pushes against it, or is
+stopped by it. Or each plan holds another pose near the middle, like a policy that has reached its
+target. A simulated operator re-arms the arm.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from real_robot.control.loop import Request
 from real_robot.control.session import MEMORY
 from real_robot.safety.states import RE_ARM, State
 
-AWAY_M = 0.5  # the wall's place in front of the arm's base, out of reach
-NEAREST_M, FURTHEST_M = 0.02, 0.08  # the wall's middle, beyond where the tip was
-SPEED_M = 0.001  # a tick, at which the wall comes and goes
+AWAY_M = 0.5  # position of the wall out of reach, from the arm's base
+NEAREST_M, FURTHEST_M = 0.02, 0.08  # distance of the wall's center beyond the tip
+SPEED_M = 0.001  # motion of the wall per tick
 PATIENCE = 20  # ticks that the operator waits
-SMALLEST_RAD, LARGEST_RAD = 0.002, 0.03  # by which plans differ that hold a pose
+SMALLEST_RAD, LARGEST_RAD = 0.002, 0.03  # distance of the held poses from the middle
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `alarms` takes."""
+    """Options of `alarms`."""
 
-    stretches: int = 60  # of free motion, of contact and of small motion, in turns
-    stretch_s: int = 60  # simulated
+    stretches: int = 60  # number of stretches: free motion, contact, small motion, alternating
+    stretch_s: int = 60  # simulated seconds per stretch
     seed: int = 0
 
 
@@ -48,11 +48,11 @@ def measure(options: Options) -> dict[str, Any]:
         for stretch in range(options.stretches):
             bench = Bench(Path(folder), options.seed * 1000 + stretch)
             if stretch % 3 == 2:
-                bench.policy.path = partial(_poses, bench)  # type: ignore[method-assign]
+                bench.policy.path = partial(_hold_pose, bench)  # type: ignore[method-assign]
             wall_m = goal_m = AWAY_M
             for tick in range(round(options.stretch_s * RATE_HZ)):
                 if stretch % 3 == 1:
-                    goal_m = _nearer(bench) if tick % 400 == 0 else goal_m
+                    goal_m = _wall_position(bench) if tick % 400 == 0 else goal_m
                     wall_m += min(max(goal_m - wall_m, -SPEED_M), SPEED_M)
                     bench.event("place", body="wall", at_m=[wall_m, float(bench.tip[1]), 0.1])
                 bench.tick()
@@ -70,13 +70,15 @@ def measure(options: Options) -> dict[str, Any]:
     }
 
 
-def _poses(bench: Bench, times_s: np.ndarray) -> np.ndarray:
-    """[H, J] rad: the same pose throughout."""
-    far = np.exp(bench.chance.uniform(np.log(SMALLEST_RAD), np.log(LARGEST_RAD), 5))
-    return np.tile(bench.policy.middle + bench.chance.choice([-1, 1], 5) * far, (len(times_s), 1))
+def _hold_pose(bench: Bench, times_s: np.ndarray) -> np.ndarray:
+    """Return a plan that holds one pose, [H, J] rad."""
+    distance = np.exp(bench.chance.uniform(np.log(SMALLEST_RAD), np.log(LARGEST_RAD), 5))
+    return np.tile(
+        bench.policy.middle + bench.chance.choice([-1, 1], 5) * distance, (len(times_s), 1)
+    )
 
 
-def _nearer(bench: Bench) -> float:
+def _wall_position(bench: Bench) -> float:
     return float(bench.tip[0] + bench.chance.uniform(NEAREST_M, FURTHEST_M))
 
 
@@ -87,18 +89,18 @@ def _touches(bench: Bench) -> bool:
 
 
 def _operate(bench: Bench, tick: int, stops: Counter[str]) -> bool:
-    """Count a stop and start the arm again; True if the wall has to go."""
+    """Count a stop and restart the arm. Return True if the wall must move away."""
     guard = bench.guard
     if tick % PATIENCE or guard.state in (State.RUNNING, State.SOFT_STOP):
         return False
     if guard.machine.latched is not None:
         stops[guard.machine.latched.name] += bench.mark != guard.machine.latched
         bench.mark = guard.machine.latched
-        bench.told.requests.append(Request(typed=RE_ARM))
+        bench.inputs.requests.append(Request(typed=RE_ARM))
         return True
     elif guard.state is State.CONNECTED:
-        bench.told.requests.append(Request(arm=True))
+        bench.inputs.requests.append(Request(arm=True))
     elif not bench.loop.starting:
         bench.mark = -1
-        bench.told.requests.append(Request(start=True))
+        bench.inputs.requests.append(Request(start=True))
     return False

@@ -1,11 +1,11 @@
-"""The servo bus by itself: faults at random moments, and how long a transaction takes.
+"""Benchmark of the servo bus alone: faults at random times, and durations of transactions.
 
     python -m benchmarks.robot bus [repeats=50] [transactions=2000]
 
-Faults are injected into the simulated line of the tabletop arm, on its own clock, while the arm
-follows a path at 100 Hz: after how long the robot's readings say so, against the bound, and what
-the servos took meanwhile. Transactions are timed on the pseudo-terminal, on this machine's clock,
-our client's and the vendor's (dynamixel-sdk, where it is installed) in turns.
+Faults are injected into the simulated line of the tabletop arm, on a simulated clock, while the arm
+follows a path at 100 Hz. The result is the time until a reading shows the fault, its bound, and the
+goals that the servos accepted meanwhile. Transactions are timed on a pseudo-terminal with this
+machine's clock, alternating between our client and the vendor's (dynamixel-sdk, if installed).
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ PERIOD_S, WATCHDOG_S = 0.01, 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    repeats: int = 50  # of each fault
-    transactions: int = 2000
+    """Options of `bus`."""
+
+    repeats: int = 50  # repeats of each fault
+    transactions: int = 2000  # number of transactions per client
 
 
 class Run:
-    """The arm on its path, until a fault is noticed."""
+    """Run of the arm along its path until a fault is detected."""
 
     def __init__(self, seed: int) -> None:
         described = describe("desk")
@@ -65,14 +67,14 @@ class Run:
         return reading
 
     def inject(self, share: float, fault: Callable[[Run], None]) -> None:
-        """When that share of what is left of the period has passed."""
-        left_ns = self._next_ns - self.port.now_ns()
-        self.port.sleep_until(self.port.now_ns() + round(share * left_ns))
+        """Inject `fault` after `share` of the rest of the period."""
+        remaining_ns = self._next_ns - self.port.now_ns()
+        self.port.sleep_until(self.port.now_ns() + round(share * remaining_ns))
         self.injected_ns = self.port.now_ns()
         fault(self)
 
-    def outside(self) -> int:
-        """Goals that servos took and that lie outside the limits."""
+    def count_outside(self) -> int:
+        """Return the number of accepted goals outside the limits."""
         limits = self.robot.spec.limits
         goals = [what for _, kind, what in self.arrived if kind == "goals"]
         ticks = np.array([[row.get(str(k), 2048) for k in range(1, 6)] for row in goals])
@@ -84,30 +86,35 @@ def event(kind: str, **what: Any) -> Callable[[Run], None]:
     return lambda run: run.line.event(kind, what, run.port.now_ns())
 
 
-def faults(**given: Any) -> Callable[[Run], None]:
-    def set_faults(run: Run) -> None:
-        run.line.faults = Faults(**given)
+def set_faults(**values: Any) -> Callable[[Run], None]:
+    def inject(run: Run) -> None:
+        run.line.faults = Faults(**values)
 
-    return set_faults
+    return inject
 
 
-def shows(bits: int) -> Callable[[Reading], bool]:
+def has_status(bits: int) -> Callable[[Reading], bool]:
     return lambda reading: bool((reading.status & bits).any())
 
 
-def jumped(reading: Reading) -> bool:
+def has_jumped(reading: Reading) -> bool:
     return bool(abs(reading.q).max() > np.pi)
 
 
-# row of the failure matrix: name, fault (of servo `i`), how a reading shows it, bound in s
+# row of the failure matrix: name, fault (of servo `i`), check of a reading, bound in s
 ROWS: dict[str, tuple[str, Callable[[int], Callable[[Run], None]], Callable[..., bool], float]] = {
     "8": (
         "measurements stand still",
-        lambda i: faults(frozen=(i,)),
-        shows(Status.MISSING),
+        lambda i: set_faults(frozen=(i,)),
+        has_status(Status.MISSING),
         0.05 + PERIOD_S,
     ),
-    "9": ("servo missing", lambda i: faults(missing=(i,)), shows(Status.MISSING), 0.01 + PERIOD_S),
+    "9": (
+        "servo missing",
+        lambda i: set_faults(missing=(i,)),
+        has_status(Status.MISSING),
+        0.01 + PERIOD_S,
+    ),
     "12": (
         "answer late by 16 to 60 ms",
         lambda i: event("late_once", seconds=0.005 + 0.011 * i),
@@ -116,30 +123,35 @@ ROWS: dict[str, tuple[str, Callable[[int], Callable[[Run], None]], Callable[...,
     ),
     "13": (
         "unplugged",
-        lambda i: faults(unplugged=True),
+        lambda i: set_faults(unplugged=True),
         lambda reading: reading.code is Code.LOST,
         2 * PERIOD_S,
     ),
     "14a": (
         "servo reboots",
         lambda i: event("reboot", id=i),
-        shows(Status.MISSING | Status.TORQUE_OFF),
+        has_status(Status.MISSING | Status.TORQUE_OFF),
         0.1,
     ),
-    "14b": ("torque drops", lambda i: event("torque_off", id=i), shows(Status.TORQUE_OFF), 0.1),
+    "14b": (
+        "torque drops",
+        lambda i: event("torque_off", id=i),
+        has_status(Status.TORQUE_OFF),
+        0.1,
+    ),
     "15": (
         "hardware error",
         lambda i: event("fail", id=i, bits=0x20),
-        shows(Status.OVERLOAD),
+        has_status(Status.OVERLOAD),
         0.01 + PERIOD_S,
     ),
-    "16": ("turn jumps by 4096", lambda i: faults(wrap={i: 4096}), jumped, 0.01 + PERIOD_S),
+    "16": ("turn jumps by 4096", lambda i: set_faults(wrap={i: 4096}), has_jumped, 0.01 + PERIOD_S),
 }
 
 
 def matrix(repeats: int) -> list[dict[str, Any]]:
     rows = []
-    for number, (name, fault, noticed, bound_s) in ROWS.items():
+    for number, (name, fault, detected, bound_s) in ROWS.items():
         chance = np.random.default_rng(int.from_bytes(number.encode(), "little"))
         delays, outside = [], 0
         for repeat in range(repeats):
@@ -147,28 +159,28 @@ def matrix(repeats: int) -> list[dict[str, Any]]:
             for _ in range(chance.integers(1, 60)):
                 run.tick()
             run.inject(chance.uniform(), fault(int(chance.integers(1, 6))))
-            while not noticed(reading := run.tick()):
+            while not detected(reading := run.tick()):
                 if reading.end_ns - run.injected_ns > 1e9:
                     break
             delays.append((reading.end_ns - run.injected_ns) * 1e-9)
-            outside += run.outside()
+            outside += run.count_outside()
         rows.append(_row(number, name, delays, bound_s, outside))
     rows.append(silence(repeats))
     return rows
 
 
 def silence(repeats: int) -> dict[str, Any]:
-    """Row 20: the host's last packet at a random moment; until all servos have stopped."""
+    """Measure row 20: from the host's last packet until all servos have stopped."""
     chance, delays, outside = np.random.default_rng(20), [], 0
     for repeat in range(repeats):
         run = Run(repeat)
         for _ in range(chance.integers(1, 60)):
             run.tick()
-        last = run.port.now_ns()  # the command has just left
+        last = run.port.now_ns()  # time of the last command
         run.port.sleep_until(last + 500_000_000)
-        fired = [at for at, kind, _ in run.arrived if kind == "watchdog"]
-        delays.append((max(fired) - last) * 1e-9 if len(fired) == 5 else np.inf)
-        outside += run.outside()
+        fired_ns = [at for at, kind, _ in run.arrived if kind == "watchdog"]
+        delays.append((max(fired_ns) - last) * 1e-9 if len(fired_ns) == 5 else np.inf)
+        outside += run.count_outside()
     return _row("20", "host silent: the servos' own watchdogs", delays, WATCHDOG_S + 0.02, outside)
 
 
@@ -188,7 +200,7 @@ def _row(
 
 
 def loss(repeats: int) -> list[dict[str, Any]]:
-    """Rows 10 and 11: readings that fail although each tick asks again."""
+    """Measure rows 10 and 11: readings that fail despite the retries within a tick."""
     rows = []
     for fault in ("drop", "corrupt"):
         for share in (0.02, 0.2):
@@ -209,8 +221,10 @@ def loss(repeats: int) -> list[dict[str, Any]]:
 
 
 def transactions(count: int) -> list[dict[str, Any]]:
-    """ms of a sync read of five servos: ours of 16 bytes each, and of the position alone in both
-    clients, in turns."""
+    """Return durations of a sync read of five servos, ms, alternating between the clients.
+
+    Ours reads 16 bytes per servo. Both read the position alone.
+    """
     times: dict[str, list[float]] = {}
     with SimulatedHardware("desk") as hardware:
         port = SerialPort(hardware.port, 1_000_000)
@@ -223,16 +237,16 @@ def transactions(count: int) -> list[dict[str, Any]]:
         try:
             import dynamixel_sdk as dxl
 
-            theirs = dxl.PortHandler(hardware.port)
-            theirs.setBaudRate(1_000_000)
+            vendor_port = dxl.PortHandler(hardware.port)
+            vendor_port.setBaudRate(1_000_000)
             group = dxl.GroupSyncRead(
-                theirs, dxl.PacketHandler(2.0), position.address, position.size
+                vendor_port, dxl.PacketHandler(2.0), position.address, position.size
             )
             for id_ in ids:
                 group.addParam(id_)
             calls[f"dynamixel-sdk {metadata.version('dynamixel-sdk')}, position"] = group.txRxPacket
         except ImportError:
-            print("dynamixel-sdk is not installed: ours alone is timed")
+            print("dynamixel-sdk is not installed: only our client is timed")
         for name, call in calls.items():
             for _ in range(20):
                 call()
@@ -248,12 +262,12 @@ def transactions(count: int) -> list[dict[str, Any]]:
     return [
         {
             "client": name,
-            "median_ms": round(float(np.median(found)), 3),
-            "p99_ms": round(float(np.percentile(found, 99)), 3),
-            "max_ms": round(max(found), 3),
+            "median_ms": round(float(np.median(durations)), 3),
+            "p99_ms": round(float(np.percentile(durations, 99)), 3),
+            "max_ms": round(max(durations), 3),
             "cpu_ms": round(float(np.mean(times[f"{name}, CPU"])), 3),
         }
-        for name, found in times.items()
+        for name, durations in times.items()
         if not name.endswith(", CPU")
     ]
 
@@ -261,7 +275,7 @@ def transactions(count: int) -> list[dict[str, Any]]:
 def measure(options: Options) -> dict[str, Any]:
     return {
         "transactions": transactions(options.transactions),
-        "load": round(os.getloadavg()[0], 1),  # of the last minute, while it was timed
+        "load": round(os.getloadavg()[0], 1),  # of the last minute of timing
         "matrix": matrix(options.repeats),
         "loss": loss(options.repeats),
         "machine": describe_machine(),

@@ -1,10 +1,10 @@
-"""The first run of docs/robot.md from ten starts to ten targets, on one simulated clock.
+"""First run of docs/robot.md, from ten starts to ten targets, on one simulated clock.
 
     python -m benchmarks.robot first [bundle=policy.bundle] [episodes=10]
 
-Without a bundle, the first two commands of the page are run in `out`. The starts and targets are
-those of an evaluation in arm/reach. A target counts if the tip stands within 2 cm of it within the
-task's 4 s, and nothing stops the robot within 10 s: the policy goes on at the target.
+Without a bundle, the first two commands of the page are run in `out`. Starts and targets are those
+of an evaluation in arm/reach. A target counts as reached if the tip stands within 2 cm of it within
+the task's 4 s, and nothing stops the robot within 10 s. The policy keeps running at the target.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "robot.md"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `first` takes."""
+    """Options of `first`."""
 
-    bundle: str | None = None  # default: made by the page's own commands
+    bundle: str | None = None  # default: trained by the page's commands
     episodes: int = 10
     out: str = "runs/robot/first"
 
 
 def page_words(command: str) -> list[str]:
-    """Words of the page's first command that begins with `offline-rl <command>`, without `out=`."""
+    """Return the words of the page's first `offline-rl <command>`, without `out=`."""
     line = next(
         line for line in PAGE.read_text().splitlines() if line.startswith(f"offline-rl {command} ")
     )
@@ -48,25 +48,25 @@ def page_words(command: str) -> list[str]:
 
 
 def make_bundle(folder: Path) -> Path:
-    """Generate and train as the page says, below `folder`; nothing that exists is made again."""
+    """Generate and train as on the page, in `folder`, unless the bundle exists."""
     data = folder / "data"
-    made = folder / "arm_reach" / "bc" / "default" / "seed_0" / "policy.bundle"
-    if not made.exists():
+    bundle = folder / "arm_reach" / "bc" / "default" / "seed_0" / "policy.bundle"
+    if not bundle.exists():
         offline_rl(*page_words("generate"), f"out={data}", f"runs={folder}")
         words = [w for w in page_words("train") if not w.startswith("dataset=")]
         offline_rl(*words, f"dataset={data / 'reach.hdf5'}", f"out={folder}")
-    return made
+    return bundle
 
 
 def measure(options: Options) -> dict[str, Any]:
     path = Path(options.bundle) if options.bundle else make_bundle(Path(options.out))
-    policy, most = policies.load(path), envs.task(TASK).max_episode_steps or 0
+    policy, max_steps = policies.load(path), envs.task(TASK).max_episode_steps or 0
     poses, targets = starts(options.episodes)
     episodes = []
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         for k, (pose, target) in enumerate(zip(poses, targets, strict=True)):
             bench = Stepped(Path(folder) / str(k), policy, k)
-            episodes.append(play(bench, pose, target, most / task.RATE_HZ))
+            episodes.append(play(bench, pose, target, max_steps / task.RATE_HZ))
     return {
         "succeeded": sum(each["success"] for each in episodes),
         "episodes": episodes,
@@ -75,12 +75,12 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def play(bench: Stepped, pose: np.ndarray, target: np.ndarray, seconds: float) -> dict[str, Any]:
-    """One run from `pose` to `target`. seconds: in which the tip has to stand there."""
+    """Run the policy from `pose` to `target`. seconds: time limit for success."""
     bench.event("pose", q=pose)
     bench.event("place", body="target", at_m=target.tolist())
     bench.target = target
     bench.arm()
-    bench.told.requests.append(Request(start=True))
+    bench.inputs.requests.append(Request(start=True))
     reached_s: float | None = None
     for tick in range(1, round(RUN_S * RATE_HZ) + 1):
         bench.tick()

@@ -1,4 +1,4 @@
-"""The failure matrix's rows on one simulated clock: bus client, check, loop and inference."""
+"""Rows of the failure matrix on one simulated clock: bus client, check, loop and inference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.robot.stepped import PERIOD_S, Stepped, outside
+from benchmarks.robot.stepped import PERIOD_S, Stepped, count_violations
 from envs.suites.arm import Reach
 from offline_rl.data.env_spec import spec_of
 from policies import Spec
@@ -19,13 +19,13 @@ from real_robot.robot import Reading
 from real_robot.safety.states import RE_ARM, Reason, State
 
 HORIZON, EXECUTED, STEP_S = 8, 4, 0.04
-PLAN_S = (HORIZON + 1) * STEP_S  # the longest that a plan lasts after its observation
+PLAN_S = (HORIZON + 1) * STEP_S  # longest duration of a plan from its observation
 STOP_S = 2 / 30 + 30 / 2000 + 2 * PERIOD_S  # v / a + a / j of the desk arm, and two ticks
 GIVE_UP_S = 3.0
 
 
 class Swing:
-    """Moves every joint to and fro about where it began, well inside all limits."""
+    """Policy that swings every joint about its start, well inside all limits."""
 
     def __init__(self) -> None:
         base = spec_of(Reach(1))
@@ -42,13 +42,14 @@ class Swing:
         )
         self.middle = np.zeros(5)
         self.bench: Any = None
-        self.spoil: Callable[[np.ndarray], np.ndarray] | None = None  # of goals [H, J] rad
+        # changes the goals, [H, J] rad
+        self.corrupt: Callable[[np.ndarray], np.ndarray] | None = None
 
     def act(self, observation: Any, state: Any = None, reward: Any = None) -> Any:
-        seen_s = int(self.bench.ticks.record["measured_ns"]) * 1e-9
-        goals = self.path(seen_s + STEP_S * np.arange(HORIZON))
-        if self.spoil is not None:
-            goals = self.spoil(goals)
+        observed_s = int(self.bench.ticks.record["measured_ns"]) * 1e-9
+        goals = self.path(observed_s + STEP_S * np.arange(HORIZON))
+        if self.corrupt is not None:
+            goals = self.corrupt(goals)
         low, high = self.spec.action_bounds
         return (goals - (low + high) / 2) / ((high - low) / 2), state
 
@@ -59,7 +60,7 @@ class Swing:
 
 
 class Bench(Stepped):
-    """Armed, and following the swing for a random while."""
+    """Armed robot that has followed the swing for a random time."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.policy = Swing()
@@ -68,16 +69,16 @@ class Bench(Stepped):
         self.arm()
         self.policy.middle = np.array(self.guard.motion.q)
         self.start_s = self.now_ns * 1e-9
-        self.told.requests.append(Request(start=True))
+        self.inputs.requests.append(Request(start=True))
         self.run(int(self.chance.integers(30, 130)))
         self.injected_ns = 0
         self.joint = int(self.chance.integers(5))
-        self.mark = 0  # a row's own
+        self.mark = 0  # free for use by a row
         self.start_q, self.fastest = np.zeros(5), 0.0
 
-    def spoil(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
-        """The fault's moment is the next answer's."""
-        self.policy.spoil = change
+    def change_goals(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Change the policy's goals from its next answer on, which is the time of the fault."""
+        self.policy.corrupt = change
         before = self.answered_ns
         while self.answered_ns == before:
             self.tick()
@@ -95,29 +96,29 @@ class Bench(Stepped):
 
 @dataclass(frozen=True)
 class Row:
-    """A fault, what must come of it, and within which time."""
+    """Fault, its expected reaction and its time limit."""
 
     number: str
     fault: str
     reaction: str
-    bound_s: float | None  # None: there is nothing to be timed
+    bound_s: float | None  # time limit; None: there is none
     inject: Callable[[Bench], Any]
     done: Callable[[Bench], bool] = lambda b: b.stopping
-    reasons: tuple[Reason, ...] = ()  # one of these is latched; none: it goes on
+    reasons: tuple[Reason, ...] = ()  # one of these must be latched; empty: the robot continues
     ends: tuple[State, ...] = (State.HOLD, State.FAULT, State.ESTOP)
-    after: Callable[[Bench], bool] = lambda b: True  # what must hold in the end
-    follows: bool = False  # the joint's goal goes to where it is measured, whatever its limits
-    at_once: bool = True  # else `inject` takes its time, and says when it was
+    after: Callable[[Bench], bool] = lambda b: True  # condition at the end
+    follows: bool = False  # the joint's goal follows the measured position, even beyond its limits
+    at_once: bool = True  # False: `inject` waits for a suitable time and sets `injected_ns`
 
 
 def run(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
-    """The row of the page."""
+    """Run a row of the matrix and return its results."""
     seed = int.from_bytes(row.number.encode(), "big") % 2**31
-    delays, wrong, broken = list[float](), list[str](), 0
+    delays, wrong, violations = list[float](), list[str](), 0
     for repeat in range(repeats):
         bench = Bench(folder, seed + repeat)
         if row.at_once:
-            bench.injected_ns = bench.surprise(partial(row.inject, bench))
+            bench.injected_ns = bench.inject_at_random(partial(row.inject, bench))
         else:
             row.inject(bench)
         while not row.done(bench) and bench.now_ns - bench.injected_ns < GIVE_UP_S * 1e9:
@@ -132,9 +133,9 @@ def run(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
             wrong.append("afterward")
         delays.append(delay)
         goals = [what for _, kind, what in bench.arrived if kind == "goals"]
-        but = bench.joint if row.follows else None
-        broken += outside(goals, bench.spec.limits, PERIOD_S, but)
-    return summary(row.number, row.fault, row.reaction, delays, row.bound_s, broken, wrong)
+        exclude = bench.joint if row.follows else None
+        violations += count_violations(goals, bench.spec.limits, PERIOD_S, exclude)
+    return summary(row.number, row.fault, row.reaction, delays, row.bound_s, violations, wrong)
 
 
 def summary(
@@ -143,10 +144,13 @@ def summary(
     reaction: str,
     delays: list[float],
     bound_s: float | None,
-    broken: int,
+    violations: int,
     wrong: list[str],
 ) -> dict[str, Any]:
-    """late: beyond the bound; other: repeats that reacted in another way than they must."""
+    """Return the results of a row.
+
+    late: repeats beyond the bound. other: repeats with another reaction than expected.
+    """
     timed = [delay for delay in delays if np.isfinite(delay)] if bound_s is not None else []
     return {
         "row": number,
@@ -159,63 +163,63 @@ def summary(
         "late": 0 if bound_s is None else sum(not delay <= bound_s for delay in delays),
         "other": len(wrong),
         "others": sorted(set(wrong)),
-        "commands_outside_limits": broken,
+        "commands_outside_limits": violations,
     }
 
 
-ON = (State.RUNNING,)  # where nothing stops it
+ON = (State.RUNNING,)  # end state if the robot continues
 SERVO, BUS = (Reason.SERVO_ERROR,), (Reason.BUS_LOST,)
 
 
 def _nan(b: Bench) -> None:
-    place, bad = int(b.chance.integers(2, HORIZON)), b.chance.choice([np.nan, np.inf, -np.inf])
+    place, value = int(b.chance.integers(2, HORIZON)), b.chance.choice([np.nan, np.inf, -np.inf])
 
     def change(goals: np.ndarray) -> np.ndarray:
-        goals[place, b.joint] = bad
+        goals[place, b.joint] = value
         return goals
 
-    b.spoil(change)
+    b.change_goals(change)
 
 
 def _shift(b: Bench, far_rad: float) -> None:
     shift = np.zeros(5)
     shift[b.joint] = far_rad * b.chance.choice([-1, 1])
-    b.spoil(lambda goals: goals + shift)
+    b.change_goals(lambda goals: goals + shift)
 
 
-def _beyond(b: Bench) -> None:
-    """On that side on which 3 rad more lead out of the joint's limits."""
+def _shift_outside(b: Bench) -> None:
+    """Shift the goals by 3 rad, to the side on which they leave the joint's limits."""
     shift = np.zeros(5)
     shift[b.joint] = 3.0 if b.policy.middle[b.joint] >= 0 else -3.0
-    b.spoil(lambda goals: goals + shift)
+    b.change_goals(lambda goals: goals + shift)
 
 
 def _leap(b: Bench) -> None:
-    b.joint = 0  # the waist, which leads nowhere out of the workspace
+    b.joint = 0  # the waist cannot leave the workspace
     _shift(b, 1.0)
 
 
 def _shake(b: Bench) -> None:
     shake = 0.8 * (-1.0) ** np.arange(HORIZON)[:, None]
-    b.spoil(lambda goals: goals + shake)
+    b.change_goals(lambda goals: goals + shake)
 
 
 def _stretch(b: Bench) -> None:
-    """Forward, where the tip would leave the box, though no joint its limits."""
-    b.spoil(lambda goals: 0 * goals + np.array([0.0, 1.2, 0.6, 0.0, 0.0]))
+    """Stretch the arm forward: the tip would leave the workspace, but no joint its limits."""
+    b.change_goals(lambda goals: 0 * goals + np.array([0.0, 1.2, 0.6, 0.0, 0.0]))
 
 
-def _dead(b: Bench) -> None:
+def _stop_inference(b: Bench) -> None:
     b.infers = False
 
 
-def _again(b: Bench) -> None:
-    """An older or a repeated chunk, as if a queue had kept it, with other goals."""
+def _repeat_chunk(b: Bench) -> None:
+    """Send an older or a repeated chunk with other goals, as from a queue."""
     old, b.mark = b.schedule.chunk, b.schedule.counts.disordered_chunks
     assert old is not None
-    record, back = b.chunks.record, int(b.chance.integers(2))
+    record, age = b.chunks.record, int(b.chance.integers(2))
     seq = b.inference.seq
-    record["seq"], record["observed_ns"] = old.seq - back, old.observed_ns - back * 160_000_000
+    record["seq"], record["observed_ns"] = old.seq - age, old.observed_ns - age * 160_000_000
     record["actions"] = old.actions + 1.0
     b.chunks.push()
     b.inference.seq, b.infers = seq, False
@@ -230,15 +234,15 @@ def _late_once(b: Bench) -> None:
     b.event("late_once", seconds=0.005 + 0.011 * (b.joint + 1))
 
 
-def _in_step(b: Bench) -> bool:
-    """The late answer was dropped, and the next reading is of the present again."""
+def _has_recovered(b: Bench) -> bool:
+    """Return True if the late answer was dropped and the next reading is current."""
     row = b.ticks.record
     b.mark = b.mark or int(row["code"])
-    return bool(b.mark and row["code"] == 0 and _true(b))
+    return bool(b.mark and row["code"] == 0 and _is_current(b))
 
 
-def _true(b: Bench) -> bool:
-    """Whether the newest reading is of now: no joint is faster than 0.6 rad/s."""
+def _is_current(b: Bench) -> bool:
+    """Return True if the newest reading is current: no joint is faster than 0.6 rad/s."""
     return bool(np.abs(b.ticks.record["q"] - b.line.physics.q).max() < 0.02)
 
 
@@ -246,18 +250,18 @@ def _jam(b: Bench) -> None:
     b.line.physics.model.dof_damping[:5] *= np.where(np.arange(5) == b.joint, 1e4, 1)
 
 
-def _late(b: Bench, periods: float) -> None:
+def _delay(b: Bench, periods: float) -> None:
     b.clock.late_ns = round(periods * PERIOD_S * 1e9)
 
 
-def _hog(b: Bench) -> None:
-    """Every eighth deadline is missed from now on."""
+def _miss_deadlines(b: Bench) -> None:
+    """Miss every eighth deadline from now on."""
     step, count = b.loop.step, [0]
 
     def late_step() -> None:
         count[0] += 1
         if count[0] % 8 == 0 and not b.stopping:
-            _late(b, 0.8)
+            _delay(b, 0.8)
         step()
 
     b.loop.step = late_step  # type: ignore[method-assign]
@@ -267,28 +271,28 @@ def _wall_clock(b: Bench) -> None:
     b.clock.wall_jump_ns = int(b.chance.choice([-3600, 3600])) * 10**9
 
 
-def _silent(b: Bench) -> None:
-    """A person took over, and the device has spoken for the last time."""
-    b.told.held = Request(take=True)
+def _silence_device(b: Bench) -> None:
+    """Take over, and send the device's last target."""
+    b.inputs.held = Request(take=True)
     b.tick()
     b.injected_ns = b.now_ns
-    b.told.held = Request(target=b.ticks.record["q"].tolist(), target_ns=b.now_ns)
+    b.inputs.held = Request(target=b.ticks.record["q"].tolist(), target_ns=b.now_ns)
 
 
-def _take(b: Bench) -> None:
-    here = b.ticks.record["q"].tolist()
-    b.told.held, b.told.speaks = Request(take=True, target=here), True
+def _take_over(b: Bench) -> None:
+    position = b.ticks.record["q"].tolist()
+    b.inputs.held, b.inputs.speaks = Request(take=True, target=position), True
 
 
 def _suspend(b: Bench) -> None:
-    """The fault's moment is when the computer is awake again."""
+    """Suspend the computer for 2 s. The time of the fault is that of the wake-up."""
     b.clock.late_ns = 2 * 10**9
     b.injected_ns = b.loop.row["deadline_ns"] + b.loop.period_ns + 2 * 10**9
 
 
-def _wish(**what: Any) -> Callable[[Bench], None]:
+def _send_request(**what: Any) -> Callable[[Bench], None]:
     def request(b: Bench) -> None:
-        b.told.held = Request(**what)
+        b.inputs.held = Request(**what)
 
     return request
 
@@ -307,33 +311,33 @@ def _encoder_leaps(b: Bench, ticks: int) -> None:
     b.faults(wrap={b.joint + 1: ticks})
 
 
-def _presses_on_nothing(b: Bench) -> bool:
-    """The joint did not go with its encoder, is not armed unasked, and names itself."""
+def _did_not_follow_encoder(b: Bench) -> bool:
+    """Return True if the joint did not follow its encoder, is named, and is not armed again."""
     j, physics = b.joint, b.line.physics
     still = abs(physics.torque[j]) < 0.8 * physics.max_torque[j] and b.guard.culprits == 1 << j
     near = abs(physics.q[j] - b.start_q[j]) < 0.6
     b.run(40)
     for request in (Request(typed=RE_ARM), Request(arm=True)):
-        b.told.requests.append(request)
+        b.inputs.requests.append(request)
         b.run(3)
     return bool(still and near) and b.guard.state is State.CONNECTED
 
 
-def _moving(b: Bench, **faults: Any) -> None:
-    """The fault's moment is one at which the joint's goal moves: at rest nothing tells it."""
+def _inject_while_moving(b: Bench, **faults: Any) -> None:
+    """Inject a fault while the joint's goal moves: at rest it cannot be detected."""
     while abs(b.guard.motion.v[b.joint]) < SLOW_RAD_S:
         b.tick()
-    b.injected_ns = b.surprise(lambda: b.faults(**dict.fromkeys(faults, (b.joint + 1,))))
+    b.injected_ns = b.inject_at_random(lambda: b.faults(**dict.fromkeys(faults, (b.joint + 1,))))
 
 
-def _sleep(b: Bench) -> None:
-    """CLOCK_MONOTONIC stands still: the loop misses no deadline."""
+def _suspend_clock(b: Bench) -> None:
+    """Suspend the computer with its clock: the loop misses no deadline."""
     b.clock.asleep_ns += 10 * 10**9
 
 
 def _push(b: Bench) -> None:
-    """5 N m for 0.05 s against a robot that holds; the time is that to the way back's end."""
-    b.told.requests.append(Request(finish=True))
+    """Push a robot that holds, with 5 N m for 0.05 s."""
+    b.inputs.requests.append(Request(finish=True))
     b.run(120)
     b.joint, b.start_q, b.fastest = 0, b.line.physics.q.copy(), 0.0
     b.event("push", index=0, torque=5.0)
@@ -342,18 +346,18 @@ def _push(b: Bench) -> None:
     b.injected_ns = b.now_ns
 
 
-def _let_go(b: Bench) -> bool:
-    """It stands again: where it was, or, if the push has stopped it, where it was pushed."""
+def _push_is_over(b: Bench) -> bool:
+    """Return True 1.5 s after the push, when the robot stands again. Record the return speed."""
     b.fastest = max(b.fastest, -float(b.line.physics.dq[0]))
     return b.now_ns - b.injected_ns > 1.5e9
 
 
-def _slowly(b: Bench) -> bool:
+def _returned_slowly(b: Bench) -> bool:
     return b.fastest < b.spec.limits.velocity[0]
 
 
 def _answers(change: Callable[[Reading], Any]) -> Callable[[Bench], None]:
-    """The adapter answers something else to `read` from now on."""
+    """Change the adapter's return value of `read` from now on."""
 
     def inject(b: Bench) -> None:
         read = b.robot.read
@@ -366,14 +370,14 @@ def _faults(**what: Any) -> Callable[[Bench], None]:
     return lambda b: b.faults(**what)
 
 
-def _inside(b: Bench) -> bool:
+def _in_workspace(b: Bench) -> bool:
     box = b.spec.workspace
     assert box is not None
     return bool(((b.tip >= box.low_m) & (b.tip <= box.high_m)).all())
 
 
 def _replugged(b: Bench) -> bool:
-    """It does not go on by itself when the plug is in again."""
+    """Return True if the robot stays in FAULT after it is plugged in again."""
     b.faults()
     b.run(50)
     return b.guard.state is State.FAULT
@@ -382,8 +386,8 @@ def _replugged(b: Bench) -> bool:
 CLIPPED = (Reason.CLIPPED_TOO_LONG,)
 HOLD, FAULT, ESTOP = (State.HOLD,), (State.FAULT,), (State.ESTOP,)
 P = PERIOD_S
-TIMEOUT_S, AGE_S = 0.01, 0.05  # of configs/robot/desk.yaml
-SLOW_RAD_S = 0.15  # slower goals do not tell a stuck sensor from a good one in 0.2 s
+TIMEOUT_S, AGE_S = 0.01, 0.05  # from configs/robot/desk.yaml
+SLOW_RAD_S = 0.15  # with slower goals, a stuck sensor cannot be detected in 0.2 s
 ANSWERS: dict[str, Callable[[Reading], Any]] = {
     "nothing": lambda reading: None,
     "a list": lambda reading: replace(reading, q=reading.q.tolist()),
@@ -391,7 +395,7 @@ ANSWERS: dict[str, Callable[[Reading], Any]] = {
     "the wall clock's time": lambda reading: replace(reading, middle_ns=reading.middle_ns + 10**18),
     "by an exception": lambda reading: reading.q[7],
 }
-READ_S = 0.003  # of five servos: what comes after one has answered is in the next reading
+READ_S = 0.003  # reading of five servos; a later change appears in the next reading
 ROWS = (
     Row(
         "1",
@@ -404,7 +408,7 @@ ROWS = (
         at_once=False,
     ),
     Row(
-        *("2", "actions 3 rad off, beyond a limit", "held inside; SOFT_STOP", 0.5, _beyond),
+        *("2", "actions 3 rad off, beyond a limit", "held inside; SOFT_STOP", 0.5, _shift_outside),
         at_once=False,
         reasons=(*CLIPPED, Reason.WORKSPACE),
         ends=HOLD,
@@ -430,12 +434,18 @@ ROWS = (
         at_once=False,
     ),
     Row(
-        *("5, 6", "inference silent", "the plan's end, SOFT_STOP, HOLD", PLAN_S + STOP_S, _dead),
+        *(
+            "5, 6",
+            "inference silent",
+            "the plan's end, SOFT_STOP, HOLD",
+            PLAN_S + STOP_S,
+            _stop_inference,
+        ),
         done=lambda b: b.guard.state is State.HOLD,
         reasons=(Reason.PLAN_EXHAUSTED,),
         ends=HOLD,
     ),
-    Row("7", "chunk repeated or older", "dropped; goes on", P, _again, _dropped, ends=ON),
+    Row("7", "chunk repeated or older", "dropped; goes on", P, _repeat_chunk, _dropped, ends=ON),
     Row(
         *("8", "measurements stand still", "FAULT", AGE_S + P, _faults(frozen=(1, 2, 3, 4, 5))),
         reasons=(*BUS, Reason.READING_STALE),
@@ -448,16 +458,27 @@ ROWS = (
     Row("10", "2 % of answers lost", "asked again; goes on", None, _faults(drop=0.02), ends=ON),
     Row("10", "40 % of answers lost", "FAULT", 0.2, _faults(drop=0.4), reasons=BUS, ends=FAULT),
     Row(
-        "11", "2 % of answers broken", "asked again; goes on", None, _faults(corrupt=0.02), ends=ON
+        "11",
+        "2 % of answers violations",
+        "asked again; goes on",
+        None,
+        _faults(corrupt=0.02),
+        ends=ON,
     ),
     Row(
-        "11", "40 % of answers broken", "FAULT", 0.2, _faults(corrupt=0.4), reasons=BUS, ends=FAULT
+        "11",
+        "40 % of answers violations",
+        "FAULT",
+        0.2,
+        _faults(corrupt=0.4),
+        reasons=BUS,
+        ends=FAULT,
     ),
     Row(
         *("12", "an answer late by 16 to 60 ms", "dropped; the next one is the present's", 3 * P),
-        *(_late_once, _in_step),
+        *(_late_once, _has_recovered),
         ends=ON,
-        after=_true,
+        after=_is_current,
     ),
     Row(
         *("13", "unplugged, plugged in again", "FAULT; stays", 2 * P, _faults(unplugged=True)),
@@ -489,7 +510,7 @@ ROWS = (
             partial(_encoder_leaps, ticks=ticks),
             reasons=(Reason.ENCODER_LEAPT,),
             ends=FAULT,
-            after=_presses_on_nothing,
+            after=_did_not_follow_encoder,
             follows=True,
         )
         for ticks in (200, 2048, 4096)
@@ -497,7 +518,7 @@ ROWS = (
     *(
         Row(
             *("24", f"{what} stuck while the goal moves", "FAULT that names the joint", 0.2),
-            partial(_moving, **{kind: True}),
+            partial(_inject_while_moving, **{kind: True}),
             at_once=False,
             reasons=(Reason.SENSOR_STUCK,),
             ends=FAULT,
@@ -507,11 +528,11 @@ ROWS = (
     ),
     Row(
         *("25", "pushed by hand while it holds, let go", "gives way; no snap", None, _push),
-        _let_go,
+        _push_is_over,
         at_once=False,
         ends=(*HOLD, *FAULT),
         reasons=(Reason.CURRENT_EXTREME, Reason.CURRENT_HIGH, Reason.VELOCITY_MEASURED),
-        after=_slowly,
+        after=_returned_slowly,
         follows=True,
     ),
     *(
@@ -534,27 +555,27 @@ ROWS = (
         ends=(*HOLD, *FAULT),
     ),
     Row(
-        *("18", "suspended for 10 s, clock and all", "FAULT", P + READ_S, _sleep),
+        *("18", "suspended for 10 s, clock and all", "FAULT", P + READ_S, _suspend_clock),
         reasons=(Reason.SUSPENDED,),
         ends=FAULT,
     ),
     Row(
-        *("19", "every eighth deadline missed", "SOFT_STOP", 1.0, _hog),
+        *("19", "every eighth deadline missed", "SOFT_STOP", 1.0, _miss_deadlines),
         reasons=(Reason.DEADLINES_MISSED,),
         ends=HOLD,
     ),
     Row(
-        *("22", "emergency stop", "ESTOP", P, _wish(estop=True)),
+        *("22", "emergency stop", "ESTOP", P, _send_request(estop=True)),
         reasons=(Reason.ESTOP_PRESSED,),
         ends=ESTOP,
     ),
     Row(
-        *("22", "a person takes over", "TAKEOVER", P, _take),
+        *("22", "a person takes over", "TAKEOVER", P, _take_over),
         done=lambda b: b.guard.state is State.TAKEOVER,
         ends=(State.TAKEOVER,),
     ),
     Row(
-        *("22", "the takeover's device is silent", "SOFT_STOP", 0.1 + P, _silent),
+        *("22", "the takeover's device is silent", "SOFT_STOP", 0.1 + P, _silence_device),
         at_once=False,
         done=lambda b: b.guard.state not in (State.TAKEOVER, State.RUNNING),
         reasons=(Reason.TELEOP_LOST,),
@@ -565,6 +586,6 @@ ROWS = (
         at_once=False,
         reasons=(Reason.WORKSPACE,),
         ends=HOLD,
-        after=_inside,
+        after=_in_workspace,
     ),
 )

@@ -1,4 +1,4 @@
-"""The failure matrix's rows that need all processes of a run, on this machine's clock."""
+"""Rows of the failure matrix with all processes of a run, on this machine's clock."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.robot.logic import STOP_S, summary
-from benchmarks.robot.person import Run, RunEnded
 from benchmarks.robot.simulated_bus.hardware import SimulatedHardware
-from benchmarks.robot.stepped import PERIOD_S, outside
+from benchmarks.robot.stepped import PERIOD_S, count_violations
+from benchmarks.robot.terminal import Run, RunEnded
 from envs.experts.arm import inverse
 from envs.suites.arm import Reach
 from offline_rl.data.env_spec import spec_of
@@ -30,31 +30,31 @@ from real_robot.recording.files import read
 from real_robot.robots.config import describe
 from real_robot.safety.states import State
 
-MIDDLE_M, RADIUS_M, TURN_S = np.array([0.2, 0.0, 0.12]), 0.04, 2.0  # of the target's circle
-PLAN_S = 2 * 0.04  # from an answer to the end of its plan: the action's step, and one more
+MIDDLE_M, RADIUS_M, TURN_S = np.array([0.2, 0.0, 0.12]), 0.04, 2.0  # the target's circle
+PLAN_S = 2 * 0.04  # from an answer to the end of its plan: the step of the action, and one more
 SIGNALS = {"killed": signal.SIGKILL, "stalls": signal.SIGSTOP, "crashes": signal.SIGSEGV}
 
 
 def follower(path: Path) -> Path:
-    """A bundle that goes after its target: a tenth of the way to it at each step, all linear."""
+    """Write a linear policy that moves a tenth of the way to its target in each step."""
     env = Reach(1)
     half = (env.action_high - env.action_low) / 2  # about 0
     middle = inverse(MIDDLE_M[None])[0]
     slope = np.stack([(inverse((MIDDLE_M + d)[None])[0] - middle) / 1e-4 for d in 1e-4 * np.eye(3)])
     weight, gain = np.zeros((13, 5), np.float32), 0.1
     weight[range(5), range(5)] = (1 - gain) / half
-    weight[range(5, 10), range(5)] = 0.05 / half  # the joints' lag behind their goals
+    weight[range(5, 10), range(5)] = 0.05 / half  # compensates for the lag of the joints
     weight[10:] = gain * slope / half
     bias = (gain * (middle - MIDDLE_M @ slope) / half).astype(np.float32)
     weights = {"trunk.weights.0": weight, "trunk.biases.0": bias, "log_std": np.zeros(5, "f4")}
     arguments = {"observations": 13, "actions": 5, "hidden": [], "tanh_mean": False}
-    same = Normalizer.identity((13,))
-    write(path, seal(Bundle(spec_of(env), "GaussianActor", arguments, weights, same)))
+    identity = Normalizer.identity((13,))
+    write(path, seal(Bundle(spec_of(env), "GaussianActor", arguments, weights, identity)))
     return path
 
 
 class Circling:
-    """Leads the target around, 25 times a second, from a thread of its own."""
+    """Thread that moves the target on a circle, at 25 Hz."""
 
     def __init__(self, hardware: SimulatedHardware) -> None:
         self.hardware, self._ends = hardware, threading.Event()
@@ -77,17 +77,17 @@ class Circling:
 
 @dataclass(frozen=True)
 class Row:
-    """A fault of a process or of the hardware, and how its reaction is seen."""
+    """Fault of a process or of the hardware, and the measurement of its reaction."""
 
     number: str
     fault: str
     reaction: str
     bound_s: float | None
-    inject: Callable[[Run, SimulatedHardware], int]  # when, monotonic ns
-    seen: Callable[[Run, SimulatedHardware, int], float]  # after how long, s; NaN: not at all
+    inject: Callable[[Run, SimulatedHardware], int]  # returns the time, monotonic ns
+    reaction_s: Callable[[Run, SimulatedHardware, int], float]  # reaction time, s; NaN: no reaction
     needed: bool = True  # recorder_needed of the run
-    goes_on: bool = False
-    held: bool = False  # by the watchdog: its one command is a step
+    continues: bool = False  # the run must continue
+    held: bool = False  # held by the watchdog, whose one command is a step
 
 
 def _signal(name: str, how: str) -> Callable[[Run, SimulatedHardware], int]:
@@ -99,71 +99,71 @@ def _key(run: Run, hardware: SimulatedHardware) -> int:
 
 
 def _disk_full(run: Run, hardware: SimulatedHardware) -> int:
-    """The file may not grow any more; the recorder finds out when it writes next."""
+    """Forbid the file to grow. The recorder notices it at its next write."""
     now = time.monotonic_ns()
     resource.prlimit(run.pids["writer"], resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     return now
 
 
 def _hardware(**faults: Any) -> Callable[[Run, SimulatedHardware], int]:
-    """When the hardware says that it was so."""
+    """Return a function that injects faults and returns the time from the hardware's log."""
 
     def inject(run: Run, hardware: SimulatedHardware) -> int:
-        before = len(hardware.events("faults"))
+        earlier = len(hardware.events("faults"))
         hardware.faults(**faults)
-        while len(found := hardware.events("faults")) == before:
+        while len(events := hardware.events("faults")) == earlier:
             time.sleep(0.005)
-        return int(found[-1]["t_ns"])
+        return int(events[-1]["t_ns"])
 
     return inject
 
 
-def _mend(hardware: SimulatedHardware) -> None:
-    """All is well with the hardware again, and its port is there."""
+def _repair(hardware: SimulatedHardware) -> None:
+    """Remove all faults of the hardware, and wait for its port."""
     hardware.faults()
     while not Path(hardware.port).exists():
         time.sleep(0.005)
 
 
 def _rows(run: Run) -> np.ndarray:
-    """What the loop has published; the memory outlives its processes."""
+    """Return the rows of the loop. Their memory outlives the processes."""
     reader, rows = Reader(run.ring, from_start=True), []
     while reader.following():
         rows.append(reader.record.copy())
     return np.array(rows)
 
 
-def _left(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
-    """Until the loop's state says so."""
+def _time_to_stop(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
+    """Return the time until the state is no longer RUNNING, s."""
     rows = _rows(run)
     after = rows[(rows["wake_ns"] > at_ns) & (rows["state"] != State.RUNNING)]
     return (int(after[0]["sent_ns"]) - at_ns) * 1e-9 if len(after) else np.nan
 
 
-def _at_rest(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
-    """Until the last command that moved the servos on."""
-    found = [e for e in hardware.events("goals") if e["t_ns"] > at_ns]
-    goals = [tuple(e[str(k)] for k in range(1, 6)) for e in found if len(e) == 7]
+def _time_to_rest(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
+    """Return the time until the last command that moved the servos, s."""
+    events = [e for e in hardware.events("goals") if e["t_ns"] > at_ns]
+    goals = [tuple(e[str(k)] for k in range(1, 6)) for e in events if len(e) == 7]
     changes = [k for k in range(1, len(goals)) if goals[k] != goals[k - 1]]
     if not goals:
         return np.nan
-    return (found[changes[-1] if changes else 0]["t_ns"] - at_ns) * 1e-9
+    return (events[changes[-1] if changes else 0]["t_ns"] - at_ns) * 1e-9
 
 
-def _held(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
-    """Until the servos were told to hold, by the watchdog: the last that they were told."""
+def _time_to_hold(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
+    """Return the time until the watchdog's hold, the last goals of the servos, s."""
     if not run.words["watchdog_fired"]:
         return np.nan
-    found = [e["t_ns"] for e in hardware.events("goals") if e["t_ns"] > at_ns]
-    return (found[-1] - at_ns) * 1e-9 if found else np.nan
+    events = [e["t_ns"] for e in hardware.events("goals") if e["t_ns"] > at_ns]
+    return (events[-1] - at_ns) * 1e-9 if events else np.nan
 
 
-def _goes_on(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
+def _continues(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
     return 0.0 if run.process.poll() is None and run.state is State.RUNNING else np.nan
 
 
-SHOWS_S = 1.5  # by when every reaction is over
-STALL_S = 0.03 + 0.02  # the watchdog's patience, and what it may take
+SHOWS_S = 1.5  # time by which every reaction is over
+STALL_S = 0.03 + 0.02  # the watchdog's timeout, and the time for its hold
 ROWS = (
     Row(
         "5",
@@ -171,7 +171,7 @@ ROWS = (
         "SOFT_STOP, HOLD",
         PLAN_S + STOP_S,
         _signal("inference", "killed"),
-        _at_rest,
+        _time_to_rest,
     ),
     Row(
         "6",
@@ -179,20 +179,20 @@ ROWS = (
         "the plan's end, SOFT_STOP, HOLD",
         2 * PLAN_S + STOP_S,
         _signal("inference", "stalls"),
-        _at_rest,
+        _time_to_rest,
     ),
     Row(
         *("9", "servo missing", "FAULT by the second reading", 0.01 + 2 * PERIOD_S),
-        *(_hardware(missing=[3]), _left),
+        *(_hardware(missing=[3]), _time_to_stop),
     ),
-    Row("13", "unplugged", "FAULT", 2 * PERIOD_S, _hardware(unplugged=True), _left),
+    Row("13", "unplugged", "FAULT", 2 * PERIOD_S, _hardware(unplugged=True), _time_to_stop),
     Row(
         "20",
         "control killed",
         "held by the watchdog",
         0.02,
         _signal("control", "killed"),
-        _held,
+        _time_to_hold,
         held=True,
     ),
     Row(
@@ -201,7 +201,7 @@ ROWS = (
         "held by the watchdog",
         0.02,
         _signal("control", "crashes"),
-        _held,
+        _time_to_hold,
         held=True,
     ),
     Row(
@@ -210,7 +210,7 @@ ROWS = (
         "ended, held by the watchdog",
         STALL_S,
         _signal("control", "stalls"),
-        _held,
+        _time_to_hold,
         held=True,
     ),
     Row(
@@ -219,80 +219,80 @@ ROWS = (
         "SOFT_STOP, HOLD",
         PERIOD_S + STOP_S,
         _signal("console", "killed"),
-        _at_rest,
+        _time_to_rest,
     ),
-    Row("20", "console stalls", "SOFT_STOP", 0.55, _signal("console", "stalls"), _left),
-    Row("21", "watchdog killed", "SOFT_STOP", 0.1, _signal("watchdog", "killed"), _left),
-    Row("21", "watchdog stalls", "SOFT_STOP", 0.1, _signal("watchdog", "stalls"), _left),
-    Row("21", "recorder killed", "SOFT_STOP", 0.1, _signal("writer", "killed"), _left),
-    Row("21", "recorder stalls", "SOFT_STOP", 1.1, _signal("writer", "stalls"), _left),
-    Row("21", "disk full", "SOFT_STOP, with the next flush", 0.6, _disk_full, _left),
+    Row("20", "console stalls", "SOFT_STOP", 0.55, _signal("console", "stalls"), _time_to_stop),
+    Row("21", "watchdog killed", "SOFT_STOP", 0.1, _signal("watchdog", "killed"), _time_to_stop),
+    Row("21", "watchdog stalls", "SOFT_STOP", 0.1, _signal("watchdog", "stalls"), _time_to_stop),
+    Row("21", "recorder killed", "SOFT_STOP", 0.1, _signal("writer", "killed"), _time_to_stop),
+    Row("21", "recorder stalls", "SOFT_STOP", 1.1, _signal("writer", "stalls"), _time_to_stop),
+    Row("21", "disk full", "SOFT_STOP, with the next flush", 0.6, _disk_full, _time_to_stop),
     Row(
         "21",
         "recorder killed, not needed",
         "goes on",
         None,
         _signal("writer", "killed"),
-        _goes_on,
+        _continues,
         needed=False,
-        goes_on=True,
+        continues=True,
     ),
-    Row("22", "the space bar", "ESTOP", 0.02 + PERIOD_S, _key, _left),
+    Row("22", "the space bar", "ESTOP", 0.02 + PERIOD_S, _key, _time_to_stop),
 )
 
 
 def run_row(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
-    """The row of the page; each repeat is a run of its own, on one and the same hardware."""
+    """Run a row and return its results. Each repeat is a new run on the same hardware."""
     chance = np.random.default_rng(sum(row.fault.encode()))
-    delays, lost, wrong, broken = list[float](), list[int](), list[str](), 0
+    delays, lost, wrong, violations = list[float](), list[int](), list[str](), 0
     bundle = follower(folder / "follower.bundle")
     with SimulatedHardware("desk") as hardware, Circling(hardware):
         for repeat in range(2 * repeats):
             if len(delays) == repeats:
                 break
-            begun_ns, recording = time.monotonic_ns(), folder / f"{repeat}.rec"
+            start_ns, recording = time.monotonic_ns(), folder / f"{repeat}.rec"
             how = {"bundle": bundle, "runtime": "numpy", "record": recording}
-            run = _begun(hardware, **how, recorder_needed=row.needed)
+            run = _start_run(hardware, **how, recorder_needed=row.needed)
             try:
-                at_ns = _strike(row, run, hardware, chance.uniform(0.5, 1.5))
+                at_ns = _inject_fault(row, run, hardware, chance.uniform(0.5, 1.5))
                 if at_ns is None:
                     wrong.append(f"it had stopped before, {run.state.name}")
                     continue
-                delays.append(row.seen(run, hardware, at_ns))
+                delays.append(row.reaction_s(run, hardware, at_ns))
                 if not np.isfinite(delays[-1]):
                     wrong.append("no reaction")
-                elif not row.goes_on and not _stands(hardware):
+                elif not row.continues and not _stands(hardware):
                     wrong.append("it does not stand")
                 elif not row.held and run.words["watchdog_fired"]:
                     wrong.append("the machine stood still, and the watchdog held the robot")
             finally:
                 for name in run.pids:
-                    run.go_on(name)
+                    run.resume(name)
                 run.close()
-                _mend(hardware)
-            events = [e for e in hardware.events("goals") if begun_ns < e["t_ns"]]
+                _repair(hardware)
+            events = [e for e in hardware.events("goals") if start_ns < e["t_ns"]]
             if run.words["watchdog_fired"]:
-                events = events[:-1]  # its one command, which is a step, and the last of all
+                events = events[:-1]  # its one command is a step, and comes last
             goals = [{key: e[key] for key in e if key.isdigit()} for e in events]
-            broken += outside(goals, describe("desk").spec.limits, PERIOD_S)
+            violations += count_violations(goals, describe("desk").spec.limits, PERIOD_S)
             lost.append(run.ring.written - len(read(recording).rows))
             recording.unlink()
-    found = summary(row.number, row.fault, row.reaction, delays, row.bound_s, broken, wrong)
-    return found | {"rows_lost": max(lost, default=None), "load": round(os.getloadavg()[0], 1)}
+    result = summary(row.number, row.fault, row.reaction, delays, row.bound_s, violations, wrong)
+    return result | {"rows_lost": max(lost, default=None), "load": round(os.getloadavg()[0], 1)}
 
 
-def _begun(hardware: SimulatedHardware, **how: Any) -> Run:
-    """A busy machine reads the bus too late, and the run is refused: it is tried three times."""
+def _start_run(hardware: SimulatedHardware, **how: Any) -> Run:
+    """Start a run, in up to three attempts: a busy machine may read the bus too late."""
     for _ in range(2):
         with contextlib.suppress(RunEnded):
             return Run(hardware, **how)
     return Run(hardware, **how)
 
 
-def _strike(row: Row, run: Run, hardware: SimulatedHardware, after_s: float) -> int | None:
-    """Lets the policy move the robot for so long, injects the fault, and gives it time to show.
+def _inject_fault(row: Row, run: Run, hardware: SimulatedHardware, after_s: float) -> int | None:
+    """Let the policy move the robot for `after_s`, inject the fault, and wait for the reaction.
 
-    When it was, monotonic ns; None where the run had stopped by itself before.
+    Returns the time of the fault, monotonic ns. None: the run had already stopped.
     """
     try:
         run.type("start\n")
@@ -308,7 +308,7 @@ def _strike(row: Row, run: Run, hardware: SimulatedHardware, after_s: float) -> 
 
 
 def _stands(hardware: SimulatedHardware) -> bool:
-    """Whether the arm holds where it is."""
-    before = hardware.truth()["q"].copy()
+    """Return True if the arm does not move."""
+    earlier = hardware.truth()["q"].copy()
     time.sleep(0.1)
-    return bool(np.abs(hardware.truth()["q"] - before).max() < 0.005)
+    return bool(np.abs(hardware.truth()["q"] - earlier).max() < 0.005)

@@ -1,9 +1,9 @@
-"""The control loop under random faults on a simulated clock.
+"""Soak test: the control loop under random faults on a simulated clock.
 
     python -m benchmarks.robot soak [ticks=1000000] [seed=0]
 
-Servos in memory that note whatever passes a limit, a policy that wanders, a fault every half a
-second or so, and a person who re-arms whatever stopped.
+Simulated servos record every violation of a limit. A policy moves the arm about, a fault occurs
+about every half second, and a simulated operator re-arms the robot after stops.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RATE_HZ, STEP_S, HORIZON = 200.0, 0.05, 8
 
 
 def spec(joints: int = 6, rate_hz: float = RATE_HZ) -> RobotSpec:
-    """An arm of six like joints."""
+    """Return the specification of an arm with equal joints."""
     values = {
         "position_low": -2.0,
         "position_high": 2.0,
@@ -60,7 +60,7 @@ def spec(joints: int = 6, rate_hz: float = RATE_HZ) -> RobotSpec:
 
 
 class Clock:
-    """Goes on when it sleeps; a fault may make it late."""
+    """Simulated clock. It advances when it sleeps; a fault may delay it."""
 
     def __init__(self) -> None:
         self.now, self.late_ns = 10**9, 0
@@ -80,7 +80,7 @@ class Clock:
 
 
 class Servos:
-    """Follow with a lag; note whether anything that arrived passed a limit."""
+    """Servos that follow with a lag and record commands beyond a limit."""
 
     def __init__(self, robot: RobotSpec, now_ns: Callable[[], int]) -> None:
         self.spec, self._now_ns = robot, now_ns
@@ -88,23 +88,23 @@ class Servos:
         self.q, self.dq, self.goal = np.zeros(count), np.zeros(count), np.zeros(count)
         self.seq, self.last_ns = 0, now_ns()
         self.torque = False
-        self.n_obs_steps = np.zeros((4, count))  # the last goals, newest last
+        self.last_goals = np.zeros((4, count))  # the last four goals, newest last
         self.violations = list[str]()
-        self.well()
-        self.kept: Reading | None = None
-        lower = robot.limits
-        self.most = (
-            (1, lower.velocity * (1 + 1e-9)),
-            (2, lower.stop_acceleration * (1 + 1e-6)),
-            (3, lower.stop_jerk * (1 + 1e-6)),
+        self.clear_faults()
+        self.last_reading: Reading | None = None
+        limits = robot.limits
+        self.bounds = (
+            (1, limits.velocity * (1 + 1e-9)),
+            (2, limits.stop_acceleration * (1 + 1e-6)),
+            (3, limits.stop_jerk * (1 + 1e-6)),
         )
 
-    def well(self) -> None:
-        """No fault."""
+    def clear_faults(self) -> None:
+        """Remove all faults."""
         count = len(self.spec.joints)
         self.code, self.frozen, self.lost = Code.OK, False, False
         self.status, self.offset = np.zeros(count, int), np.zeros(count)
-        self.blocked, self.drawn = np.zeros(count, bool), np.full(count, 0.1)
+        self.blocked, self.current_a = np.zeros(count, bool), np.full(count, 0.1)
 
     def connect(self) -> None: ...
 
@@ -117,61 +117,65 @@ class Servos:
         self.torque = False
 
     def arm(self) -> Reading:
-        self._pass()
+        self._advance()
         self.goal, self.torque = self.q.copy(), True
-        self.n_obs_steps[:] = self.goal
+        self.last_goals[:] = self.goal
         return self.read()
 
-    def _pass(self) -> None:
+    def _advance(self) -> None:
         dt = (self._now_ns() - self.last_ns) * 1e-9
         self.last_ns = self._now_ns()
         if dt > 0:
             share = (1 - math.exp(-dt / 0.02)) if self.torque else 0.0
-            step = np.where(self.blocked, 0.0, share * (self.goal - self.q))
+            fastest = self.spec.limits.velocity * dt  # also of a joint that is no longer blocked
+            step = np.clip(share * (self.goal - self.q), -fastest, fastest)
+            step = np.where(self.blocked, 0.0, step)
             self.q, self.dq = self.q + step, step / dt
 
     def read(self) -> Reading:
-        self._pass()
-        if self.frozen and self.kept is not None:
-            return self.kept
+        self._advance()
+        if self.frozen and self.last_reading is not None:
+            return self.last_reading
         self.seq += 1
         now = self._now_ns()
         q = self.q + self.offset
         code = Code.LOST if self.lost else self.code
-        self.kept = Reading(
-            code, self.seq, now, now, now, q, self.dq, self.drawn, self.status.copy()
+        self.last_reading = Reading(
+            code, self.seq, now, now, now, q, self.dq, self.current_a, self.status.copy()
         )
-        return self.kept
+        return self.last_reading
 
     def command(self, command: Command) -> Sent:
-        self._pass()
+        self._advance()
         if self.lost:
             return Sent(Code.LOST, command.time_ns, command.q)
         self.goal = command.q.copy()
-        self.n_obs_steps[:-1] = self.n_obs_steps[1:]
-        self.n_obs_steps[-1] = self.goal
+        self.last_goals[:-1] = self.last_goals[1:]
+        self.last_goals[-1] = self.goal
         limits, period = self.spec.limits, 1 / RATE_HZ
         inside = (self.goal >= limits.position_low).all()
         if not (inside and (self.goal <= limits.position_high).all()):
             self.violations.append(f"position {self.goal}")
-        for order, most in self.most:
-            found = np.abs(np.diff(self.n_obs_steps[-order - 1 :], order, axis=0)) / period**order
-            if not (found <= most + 1e-14 / period**order).all():
-                self.violations.append(f"difference {order}: {found.max():.6g}")
+        for order, bound in self.bounds:
+            differences = (
+                np.abs(np.diff(self.last_goals[-order - 1 :], order, axis=0)) / period**order
+            )
+            if not (differences <= bound + 1e-14 / period**order).all():
+                self.violations.append(f"difference {order}: {differences.max():.6g}")
         return Sent(Code.OK, command.time_ns, self.goal)
 
 
-class Mind(Inputs):
-    """A policy that wanders, and a person who re-arms whatever stopped, after a while."""
+class RandomInputs(Inputs):
+    """Inputs of the loop: a policy that moves the arm about, and an operator's requests."""
 
     def __init__(self, clock: Clock | MonotonicClock, rng: random.Random, joints: int) -> None:
         self.clock, self.rng, self.joints = clock, rng, joints
         self.seq, self.next_ns, self.waiting = 0, clock.now_ns(), list[Chunk]()
         self.phase = [rng.uniform(0, 6) for _ in range(joints)]
         self.dead = False
-        self.spoil: Callable[[np.ndarray], np.ndarray] | None = None
+        self.corrupt: Callable[[np.ndarray], np.ndarray] | None = None
         self.requests = list[Request]()
-        self.held = Request()
+        self.held_request = Request()
         self.watched = True
 
     def chunk(self) -> Chunk | None:
@@ -180,8 +184,8 @@ class Mind(Inputs):
             self.next_ns = now + 100_000_000
             times = now * 1e-9 + STEP_S * np.arange(HORIZON)[:, None]
             actions = 0.9 * np.sin(0.7 * times + np.array(self.phase))
-            if self.spoil is not None:
-                actions = self.spoil(actions)
+            if self.corrupt is not None:
+                actions = self.corrupt(actions)
             self.waiting.append(Chunk(self.seq, now, now + 30_000_000, actions))
             self.seq += 1
         for k, chunk in enumerate(self.waiting):
@@ -190,7 +194,7 @@ class Mind(Inputs):
         return None
 
     def request(self) -> Request:
-        return self.requests.pop(0) if self.requests else self.held
+        return self.requests.pop(0) if self.requests else self.held_request
 
     def watchdog_ns(self) -> int | None:
         return self.clock.now_ns() - (0 if self.watched else 10**9)
@@ -201,80 +205,82 @@ class Mind(Inputs):
 
 @dataclass
 class Soak:
-    """What came of so many ticks of random faults."""
+    """Result of a soak test."""
 
     ticks: int
     faults: int = 0
     violations: int = 0
-    stuck: list[str] = field(default_factory=list)  # where a re-armed robot did not run again
-    grown_kib: int = 0  # of the process, after the first fifth
+    stuck: list[str] = field(
+        default_factory=list
+    )  # states from which the robot could not be restarted
+    grown_kib: int = 0  # growth of the process's memory after the first fifth
     reasons: dict[str, int] = field(default_factory=dict)
     states: dict[str, int] = field(default_factory=dict)
 
 
 def soak(ticks: int, *, seed: int, folder: Path, joints: int = 6) -> Soak:
-    """Runs the loop so long, with a fault every half a second or so, and a person who re-arms."""
+    """Run the loop for `ticks` with random faults and an operator who re-arms the robot."""
     rng, clock, robot_spec = random.Random(seed), Clock(), spec(joints)
     servos = Servos(robot_spec, clock.now_ns)
     guard = Guard(servos, envelope(robot_spec, robot_spec.limits, RATE_HZ, Rules()))
-    mind = Mind(clock, rng, len(robot_spec.joints))
+    inputs = RandomInputs(clock, rng, len(robot_spec.joints))
     ring = Ring.create(folder / "ticks", row_type(robot_spec), 64)
     schedule = Schedule(Timing(1 / STEP_S, HORIZON), len(robot_spec.joints))
-    loop = Loop(guard, clock, schedule, mind, ring)
+    loop = Loop(guard, clock, schedule, inputs, ring)
     guard.connect(clock.now)
     guard.run_check(clock.now)
     guard.arm(clock.now)
     loop.begin()
-    mind.requests.append(Request(start=True))
+    inputs.requests.append(Request(start=True))
     outcome = Soak(ticks)
     reasons, states = Counter[str](), Counter[str]()
-    until, waited, beginning = 0, 0, 0
+    fault_ticks, waited, start_kib = 0, 0, 0
     latched: Reason | None = None
     for k in range(ticks):
         if k == ticks // 5:
-            beginning = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        if until == 0 and guard.state is State.RUNNING and rng.random() < 0.01:
-            _fault(rng, servos, mind, clock)
+            start_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if fault_ticks == 0 and guard.state is State.RUNNING and rng.random() < 0.01:
+            _inject_fault(rng, servos, inputs, clock)
             outcome.faults += 1
-            until = rng.randrange(1, 60)
-        elif until > 0:
-            until -= 1
-            if until == 0:
-                _well(servos, mind)
+            fault_ticks = rng.randrange(1, 60)
+        elif fault_ticks > 0:
+            fault_ticks -= 1
+            if fault_ticks == 0:
+                _clear_faults(servos, inputs)
         loop.step()
         states[guard.state.name] += 1
         if guard.machine.latched not in (None, latched):
             reasons[guard.machine.latched.name] += 1
         latched = guard.machine.latched
-        # a person: waits for standstill and for the fault's end, types the word, arms, starts
+        # the operator waits for standstill and the end of the fault, re-arms, arms and starts
         stands = guard.state in (State.HOLD, State.FAULT, State.ESTOP, State.CONNECTED)
-        waited = waited + 1 if stands and until == 0 else 0
+        waited = waited + 1 if stands and fault_ticks == 0 else 0
         if waited and waited % 10 == 0:
             if guard.machine.latched is not None:
-                mind.requests.append(Request(typed=RE_ARM))
+                inputs.requests.append(Request(typed=RE_ARM))
             elif guard.unconfirmed:
-                mind.requests.append(Request(confirm=next(iter(guard.unconfirmed))))
+                inputs.requests.append(Request(confirm=next(iter(guard.unconfirmed))))
             elif guard.state is State.CONNECTED:
                 servos.q = np.clip(servos.q, -1.9, 1.9)
-                mind.requests.append(Request(arm=True))
+                inputs.requests.append(Request(arm=True))
             elif not loop.starting:
-                mind.requests.append(Request(start=True))
-        if waited > 600:  # the second in which too many deadlines were missed must pass first
+                inputs.requests.append(Request(start=True))
+        if waited > 600:  # the 1 s window of missed deadlines must pass first
             outcome.stuck.append(f"tick {k}: {guard.machine}, {loop.refused}")
             waited = 0
-    outcome.grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - beginning
+    outcome.grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start_kib
     outcome.violations = len(servos.violations)
     outcome.reasons, outcome.states = dict(reasons), dict(states)
     return outcome
 
 
-def _well(servos: Servos, mind: Mind) -> None:
-    servos.well()
-    mind.dead, mind.spoil, mind.held, mind.watched = False, None, Request(), True
+def _clear_faults(servos: Servos, inputs: RandomInputs) -> None:
+    servos.clear_faults()
+    inputs.dead, inputs.corrupt, inputs.held_request, inputs.watched = False, None, Request(), True
 
 
-def _fault(rng: random.Random, servos: Servos, mind: Mind, clock: Clock) -> None:
-    """One of the things that go wrong."""
+def _inject_fault(rng: random.Random, servos: Servos, inputs: RandomInputs, clock: Clock) -> None:
+    """Inject a random fault."""
     joint = rng.randrange(len(servos.spec.joints))
 
     def nan(actions: np.ndarray) -> np.ndarray:
@@ -286,15 +292,15 @@ def _fault(rng: random.Random, servos: Servos, mind: Mind, clock: Clock) -> None
 
     kind = rng.randrange(15)
     if kind == 0:
-        mind.spoil = nan
+        inputs.corrupt = nan
     elif kind == 1:
-        mind.spoil = lambda actions: actions + rng.choice([-3.0, 3.0])
+        inputs.corrupt = lambda actions: actions + rng.choice([-3.0, 3.0])
     elif kind == 2:
-        mind.spoil = lambda actions: actions + rng.uniform(-1, 1)
+        inputs.corrupt = lambda actions: actions + rng.uniform(-1, 1)
     elif kind == 3:
-        mind.spoil = shake
+        inputs.corrupt = shake
     elif kind == 4:
-        mind.dead = True
+        inputs.dead = True
     elif kind == 5:
         servos.frozen = True
     elif kind == 6:
@@ -308,20 +314,22 @@ def _fault(rng: random.Random, servos: Servos, mind: Mind, clock: Clock) -> None
     elif kind == 10:
         servos.blocked[joint] = True
     elif kind == 11:
-        servos.drawn[joint] = rng.choice([1.3, 5.0])
+        servos.current_a[joint] = rng.choice([1.3, 5.0])
     elif kind == 12:
         clock.late_ns = rng.choice([4, 8, 20, 2000]) * 1_000_000
     elif kind == 13:
-        mind.held = rng.choice([Request(estop=True), Request(take=True), Request(finish=True)])
+        inputs.held_request = rng.choice(
+            [Request(estop=True), Request(take=True), Request(finish=True)]
+        )
     else:
-        mind.watched = False
+        inputs.watched = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `soak` takes."""
+    """Options of `soak`."""
 
-    ticks: int = 1_000_000
+    ticks: int = 1_000_000  # number of control periods
     seed: int = 0
 
 

@@ -1,7 +1,7 @@
-"""The tabletop arm, its servo line, the control loop and inference on one simulated clock.
+"""Tabletop arm, servo line, control loop and inference in one process on one simulated clock.
 
-What runs is what runs on a robot, but for the processes: the bus client, the check, the loop, the
-inference. Time passes on the line and where a deadline is waited for; nothing sleeps.
+The code is that of a real run, except for the processes: bus client, check, loop, inference. Time
+advances on the line and while waiting for deadlines; nothing sleeps.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from real_robot.safety.limits import envelope
 RATE_HZ = 100.0
 PERIOD_S = 1 / RATE_HZ
 START_NS = 10**12
-TRACKER_M = 0.0005  # deviation of what the tracker says
+TRACKER_M = 0.0005  # standard deviation of the tracker's noise
 
 
 class Port(SteppedPort):
-    """Something may happen while time passes, in the midst of a transaction too."""
+    """Port that can trigger an event at a given time, even during a transaction."""
 
-    alarm: tuple[int, Callable[[], Any]] | None = None  # when, monotonic ns, and what
+    alarm: tuple[int, Callable[[], Any]] | None = None  # time, monotonic ns, and event
 
     def sleep_until(self, time_ns: int) -> None:
         if self.alarm is not None and self.alarm[0] <= time_ns:
             super().sleep_until(self.alarm[0])
-            self._ring()
+            self._trigger_alarm()
         super().sleep_until(time_ns)
 
     def read(self, until_ns: int) -> bytes:
         if self.alarm is not None and self.alarm[0] <= until_ns:
             if data := super().read(self.alarm[0]):
                 return data
-            self._ring()
+            self._trigger_alarm()
         return super().read(until_ns)
 
-    def _ring(self) -> None:
+    def _trigger_alarm(self) -> None:
         assert self.alarm is not None
-        what, self.alarm = self.alarm[1], None
-        what()
+        event, self.alarm = self.alarm[1], None
+        event()
 
 
 class Clock:
-    """The line's; a fault may make it late, or the wall's jump."""
+    """Clock of the line. Faults may delay it, or make the wall clock jump."""
 
     def __init__(self, port: SteppedPort) -> None:
         self._port = port
@@ -82,14 +82,14 @@ class Clock:
         self.late_ns = 0
 
 
-class Told(Inputs):
-    """What the loop is told: by inference, by a person, by the other processes."""
+class LoopInputs(Inputs):
+    """Inputs of the loop: chunks, the operator's requests, heartbeats."""
 
     def __init__(self, clock: Clock, chunks: Ring) -> None:
         self._clock, self._chunks = clock, Reader(chunks)
         self.requests = list[Request]()
-        self.held = Request()  # where there is none
-        self.speaks = False  # True: what is held is said anew in every tick
+        self.held = Request()  # used if there is no other request
+        self.speaks = False  # True: the held request gets a new timestamp in every tick
 
     def chunk(self) -> Chunk | None:
         return chunk_of(self._chunks.record) if self._chunks.newest() else None
@@ -107,12 +107,15 @@ class Told(Inputs):
 
 
 class Stepped:
-    """policy: as `Inference` takes it; its chunks arrive at uniformly random moments."""
+    """Robot and policy on one clock. Chunks arrive at uniformly random times.
+
+    policy: as for `Inference`.
+    """
 
     def __init__(self, folder: Path, policy: Any, seed: int, robot: str | Path = "desk") -> None:
         described = describe(robot)
         self.chance = np.random.default_rng(seed)
-        self.arrived = list[tuple[int, str, dict[str, Any]]]()  # what the servos saw
+        self.arrived = list[tuple[int, str, dict[str, Any]]]()  # events of the servo line
         self.line = arm.build(described, seed=seed, log=lambda *e: self.arrived.append(e))
         self.port = Port(self.line, START_NS)
         self.clock = Clock(self.port)
@@ -139,12 +142,12 @@ class Stepped:
         self.ticks = Ring.create(folder / "ticks", row_type(self.spec), 64)
         chunks = Ring.create(folder / "chunks", chunk_type(spec.chunk_size, joints), 16)
         words = self._words = Words(folder / "words", create=True)
-        self.chunks, self.told = chunks, Told(self.clock, chunks)
+        self.chunks, self.inputs = chunks, LoopInputs(self.clock, chunks)
         self.schedule = Schedule(Timing(spec.rate_hz, spec.chunk_size, offset(spec)), joints)
-        self.loop = Loop(self.guard, self.clock, self.schedule, self.told, self.ticks)
+        self.loop = Loop(self.guard, self.clock, self.schedule, self.inputs, self.ticks)
         self.inference = Inference(policy, self.spec, self.ticks, chunks, words, self.clock.now_ns)
-        self.infers = True  # False: it is dead
-        self.answered_ns = self.acted_ns = 0  # its newest chunk; the loop's newest tick's end
+        self.infers = True  # False: inference has stopped
+        self.answered_ns = self.acted_ns = 0  # times of the newest chunk and of the newest tick
 
     @property
     def now_ns(self) -> int:
@@ -152,11 +155,11 @@ class Stepped:
 
     @property
     def tip(self) -> np.ndarray:
-        """[3] m: where it really is."""
+        """True position of the tip, [3] m."""
         return self.line.physics.position_of("tip").copy()
 
     def arm(self) -> None:
-        """From power on to holding."""
+        """Connect, check and arm the robot."""
         self.guard.connect(self.now_ns)
         self.guard.read()
         self.guard.run_check(self.now_ns)
@@ -164,18 +167,18 @@ class Stepped:
         self.loop.begin()
 
     def tick(self) -> None:
-        """A period: the loop's part of it, then, at a random moment of the rest, inference's."""
+        """Run one period: the loop, then inference at a random time of the rest."""
         self._track()
         self.loop.step()
         self.acted_ns = self.now_ns
         self._words["starting"] = self.loop.starting
-        left_ns = max(0, round((PERIOD_S - 0.005) * 1e9 * self.chance.uniform()))
-        self.port.sleep_until(self.now_ns + left_ns)
+        wait_ns = max(0, round((PERIOD_S - 0.005) * 1e9 * self.chance.uniform()))
+        self.port.sleep_until(self.now_ns + wait_ns)
         if self.infers and self.inference.step(self.now_ns):
             self.answered_ns = self.now_ns
 
-    def surprise(self, fault: Callable[[], Any]) -> int:
-        """`fault` happens at a uniformly random moment of a period; returns when, ns."""
+    def inject_at_random(self, fault: Callable[[], Any]) -> int:
+        """Call `fault` at a uniformly random time of a period. Return that time, ns."""
         at_ns = self.now_ns + round(self.chance.uniform() * PERIOD_S * 1e9)
         self.port.alarm = at_ns, fault
         while self.port.alarm is not None:
@@ -187,11 +190,11 @@ class Stepped:
             self.tick()
 
     def faults(self, **faults: Any) -> None:
-        """These, and no others, are wrong with the line from now on."""
+        """Replace the faults of the line."""
         self.line.faults = Faults(**faults)
 
     def event(self, kind: str, **what: Any) -> None:
-        """Something happens to the hardware once."""
+        """Trigger a single event of the hardware."""
         self.line.event(kind, what, self.now_ns)
 
     def _track(self) -> None:
@@ -203,9 +206,10 @@ class Stepped:
 
 
 def commands(events: list[dict[str, int]], joints: int) -> list[np.ndarray]:
-    """Goals as the servos took them, in ticks: unbroken stretches of commands to all, [N, J].
+    """Return the goals that the servos accepted, in ticks, as stretches of commands, [N, J].
 
-    events: of kind `goals`. One to a single servo is arming, after which commands begin anew.
+    events: those of kind `goals`. A goal to a single servo is part of arming: a new stretch begins
+    after it.
     """
     stretches: list[list[list[int]]] = [[]]
     for goals in events:
@@ -216,25 +220,25 @@ def commands(events: list[dict[str, int]], joints: int) -> list[np.ndarray]:
     return [np.array(stretch) for stretch in stretches if stretch]
 
 
-def outside(
-    events: list[dict[str, int]], limits: Any, period_s: float, but: int | None = None
+def count_violations(
+    events: list[dict[str, int]], limits: Any, period_s: float, exclude: int | None = None
 ) -> int:
-    """How many commands pass a limit of position, velocity, or a stop's acceleration or jerk.
+    """Return the number of commands beyond a limit of position, velocity or stops.
 
-    but: a joint that is not judged. By the integers that servos took, so that rounding adds up to
-    1, 2 and 4 ticks to differences.
+    The limits of stops are those of acceleration and jerk. exclude: a joint that is not checked.
+    The goals are integers, so rounding adds up to 1, 2 and 4 ticks to the differences.
     """
-    found = 0
+    count = 0
     for ticks in commands(events, len(limits.velocity)):
         q = (ticks - registers.CENTER) * registers.RAD
-        if but is not None:
-            q[:, but] = (limits.position_low + limits.position_high)[but] / 2
+        if exclude is not None:
+            q[:, exclude] = (limits.position_low + limits.position_high)[exclude] / 2
         slack = registers.RAD / 2 + 1e-9
-        passed = ((q < limits.position_low - slack) | (q > limits.position_high + slack)).any(1)
+        violated = ((q < limits.position_low - slack) | (q > limits.position_high + slack)).any(1)
         bounds = (limits.velocity, limits.stop_acceleration, limits.stop_jerk)
         for order, (bound, rounding) in enumerate(zip(bounds, (1, 2, 4), strict=True), start=1):
-            most = bound * period_s**order + (rounding + 1e-6) * registers.RAD
+            max_step = bound * period_s**order + (rounding + 1e-6) * registers.RAD
             if len(q) > order:
-                passed[order:] |= (np.abs(np.diff(q, order, axis=0)) > most).any(1)
-        found += int(passed.sum())
-    return found
+                violated[order:] |= (np.abs(np.diff(q, order, axis=0)) > max_step).any(1)
+        count += int(violated.sum())
+    return count

@@ -1,11 +1,12 @@
-"""A policy's way from demonstrations to servos: arm/reach, cloned, and played on both sides.
+"""Benchmark from demonstrations to servos: arm/reach by imitation, in the task and on the robot.
 
     python -m benchmarks.robot task [episodes=100] [policies=[clone,diffusion,one_step]]
 
-Demonstrations by the scripted expert, a clone, `offline-rl export`, `robot check`, then `robot run`
-through the simulated servos' pseudo-terminal, a person's words typed into its terminal; beside it
-the same bundle in the plain environment, from the same starts to the same targets. What it makes
-lies in `out` and is not made again; policies that are not asked for keep their older results.
+The scripted expert makes demonstrations, from which policies are trained by imitation. Each policy
+passes `offline-rl export` and `robot check`, and is run by `robot run` on the simulated servos'
+pseudo-terminal, with commands typed into its terminal. The same bundle is evaluated in the plain
+environment, with the same starts and targets. Files in `out` are reused. Policies that are not
+selected keep their older results.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ import numpy as np
 import envs
 import policies
 from benchmarks.robot import RESULTS
-from benchmarks.robot.person import Run, RunEnded, command
 from benchmarks.robot.simulated_bus.hardware import SimulatedHardware
+from benchmarks.robot.terminal import Run, RunEnded, command
 from envs.suites.arm import CLOSE_M, STILL_RAD_S
 from offline_rl.evaluation.evaluate import play
 from offline_rl.reporting.statistics import wilson
@@ -39,7 +40,7 @@ from real_robot.safety.states import Reason, State
 
 TASK, RATE_HZ, SEED = "arm/reach", 25.0, "seed_0"
 CHUNKED = ("algorithm.horizon=8", "algorithm.n_action_steps=4")
-POLICIES = {  # what `offline-rl train` is told, but for task and data
+POLICIES = {  # options of `offline-rl train`, without task and data
     "clone": ("algorithm=bc", "algorithm.lr=1e-3"),
     "chunks": ("algorithm=bc", "algorithm.lr=1e-3", *CHUNKED),
     "diffusion": (
@@ -52,23 +53,23 @@ POLICIES = {  # what `offline-rl train` is told, but for task and data
         *("algorithm.n_obs_steps=1", *CHUNKED),
     ),
 }
-TAUGHT = {"one_step": "diffusion"}  # by `offline-rl distill`: student -> teacher
-LESSONS = ("algorithm.lr=3e-4", "algorithm.dropout=0.0", "batch_size=256")
+DISTILLED = {"one_step": "diffusion"}  # student -> teacher, for `offline-rl distill`
+DISTILL_OPTIONS = ("algorithm.lr=3e-4", "algorithm.dropout=0.0", "batch_size=256")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `task` takes."""
+    """Options of `task`."""
 
     episodes: int = 100
-    rows: int = 20_000  # of demonstrations
-    num_updates: int = 15_000  # of each policy; twice as many where it is distilled
-    policies: list = field(default_factory=lambda: [*POLICIES, *TAUGHT])
+    rows: int = 20_000  # number of demonstration steps
+    num_updates: int = 15_000  # updates per policy; twice as many for a distilled one
+    policies: list = field(default_factory=lambda: [*POLICIES, *DISTILLED])
     out: str = "runs/robot"
 
 
 def offline_rl(*words: str) -> str:
-    """Runs the command; its last line. Raises UserError with what it said where it fails."""
+    """Run the command and return its last line. Raises UserError with its output if it fails."""
     done = subprocess.run(command(*words), capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"offline-rl {' '.join(words)}: {(done.stderr or done.stdout)[-800:]}")
@@ -76,7 +77,7 @@ def offline_rl(*words: str) -> str:
 
 
 def demonstrations(options: Options) -> Path:
-    """The scripted expert's, as many rows as are asked for."""
+    """Generate the scripted expert's demonstrations."""
     folder = Path(options.out) / f"data-{options.rows}"
     if not (folder / "reach.hdf5").exists():
         recipe = folder / "reach.yaml"
@@ -89,22 +90,26 @@ def demonstrations(options: Options) -> Path:
 
 
 def bundle(name: str, options: Options) -> Path:
-    """Trained, and exported for ONNX."""
-    updates = options.num_updates * (2 if name in TAUGHT else 1)
-    often = [f"num_updates={updates}", f"eval_every={updates}"]
-    often += ["eval_episodes=50", "tracker=none", f"out={options.out}"]
-    if name in TAUGHT:
-        teacher = bundle(TAUGHT[name], options).parents[1]
-        run = Path(offline_rl("distill", f"run={teacher}", f"name={name}", *LESSONS, *often))
+    """Train a policy, export it for ONNX, and return the bundle's path."""
+    updates = options.num_updates * (2 if name in DISTILLED else 1)
+    options_of_run = [f"num_updates={updates}", f"eval_every={updates}"]
+    options_of_run += ["eval_episodes=50", "tracker=none", f"out={options.out}"]
+    if name in DISTILLED:
+        teacher = bundle(DISTILLED[name], options).parents[1]
+        run = Path(
+            offline_rl(
+                "distill", f"run={teacher}", f"name={name}", *DISTILL_OPTIONS, *options_of_run
+            )
+        )
     else:
         data = [f"task={TASK}", f"dataset={demonstrations(options)}", f"name={name}"]
-        run = Path(offline_rl("train", *POLICIES[name], *data, *often))
+        run = Path(offline_rl("train", *POLICIES[name], *data, *options_of_run))
     offline_rl("export", f"run={run}")
     return run / SEED / "policy.bundle"
 
 
 def in_the_task(path: Path, episodes: int) -> dict[str, Any]:
-    """How the bundle does in the plain environment; which episodes succeed and in which time."""
+    """Evaluate the bundle in the plain environment: success and duration of each episode."""
     env = envs.make_vector(TASK, episodes)
     played = play(policies.load(path), env)
     env.close()
@@ -113,7 +118,7 @@ def in_the_task(path: Path, episodes: int) -> dict[str, Any]:
 
 
 def starts(episodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the arm and the target of `play`'s episodes are: [N, 5] rad, [N, 3] m."""
+    """Return the initial poses, [N, 5] rad, and targets, [N, 3] m, of `play`'s episodes."""
     env: Any = envs.make_vector(TASK, episodes)
     env.reset((EVALUATION_SEED + np.arange(episodes)).tolist())
     poses = np.stack([data.qpos[:5] for data in env._data])
@@ -123,17 +128,17 @@ def starts(episodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def on_the_robot(path: Path, episodes: int, folder: Path) -> dict[str, Any]:
-    """The same episodes through `robot run`, one process group for all of them.
+    """Evaluate the bundle in the same episodes by `robot run`, in one run if possible.
 
-    Where the watchdog ends the control process, for it stood still, the episode is lost and another
-    run goes on.
+    If the watchdog ends a control process that stood still, the episode counts as failed, and a new
+    run continues with the next one.
     """
     poses, targets = starts(episodes)
     success, seconds, stops = np.zeros(episodes, bool), np.full(episodes, np.nan), Counter[str]()
-    most_s = (envs.task(TASK).max_episode_steps or 0) / RATE_HZ
-    kept = list[Recording]()
+    limit_s = (envs.task(TASK).max_episode_steps or 0) / RATE_HZ
+    recordings = list[Recording]()
     with SimulatedHardware("desk") as hardware:
-        _set_up(hardware, poses[0], targets[0])
+        _place_arm(hardware, poses[0], targets[0])
         offline_rl(
             *("robot", "check", "robot=desk", f"bundle={path}", "runtime=onnx"),
             *(f"{k}={v}" for k, v in hardware.line.items()),
@@ -146,23 +151,25 @@ def on_the_robot(path: Path, episodes: int, folder: Path) -> dict[str, Any]:
                 while k < episodes:
                     try:
                         _begin(run, stops, hardware, poses[k], targets[k])
-                        success[k], seconds[k] = _judge(run, hardware, targets[k], most_s)
-                        _rest(run, stops)
+                        success[k], seconds[k] = _measure_success(
+                            run, hardware, targets[k], limit_s
+                        )
+                        _bring_to_hold(run, stops)
                     except RunEnded:
                         stops["control ended by the watchdog"] += 1
                         success[k] = False
                         break
                     finally:
                         k += 1
-            kept.append(read(file))
+            recordings.append(read(file))
     return {
         "success": success,
         "seconds": seconds,
         "stops": dict(stops),
-        "ticks": sum(int(each.rows["tick"][-1]) for each in kept),
-        "missed": sum(int(each.rows["missed"][-1]) for each in kept),
-        "rows_lost": sum(each.lost for each in kept),
-        "behind_rad": behind(np.concatenate([each.rows for each in kept])),
+        "ticks": sum(int(each.rows["tick"][-1]) for each in recordings),
+        "missed": sum(int(each.rows["missed"][-1]) for each in recordings),
+        "rows_lost": sum(each.lost for each in recordings),
+        "behind_rad": plan_lag(np.concatenate([each.rows for each in recordings])),
     }
 
 
@@ -173,26 +180,26 @@ def _begin(
     pose: np.ndarray,
     target: np.ndarray,
 ) -> None:
-    run.word("limp", State.CONNECTED)
-    _set_up(hardware, pose, target)
-    run.word("arm", State.HOLD)
-    _re_arm(run, stops)  # a shared machine may have missed deadlines by now
+    run.command("limp", State.CONNECTED)
+    _place_arm(hardware, pose, target)
+    run.command("arm", State.HOLD)
+    _re_arm(run, stops)  # a shared machine may have missed deadlines
     run.type("start\n")
     run.wait(lambda: run.state is not State.HOLD, 5.0)
 
 
-def behind(rows: np.ndarray) -> list[float]:
-    """How far the joint furthest off is behind the plan, while a policy moves it: p50, p99.
+def plan_lag(rows: np.ndarray) -> list[float]:
+    """Return the largest lag of a joint behind the plan while the policy moves it: p50, p99.
 
-    Limits hold it back: a plan's steps leave a jerk out of account, a goal has to obey it.
+    The limits cause it: plans ignore the limit of jerk, goals must keep it.
     """
     moved = rows[(rows["mode"] == Mode.POLICY) & np.isfinite(rows["sent"]).all(1)]
-    off = np.abs(moved["sent"] - moved["target"]).max(1)
-    return [round(float(x), 4) for x in np.quantile(off[np.isfinite(off)], (0.5, 0.99))]
+    lag = np.abs(moved["sent"] - moved["target"]).max(1)
+    return [round(float(x), 4) for x in np.quantile(lag[np.isfinite(lag)], (0.5, 0.99))]
 
 
-def _set_up(hardware: SimulatedHardware, pose: np.ndarray, target: np.ndarray) -> None:
-    """As somebody would who brings the arm to its start, torque off, and puts the target down."""
+def _place_arm(hardware: SimulatedHardware, pose: np.ndarray, target: np.ndarray) -> None:
+    """Place the arm, without torque, and the target."""
     hardware.event("pose", q=pose.tolist())
     hardware.event("place", body="target", at_m=target.tolist())
     end = time.monotonic() + 5
@@ -200,73 +207,77 @@ def _set_up(hardware: SimulatedHardware, pose: np.ndarray, target: np.ndarray) -
         if time.monotonic() > end:
             raise RuntimeError("the simulated arm was not set up")
         time.sleep(0.005)
-    time.sleep(0.05)  # for the tracker's next measurement of the target
+    time.sleep(0.05)  # time for the tracker to measure the target
 
 
-def _judge(
-    run: Run, hardware: SimulatedHardware, target: np.ndarray, most_s: float
+def _measure_success(
+    run: Run, hardware: SimulatedHardware, target: np.ndarray, limit_s: float
 ) -> tuple[bool, float]:
-    """Success as the task has it, looked at as often; and after how long."""
-    begun = due = time.monotonic()
-    while due - begun < most_s:
+    """Return the task's success and duration, checked at the task's rate."""
+    start_s = due = time.monotonic()
+    while due - start_s < limit_s:
         due += 1 / RATE_HZ
         time.sleep(max(0.0, due - time.monotonic()))
         truth = hardware.truth()
         near = np.linalg.norm(truth["tip"] - target) < CLOSE_M
         if near and np.abs(truth["dq"]).max() < STILL_RAD_S:
-            return True, due - begun
+            return True, due - start_s
         if run.state is not State.RUNNING:
             break
-    return False, due - begun
+    return False, due - start_s
 
 
 def _re_arm(run: Run, stops: Counter[str]) -> None:
-    """As a person does, where something is latched."""
+    """Re-arm the robot if a reason is latched."""
     latched = int(run.row["latched"])
     if latched >= 0:
         stops[Reason(latched).name] += 1
-        for _ in range(10):  # refused while its cause is there
+        for _ in range(10):  # refused while the cause persists
             run.type("re-arm\n")
             time.sleep(0.5)
             if int(run.row["latched"]) < 0:
                 break
 
 
-def _rest(run: Run, stops: Counter[str]) -> None:
-    """Brings the robot back to holding, whatever stopped it."""
+def _bring_to_hold(run: Run, stops: Counter[str]) -> None:
+    """Bring the robot back to HOLD, whatever stopped it."""
     if run.state is State.RUNNING:
         run.type("finish\n")
     run.wait(lambda: run.state in (State.HOLD, State.FAULT), 5.0)
     _re_arm(run, stops)
     if run.state is State.CONNECTED:
-        run.word("arm", State.HOLD)
+        run.command("arm", State.HOLD)
 
 
 def measure(options: Options) -> dict[str, Any]:
     folder, file = Path(options.out), RESULTS / "task.json"
-    old = json.loads(file.read_text()) if file.exists() else {}
-    found: dict[str, Any] = old["policies"] if old.get("episodes") == options.episodes else {}
+    previous = json.loads(file.read_text()) if file.exists() else {}
+    results: dict[str, Any] = (
+        previous["policies"] if previous.get("episodes") == options.episodes else {}
+    )
     for name in options.policies:
-        if name not in (*POLICIES, *TAUGHT):
-            raise UserError(f"there is no policy {name!r}, but {', '.join((*POLICIES, *TAUGHT))}")
+        if name not in (*POLICIES, *DISTILLED):
+            raise UserError(
+                f"there is no policy {name!r}. Choose from {', '.join((*POLICIES, *DISTILLED))}"
+            )
         path = bundle(name, options)
         plain, robot = (
             in_the_task(path, options.episodes),
             on_the_robot(path, options.episodes, folder),
         )
         both = plain["success"], robot["success"]
-        found[name] = {
+        results[name] = {
             **{key: robot[key] for key in robot if key not in ("success", "seconds")},
-            **{where: _told(side) for where, side in (("task", plain), ("robot", robot))},
+            **{where: _summarize(side) for where, side in (("task", plain), ("robot", robot))},
             "both": int((both[0] & both[1]).sum()),
             "load": round(os.getloadavg()[0], 1),
         }
-        print(name, found[name], file=sys.stderr, flush=True)
-    known = {name: found[name] for name in (*POLICIES, *TAUGHT) if name in found}
-    return {"episodes": options.episodes, "policies": known, "machine": describe_machine()}
+        print(name, results[name], file=sys.stderr, flush=True)
+    ordered = {name: results[name] for name in (*POLICIES, *DISTILLED) if name in results}
+    return {"episodes": options.episodes, "policies": ordered, "machine": describe_machine()}
 
 
-def _told(side: dict[str, Any]) -> dict[str, Any]:
+def _summarize(side: dict[str, Any]) -> dict[str, Any]:
     success = side["success"]
     low, high = wilson(int(success.sum()), len(success))
     median = float(np.median(side["seconds"][success])) if success.any() else None

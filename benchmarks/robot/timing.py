@@ -1,11 +1,12 @@
-"""What this machine's clock says of the control loop and of inference.
+"""Timing of the control loop and of inference on this machine.
 
     python -m benchmarks.robot timing [seconds=60] [rates=[50,200,500]]
 
-The loop's deadlines and its overhead, beside a plain loop that sleeps and one that spins, in turns
-while the other core multiplies matrices; one decision of a perceptron, of a one-step and of a
-ten-step chunk policy by each runtime; and the loop at 200 Hz while a one-step policy answers in a
-process of its own. seconds: of each of these at each rate. Needs a machine that does nothing else.
+It measures the loop's deadlines and overhead, compared with a loop that sleeps and one that spins,
+alternating, while the other core multiplies matrices. It measures one decision of a perceptron, of
+a one-step and of a ten-step chunk policy with each runtime, and the loop at 200 Hz while a one-step
+policy runs in another process. seconds: duration of each measurement at each rate. It needs an idle
+machine.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ import numpy as np
 
 import policies
 from benchmarks.latency import RUNTIMES, decisions
-from benchmarks.robot.person import command
-from benchmarks.robot.soak import HORIZON, RATE_HZ, STEP_S, Mind, Servos, spec
+from benchmarks.robot.soak import HORIZON, RATE_HZ, STEP_S, RandomInputs, Servos, spec
+from benchmarks.robot.terminal import command
 from offline_rl.utils.hardware import describe_machine
 from policies import Bundle, Channel, Normalizer, Spec
 from policies.bundle import write
@@ -45,44 +46,44 @@ from real_robot.safety.guard import Guard
 from real_robot.safety.limits import envelope
 
 SPINS, SLEEPS = "spin 0.5 ms", "plain sleep"
-ROUNDS = {"one step": 1, "ten steps": 10}  # of a U-Net's, from noise to a chunk
+DENOISING_STEPS = {"one step": 1, "ten steps": 10}  # denoising steps of a U-Net
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `timing` takes."""
+    """Options of `timing`."""
 
     seconds: float = 60.0
     rates: list = field(default_factory=lambda: [50, 200, 500])
 
 
 def _busy(stop: Any) -> None:
-    """Keeps a core at work, as inference does."""
+    """Load a core, as inference does."""
     a = np.random.default_rng(0).normal(size=(256, 256))
     while not stop.is_set():
         a = a @ a / 256
 
 
 class Timed(Servos):
-    """Servos that count what they take themselves, which is no part of the loop's overhead."""
+    """Servos that measure their own time, which is not part of the loop's overhead."""
 
     spent_ns = 0
 
     def read(self) -> Reading:
-        begun = time.perf_counter_ns()
+        start = time.perf_counter_ns()
         reading = super().read()
-        self.spent_ns += time.perf_counter_ns() - begun
+        self.spent_ns += time.perf_counter_ns() - start
         return reading
 
     def command(self, command: Command) -> Sent:
-        begun = time.perf_counter_ns()
+        start = time.perf_counter_ns()
         sent = super().command(command)
-        self.spent_ns += time.perf_counter_ns() - begun
+        self.spent_ns += time.perf_counter_ns() - start
         return sent
 
 
-class Inferred(Mind):
-    """Instead of a policy's wandering: what another process infers."""
+class InferredInputs(RandomInputs):
+    """Inputs with chunks from another process."""
 
     def __init__(self, clock: MonotonicClock, joints: int, chunks: Ring) -> None:
         super().__init__(clock, random.Random(0), joints)
@@ -93,10 +94,9 @@ class Inferred(Mind):
 
 
 def _loop_timing(rate_hz: float, seconds: float, how: tuple[bool, str], send: Any) -> None:
-    """The control loop following plans, with servos in memory, in a process of its own.
+    """Run the control loop with simulated servos, in a separate process, and send its times.
 
-    how: whether it asks for real-time priority; and the folder of the rings, where another process
-    infers.
+    how: True for real-time priority; and the folder of the rings if another process infers.
     """
     real_time, folder = how
     granted = ask_for_real_time().text if real_time else "ordinary scheduling"
@@ -106,19 +106,19 @@ def _loop_timing(rate_hz: float, seconds: float, how: tuple[bool, str], send: An
     joints = len(robot_spec.joints)
     servos = Timed(robot_spec, clock.now_ns)
     guard = Guard(servos, envelope(robot_spec, robot_spec.limits, rate_hz))
-    with tempfile.TemporaryDirectory() as own:
-        where = Path(folder or own)
+    with tempfile.TemporaryDirectory() as temporary:
+        where = Path(folder or temporary)
         ring = Ring.create(where / "ticks", row_type(robot_spec), 64)
-        mind, timing = Mind(clock, random.Random(0), joints), Timing(1 / STEP_S, HORIZON)
+        inputs, timing = RandomInputs(clock, random.Random(0), joints), Timing(1 / STEP_S, HORIZON)
         if folder:
             pin(last_core=True)
-            mind = Inferred(clock, joints, Ring.open(where / "chunks"))
+            inputs = InferredInputs(clock, joints, Ring.open(where / "chunks"))
             timing = Timing(RATE_HZ, HORIZON)
-        loop = Loop(guard, clock, Schedule(timing, joints), mind, ring)
+        loop = Loop(guard, clock, Schedule(timing, joints), inputs, ring)
         guard.connect(clock.now_ns())
         guard.run_check(clock.now_ns())
         guard.arm(clock.now_ns())
-        mind.requests.append(Request(start=True))
+        inputs.requests.append(Request(start=True))
         wakes, took = list[int](), list[float]()
         with without_collector():
             loop.begin()
@@ -135,14 +135,14 @@ def _loop_timing(rate_hz: float, seconds: float, how: tuple[bool, str], send: An
 
 
 def _plain_timing(rate_hz: float, seconds: float, spin_ns: int | None, send: Any) -> None:
-    """A loop that sleeps what is left of its period, or sleeps short and spins."""
+    """Run a loop that sleeps for the rest of its period, or sleeps less and spins."""
     period, wakes = round(1e9 / rate_hz), list[int]()
     deadline = time.monotonic_ns()
     for _ in range(int(seconds * rate_hz)):
-        begun = time.monotonic_ns()
-        wakes.append(begun)
+        start = time.monotonic_ns()
+        wakes.append(start)
         if spin_ns is None:
-            time.sleep(max(0, period - (time.monotonic_ns() - begun)) * 1e-9)
+            time.sleep(max(0, period - (time.monotonic_ns() - start)) * 1e-9)
         else:
             deadline += period
             time.sleep(max(0, deadline - spin_ns - time.monotonic_ns()) * 1e-9)
@@ -160,7 +160,7 @@ LOOPS: dict[str, tuple[Callable[..., None], Any]] = {
 
 
 def timing(rates: list[float], seconds: float, turns: int = 6) -> list[dict[str, Any]]:
-    """Each loop in its turn, so many times, with the other core busy."""
+    """Time each loop in alternation, `turns` times, with the other core busy."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     other = context.Process(target=_busy, args=(stop,))
@@ -194,9 +194,9 @@ def timing(rates: list[float], seconds: float, turns: int = 6) -> list[dict[str,
 
 
 def _untrained(kind: str, path: Path) -> Path:
-    """A bundle of that kind for the arm; how long it takes does not depend on its weights.
+    """Write an untrained bundle; its latency does not depend on the weights.
 
-    It asks for next to no motion, so that nothing stops the robot.
+    Its actions are almost without motion, so that nothing stops the robot.
     """
     import torch
 
@@ -217,13 +217,13 @@ def _untrained(kind: str, path: Path) -> Path:
             len(joints),
             network="unet",
             options={"widths": [64, 128, 256], "time_size": 64},
-            table=euler(ROUNDS[kind]),
+            table=euler(DENOISING_STEPS[kind]),
             n_obs_steps=1,
             horizon=HORIZON,
             n_action_steps=1,
         )
         sizes = {"chunk_size": HORIZON}
-    told = Spec(
+    spec_of_policy = Spec(
         (Channel("observation", (len(names),), names=names, units=units),),
         len(joints),
         action_low=(-0.005,) * len(joints),
@@ -234,14 +234,16 @@ def _untrained(kind: str, path: Path) -> Path:
         **sizes,
     )
     weights = {key: value.numpy() for key, value in actor.state_dict().items()}
-    same = Normalizer.identity(told.observation_shape)
-    write(path, seal(Bundle(told, type(actor).__name__, actor.arguments, weights, same)))
+    identity = Normalizer.identity(spec_of_policy.observation_shape)
+    write(
+        path, seal(Bundle(spec_of_policy, type(actor).__name__, actor.arguments, weights, identity))
+    )
     subprocess.run(command("export", f"run={path}"), check=True, capture_output=True)
     return path
 
 
 def inferring(folder: Path, seconds: float) -> dict[str, Any]:
-    """The loop at 200 Hz, while a one-step policy is asked for a chunk as often."""
+    """Time the loop at 200 Hz while a one-step policy infers at the same rate."""
     policy = policies.load(_untrained("one step", folder / "one.bundle"), runtime="onnx")
     robot, context = spec(), multiprocessing.get_context("spawn")
     chunks = Ring.create(folder / "chunks", chunk_type(HORIZON, len(robot.joints)), 16)
@@ -256,18 +258,18 @@ def inferring(folder: Path, seconds: float) -> dict[str, Any]:
     pin(last_core=False)
     inference = Inference(policy, robot, Ring.open(folder / "ticks"), chunks, words)
     inference.warm_up()
-    begun = time.monotonic()
+    start = time.monotonic()
     while not receive.poll():
         if not inference.step(time.monotonic_ns()):
             time.sleep(0.0005)
-    decided = inference.seq / (time.monotonic() - begun)
+    decisions_per_s = inference.seq / (time.monotonic() - start)
     wakes, took, missed, granted = receive.recv()
     child.join()
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     errors = np.abs(np.diff(wakes) - 1e9 / RATE_HZ) / 1000
     return {
         "rate_hz": RATE_HZ,
-        "decisions_a_second": round(decided, 1),
+        "decisions_a_second": round(decisions_per_s, 1),
         "granted": granted,
         "error_us": np.percentile(errors, [50, 99, 99.9, 100]).tolist(),
         "overhead_us": np.percentile(took, [50, 99]).tolist(),
@@ -276,24 +278,24 @@ def inferring(folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def latency(folder: Path, seconds: float) -> list[dict[str, Any]]:
-    """ms of a decision: kinds and runtimes in turns, one thread."""
-    made = {
+    """Return the duration of decisions, ms, alternating policies and runtimes, one thread."""
+    loaded = {
         (kind, runtime): policies.load(_untrained(kind, folder / f"{kind}.bundle"), runtime=runtime)
-        for kind, runtime in product(("perceptron", *ROUNDS), RUNTIMES)
+        for kind, runtime in product(("perceptron", *DENOISING_STEPS), RUNTIMES)
     }
-    return decisions(made, seconds)
+    return decisions(loaded, seconds)
 
 
 def measure(options: Options) -> dict[str, Any]:
     rows = timing(options.rates, options.seconds)
     with tempfile.TemporaryDirectory() as folder:
         times = latency(Path(folder), options.seconds)
-        beside = inferring(Path(folder), options.seconds)
+        during_inference = inferring(Path(folder), options.seconds)
     return {
         "seconds": options.seconds,
         "rows": rows,
         "latency": times,
-        "inferring": beside,
+        "inferring": during_inference,
         "load": round(os.getloadavg()[0], 1),
         "machine": describe_machine(),
     }

@@ -79,7 +79,8 @@ def check(
     after.now_ns = now_ns
     if not 0 < now_ns - before.now_ns < e.rules.clock_step_periods * e.period_s * 1e9:
         reasons |= 1 << Reason.CLOCK_JUMPED
-    reasons |= _check_reading(e, before, after, reading, now_ns, yields=relief is not None)
+    yields, rests = relief is not None, not moving and before.stands()
+    reasons |= _check_reading(e, before, after, reading, now_ns, yields=yields, rests=rests)
     if watchdog_ns is not None and now_ns - watchdog_ns > e.rules.watchdog_age_s * 1e9:
         reasons |= 1 << Reason.WATCHDOG_SILENT
     if moving and target is None:
@@ -127,11 +128,19 @@ def _finite(target: Sequence[float] | None, count: int) -> bool:
 
 
 def _check_reading(
-    e: Envelope, before: Motion, after: Motion, reading: Reading, now_ns: int, *, yields: bool
+    e: Envelope,
+    before: Motion,
+    after: Motion,
+    reading: Reading,
+    now_ns: int,
+    *,
+    yields: bool,
+    rests: bool,
 ) -> int:
     """Return the reasons to stop that the reading shows, and store its measurements in `after`.
 
     yields: the goals return to the measured positions, so the joints need not move with them.
+    rests: the goals stand still and nothing asks for motion, so no joint has to move.
     """
     rules, reasons = e.rules, 0
     good = reading.code == Code.OK
@@ -188,7 +197,7 @@ def _check_reading(
             if presses and abs(drawn) > full:  # a servo's force is about proportional to its error
                 share = min(share, abs(before.q[i] - q) / grip.squeeze * full / abs(drawn))
             after.squeeze[i] = min(1.0, max(GRIP_LEAST, share))
-        stands = _stands_still(e, i, before, after, q, dq, drawn)
+        stands = _stands_still(e, i, before, after, q, dq, drawn, rests=rests)
         if stands and not yields and not presses:  # a gripper that closes may meet what it grips
             blame |= 1 << Reason.SENSOR_STUCK
         after.measured[i], after.measured_v[i], after.drawn_a[i] = q, dq, drawn
@@ -210,7 +219,15 @@ def leapt(before: float, q: float, dq: float, fastest: float, dt_s: float) -> bo
 
 
 def _stands_still(
-    e: Envelope, i: int, before: Motion, after: Motion, q: float, dq: float, drawn: float
+    e: Envelope,
+    i: int,
+    before: Motion,
+    after: Motion,
+    q: float,
+    dq: float,
+    drawn: float,
+    *,
+    rests: bool,
 ) -> bool:
     """Return True if joint i's goals have moved for a while and its measurements have not.
 
@@ -218,9 +235,10 @@ def _stands_still(
     obstacle. Against an obstacle its current follows the goal. At a turning point its measured
     velocity changes. The goals must therefore move further if less is measured: if the adapter
     returns no current, a constant current, or a velocity that is derived from the position.
+    Goals at rest start a new observation: an earlier motion must not prevent re-arming.
     """
     goal, digit, room = before.q[i], e.resolution[i], e.tracking_error[i]
-    still = q == before.measured[i]
+    still = q == before.measured[i] and not rests
     after.still_low[i] = low = min(before.still_low[i], goal) if still else goal
     after.still_high[i] = high = max(before.still_high[i], goal) if still else goal
     known = before.middle_ns > 0

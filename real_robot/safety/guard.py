@@ -485,8 +485,13 @@ class Guard:
             self.machine.fire(Event.EXPIRE, now_ns)
 
     def _apply_reasons(self, reasons: int, now_ns: int) -> None:
-        """Change the state by the most severe reason: emergency stop, then fault, then stop."""
-        if not reasons or self.state not in ARMED:
+        """Change the state by the most severe reason: emergency stop, then fault, then stop.
+
+        An emergency stop also ends the motion of goals after a fault.
+        """
+        if self.state is State.FAULT:
+            reasons &= 1 << Reason.ESTOP_PRESSED
+        if not reasons or not (self.state in ARMED or self.state is State.FAULT):
             return
         causes = [reason for reason in Reason if reasons >> reason & 1]
         causes.sort(key=lambda r: (r is not Reason.ESTOP_PRESSED, r not in FAULTS, r))

@@ -78,7 +78,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.ESTOP, Event.RE_ARM): State.CONNECTED,
     (State.ESTOP, Event.LIMP): State.ESTOP,
     **{(state, Event.FAULT): State.FAULT for state in ARMED},
-    **{(state, Event.ESTOP): State.ESTOP for state in ARMED},
+    **{(state, Event.ESTOP): State.ESTOP for state in (*ARMED, State.FAULT)},
     **{(state, Event.CLOSE): State.DISCONNECTED for state in State},
 }
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.robot import RESULTS, alarms, page
 from benchmarks.robot.first import page_words
 from benchmarks.robot.logic import summary
-from benchmarks.robot.stepped import commands, outside
+from benchmarks.robot.stepped import commands, count_violations
 
 ROOT = Path(__file__).resolve().parents[2]
 TICK = 2 * np.pi / 4096
@@ -30,22 +30,22 @@ def told(angles: np.ndarray) -> list[dict[str, int]]:
 
 def test_a_smooth_path_inside_its_limits_is_not_counted():
     times = PERIOD_S * np.arange(300)
-    assert outside(told(0.9 * np.sin(2 * times)), LIMITS, PERIOD_S) == 0
+    assert count_violations(told(0.9 * np.sin(2 * times)), LIMITS, PERIOD_S) == 0
 
 
 def test_each_command_beyond_a_limit_is_counted():
     still = np.zeros(5)
-    assert outside(told(np.full(7, 1.1)), LIMITS, PERIOD_S) == 7  # position
+    assert count_violations(told(np.full(7, 1.1)), LIMITS, PERIOD_S) == 7  # position
     leap = np.append(still, 0.5)
-    assert outside(told(leap), LIMITS, PERIOD_S) == 1  # velocity, among others
+    assert count_violations(told(leap), LIMITS, PERIOD_S) == 1  # velocity, among others
     fast = np.append(still, 0.019 * np.arange(1, 20))  # 1.9 rad/s out of rest: 190 rad/s²
-    assert 1 <= outside(told(fast), LIMITS, PERIOD_S) <= 2
+    assert 1 <= count_violations(told(fast), LIMITS, PERIOD_S) <= 2
 
 
 def test_rounding_to_ticks_is_no_breach():
     jitter = np.zeros(40)
     jitter[::2] = TICK  # 2 ticks in the second difference, 4 in the third
-    assert outside(told(jitter), LIMITS, PERIOD_S) == 0
+    assert count_violations(told(jitter), LIMITS, PERIOD_S) == 0
 
 
 def test_arming_begins_a_new_stretch_of_commands():

@@ -373,13 +373,13 @@ def test_a_joint_that_is_to_be_confirmed_is_not_armed_by_the_next_run_either(
     path = tmp_path / "two links.unconfirmed.json"
     bench = Bench(tmp_path)
     kept = Unconfirmed(path, bench.guard)
-    kept.keep()
+    kept.save()
     assert not path.exists()
     bench.run(50)
     measured = bench.guard.motion.measured[1]
     bench.robot.offset[1] = 0.3
     bench.run(1)
-    kept.keep()
+    kept.save()
     kept.close()
     assert json.loads(path.read_text()) == {"elbow": measured}
 
@@ -411,7 +411,7 @@ def test_joints_to_be_confirmed_are_written_again_at_the_end_if_that_failed(tmp_
     place.write_text("no folder")
     kept = Unconfirmed(place / "two links.unconfirmed.json", guard)
     guard.unconfirmed["elbow"] = 0.5
-    kept.keep()
+    kept.save()
     with pytest.raises(UserError, match="next run will not ask to confirm elbow"):
         kept.close()
     place.unlink()

@@ -733,7 +733,7 @@ def test_an_arm_that_is_pushed_by_hand_gives_way_and_does_not_snap_back(
     it stays where it was pushed.
     """
     desk = Desk(tmp_path, 3)
-    desk.told.requests.append(Request(finish=True))
+    desk.inputs.requests.append(Request(finish=True))
     desk.run(120)
     assert desk.guard.state is State.HOLD
     if not measures_current:

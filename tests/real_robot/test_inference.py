@@ -188,7 +188,7 @@ class Counter(nn.Module):
 def test_a_memory_is_kept_on_a_robot_and_refused_where_it_needs_rewards(
     tmp_path, monkeypatch: pytest.MonkeyPatch, needs_rewards: bool
 ) -> None:
-    monkeypatch.setattr("policies.heads.head.kinds", lambda: {"Counter": Counter})
+    monkeypatch.setattr("policies.heads.head.load_kinds", lambda: {"Counter": Counter})
     monkeypatch.setattr(Counter, "needs_rewards", needs_rewards)
     robot, spec = (
         robot_spec(),

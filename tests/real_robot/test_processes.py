@@ -611,7 +611,8 @@ def test_recording_and_playing_back_are_refused_a_rate_that_is_not_the_robots(
     found = SimpleNamespace(about={"joints": []}, rows=np.zeros(0))
     monkeypatch.setattr(running, "read", lambda path: found)
     how = {"adapter": "simulated", "folder": str(tmp_path / "sim"), "rate_hz": 500.0}
-    sentence, file = "rate_hz is 500, desk is made for 100", str(tmp_path / "new" / "x.rec")
+    sentence = "rate_hz is 500, expected 50 to 200: desk is made for 100"
+    file = str(tmp_path / "new" / "x.rec")
     with pytest.raises(UserError, match=sentence):
         running.record("desk", file, **how)
     with pytest.raises(UserError, match=sentence):

@@ -42,8 +42,8 @@ PERMITTED = {
     *((s, E.LIMP, S.CONNECTED) for s in (S.CONNECTED, S.CHECKED, S.HOLD)),
     (S.FAULT, E.LIMP, S.FAULT),
     (S.ESTOP, E.LIMP, S.ESTOP),
-    *((s, E.FAULT, S.FAULT) for s in (S.HOLD, S.RUNNING, S.TAKEOVER, S.SOFT_STOP)),
-    *((s, E.ESTOP, S.ESTOP) for s in (S.HOLD, S.RUNNING, S.TAKEOVER, S.SOFT_STOP)),
+    *((s, E.FAULT, S.FAULT) for s in (S.HOLD, S.RUNNING, S.TAKEOVER, S.SOFT_STOP, S.FAULT)),
+    *((s, E.ESTOP, S.ESTOP) for s in (S.HOLD, S.RUNNING, S.TAKEOVER, S.SOFT_STOP, S.FAULT)),
     *((s, E.CLOSE, S.DISCONNECTED) for s in S),
 }
 NEXT = {(before, event): after for before, event, after in PERMITTED}

@@ -1,4 +1,4 @@
-"""A robot of servos as simulated hardware: `configs/robot/<name>.yaml` to a line of servos."""
+"""Simulated servos of a robot, created from its file."""
 
 import random
 
@@ -11,7 +11,7 @@ from real_robot.robots.dynamixel import table as t
 from real_robot.robots.dynamixel.calibration import MAX_HOMING, Servo, ticks
 from real_robot.robots.physics import Physics
 
-MARGIN = 30  # ticks that the servos' own position limits lie outside the robot's
+MARGIN = 30  # ticks by which the servos' position limits exceed the robot's
 
 
 def build(
@@ -25,13 +25,13 @@ def build(
     model: str = "XM430-W350",
     log: Log | None = None,
 ) -> Line:
-    """The robot's servos, each screwed on at an angle of its own; every other one turned round.
+    """Create the robot's servos, each at a random mounting angle, every other one reversed.
 
-    calibrated: what a calibration writes is in them. stand: see `Physics`.
+    calibrated: the servos contain the values that a calibration writes. stand: see `Physics`.
     """
     physics = Physics(described.model, described.spec.joints, stand=stand)
     chance = random.Random(seed)
-    kind = next(known for known in t.MODELS.values() if known.name == model)
+    kind = next(each for each in t.MODELS.values() if each.name == model)
     servos = []
     for index, row in enumerate(described.joints.values()):
         direction = -1 if index % 2 else 1
@@ -55,7 +55,7 @@ def build(
 
 
 def calibration(line: Line, described: RobotDescription) -> dict[str, Servo]:
-    """What a calibration of this arm would write down."""
+    """Return the calibration of this arm."""
     return {
         joint: Servo(
             id=servo.id,

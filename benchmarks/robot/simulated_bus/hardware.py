@@ -1,11 +1,11 @@
-"""Simulated hardware as a test or a benchmark holds it: a process, its port, its faults.
+"""Simulated hardware for tests and benchmarks: a server process, its port and its faults.
 
     with SimulatedHardware("desk") as hardware:
         robot = make("desk", **hardware.line)
 
-The control file is one JSON object, replaced as a whole: `faults`, the fields of `line.Faults`,
-which hold as long as they stand there; `events`, a list of [number, kind, arguments], see
-`Line.event`, each carried out once, in the order of the numbers.
+The control file is one JSON object and is always replaced completely. `faults` has fields of
+`line.Faults`, which hold until the file changes. `events` is a list of [number, kind, arguments],
+see `Line.event`; each is executed once, in the order of the numbers.
 """
 
 import json
@@ -26,32 +26,35 @@ from offline_rl.utils.files import write_text
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.session import new_folder
 
-CHANNELS = {"target": "target", "puck": "puck"}  # measured: channel -> body
-START_S = 30.0  # for the process, which imports MuJoCo
+CHANNELS = {"target": "target", "puck": "puck"}  # measured channel -> body
+START_S = 30.0  # time for the process to start; it imports MuJoCo
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Of the server."""
+    """Options of the server."""
 
     robot: str
     folder: str
-    baud: int = 1_000_000  # on which the answers' times depend; a pseudo-terminal has no speed
-    latency_s: float = 1e-3  # of the adapter
+    baud: int = 1_000_000  # determines the times of answers; a pseudo-terminal has no baud rate
+    latency_s: float = 1e-3  # latency of the adapter
     seed: int = 0
     calibrated: bool = True
     tracker_noise_m: float = 0.0005
 
 
 def truth(joints: int) -> np.dtype:
-    """What the simulation publishes for whoever judges: never for the robot."""
+    """Return the type of the true state, for tests and benchmarks, not for the robot."""
     rows = [(name, "<f8", (joints,)) for name in ("q", "dq", "torque")]
     places = [(name, "<f8", (3,)) for name in ("tip", "puck")]
     return np.dtype([("time_ns", "<i8"), ("simulated_ns", "<i8"), *rows, *places])
 
 
 class SimulatedHardware:
-    """options: of `Options`. folder: kept where one is given. Raises UserError."""
+    """Server process with simulated hardware.
+
+    options: those of `Options`. folder: kept if one is arguments. Raises UserError.
+    """
 
     def __init__(self, robot: str, *, folder: Path | None = None, **options: Any) -> None:
         self._temporary = folder is None
@@ -59,18 +62,20 @@ class SimulatedHardware:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._faults: dict[str, Any] = {}
         self._events: list[tuple[int, str, dict[str, Any]]] = []
-        given = {"robot": robot, "folder": self.folder, **options}
+        arguments = {"robot": robot, "folder": self.folder, **options}
         command = [sys.executable, "-m", "benchmarks.robot.simulated_bus.server"]
         self._process = subprocess.Popen(
-            [*command, *(f"{k}={v}" for k, v in given.items())], stderr=subprocess.PIPE, text=True
+            [*command, *(f"{k}={v}" for k, v in arguments.items())],
+            stderr=subprocess.PIPE,
+            text=True,
         )
         end = time.monotonic() + START_S
         while not (self.folder / "port").is_symlink():
             if self._process.poll() is not None or time.monotonic() > end:
                 self._process.kill()
-                said = self._process.communicate()[1].strip()
+                output = self._process.communicate()[1].strip()
                 self.close()
-                raise UserError(f"the simulated hardware did not start: {said[-500:]}")
+                raise UserError(f"the simulated hardware did not start: {output[-500:]}")
             time.sleep(0.005)
         self._truth = Reader(Ring.open(self.folder / "truth"))
 
@@ -80,7 +85,7 @@ class SimulatedHardware:
 
     @property
     def line(self) -> dict[str, Any]:
-        """What `robots.make.make` takes to reach it."""
+        """Options for `robots.make.make` to connect to it."""
         names = {"port": "port", "calibration": "calibration.json", "tracker": "tracker"}
         return {key: str(self.folder / name) for key, name in names.items()}
 
@@ -89,26 +94,27 @@ class SimulatedHardware:
         return self._process.pid
 
     def faults(self, **faults: Any) -> None:
-        """These, and no others, from now on."""
+        """Replace the faults."""
         self._faults = faults
-        self._tell()
+        self._write_control()
 
     def event(self, kind: str, **what: Any) -> None:
+        """Trigger an event once; see `Line.event`."""
         self._events.append((len(self._events) + 1, kind, what))
-        self._tell()
+        self._write_control()
 
-    def _tell(self) -> None:
-        """Returns at once; it is done within 20 ms."""
+    def _write_control(self) -> None:
+        """Write the control file. It takes effect within 20 ms."""
         control = {"faults": self._faults, "events": self._events[-50:]}
         write_text(self.folder / "control.json", json.dumps(control))
 
     def truth(self) -> np.ndarray:
-        """The newest record of `truth`; valid until the next call."""
+        """Return the newest true state; valid until the next call."""
         self._truth.newest()
         return self._truth.record
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """All that has happened so far, or what is of that kind; `t_ns` is monotonic."""
+        """Return all events so far, or those of one kind. `t_ns` is monotonic."""
         with (self.folder / "events.jsonl").open() as file:
             rows = [json.loads(line) for line in file if line.endswith("\n")]
         return [row for row in rows if kind is None or row["kind"] == kind]

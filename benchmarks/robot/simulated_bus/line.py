@@ -1,7 +1,7 @@
-"""The simulated line: requests in, answers out, each at the time that it would take.
+"""Simulated servo line: requests and answers with realistic times.
 
-Times are given, never asked for: the same class stands behind a pseudo-terminal on the wall clock
-(`server.py`) and behind a test's own clock (`port.py`).
+Times are passed as arguments. So the same class works behind a pseudo-terminal on the wall clock
+(`server.py`) and on a simulated clock (`port.py`).
 """
 
 import heapq
@@ -23,37 +23,40 @@ from real_robot.robots.dynamixel.packets import (
 )
 from real_robot.robots.physics import Physics
 
-PROTECT_NS = 20_000_000  # between a servo's looks at itself
-Log = Callable[[int, str, dict[str, Any]], None]  # time in ns, kind of event, what it was
+PROTECT_NS = 20_000_000  # period of the servos' self-protection
+Log = Callable[[int, str, dict[str, Any]], None]  # time in ns, kind of event, its arguments
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What is wrong with the line as long as it stands here."""
+    """Permanent faults of the line."""
 
-    missing: tuple[int, ...] = ()  # ids that neither hear nor answer
-    drop: float = 0.0  # share of answers that vanish
-    lose: float = 0.0  # share of requests that a servo does not hear, each for itself
+    missing: tuple[int, ...] = ()  # ids that neither receive nor answer
+    drop: float = 0.0  # share of lost answers
+    lose: float = 0.0  # share of requests that a servo misses, independently for each servo
     corrupt: float = 0.0  # share of answers with one wrong byte
-    delay_s: float = 0.0  # every answer later by it
-    frozen: tuple[int, ...] = ()  # ids whose measurements stand still, their clock too
-    stuck: tuple[int, ...] = ()  # ids whose measurements stand still while their clock goes on
-    blind: tuple[int, ...] = ()  # ids whose encoder stands still, for their position loop too
-    wrap: dict[int, int] = field(default_factory=dict)  # id -> ticks added to what it shows
+    delay_s: float = 0.0  # additional delay of every answer
+    frozen: tuple[int, ...] = ()  # ids whose measurements and clock stand still
+    stuck: tuple[int, ...] = ()  # ids whose measurements stand still while their clock runs
+    blind: tuple[int, ...] = ()  # ids whose encoder stands still, for their position loop, too
+    wrap: dict[int, int] = field(default_factory=dict)  # id -> ticks added to its position
     unplugged: bool = False
 
     _LISTS: ClassVar = ("missing", "frozen", "stuck", "blind")
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Faults":
-        """Raises TypeError for an unknown name."""
+        """Create faults from JSON values. Raises TypeError for an unknown name."""
         lists = {k: tuple(v) for k, v in values.items() if k in cls._LISTS}
         wrap = {int(id_): ticks for id_, ticks in values.get("wrap", {}).items()}
         return cls(**values | lists | {"wrap": wrap})
 
 
 class Line:
-    """latency_s: of the adapter, on every answer; seed: of what is dropped and corrupted."""
+    """Line of servos.
+
+    latency_s: latency of the adapter for every answer. seed: for lost and corrupt answers.
+    """
 
     def __init__(
         self,
@@ -72,11 +75,11 @@ class Line:
         self._latency_ns = latency_s * 1e9
         self._random = random.Random(seed)
         self._decoder = Decoder()
-        self._free_ns = 0.0  # when the line has carried all that was put on it
+        self._free_ns = 0.0  # time at which the line is free again
         self._stalled_until_ns = 0
         self._late_once_ns = 0.0
-        self._heard: deque[tuple[int, Packet]] = deque()
-        self._answers: list[tuple[int, int, bytes]] = []  # a heap: when, in which order, what
+        self._requests: deque[tuple[int, Packet]] = deque()
+        self._answers: list[tuple[int, int, bytes]] = []  # heap of (time, order, bytes)
         self._count = 0
         self._protect_ns = 0
         physics.before_step = self._before_step
@@ -94,17 +97,17 @@ class Line:
             servo.wrap_ticks = faults.wrap.get(servo.id, 0)
 
     def feed(self, data: bytes, now_ns: int) -> None:
-        """Bytes that the host writes now."""
+        """Receive bytes from the host."""
         if self.faults.unplugged:
             return
         for packet in self._decoder.feed(data):
             start = max(now_ns, self._free_ns, self._stalled_until_ns)
             self._free_ns = start + self._bytes(packet) * self._byte_ns
-            self._heard.append((int(self._free_ns), packet))
+            self._requests.append((int(self._free_ns), packet))
             self._free_ns += self._answer_ns(packet)
 
     def take(self, now_ns: int) -> bytes:
-        """What has reached the host."""
+        """Return the bytes that have reached the host."""
         self.advance(now_ns)
         out = b""
         while self._answers and self._answers[0][0] <= now_ns:
@@ -112,31 +115,31 @@ class Line:
         return out
 
     def next_ns(self) -> int | None:
-        """When something will happen by itself."""
-        times = [self._heard[0][0]] if self._heard else []
+        """Return the time of the next event on the line; None: there is none."""
+        times = [self._requests[0][0]] if self._requests else []
         times += [self._answers[0][0]] if self._answers else []
         return min(times, default=None)
 
     def clear(self) -> None:
-        """The cable is out: what was under way is lost."""
-        self._heard.clear()
+        """Drop all requests and answers, as when the cable is unplugged."""
+        self._requests.clear()
         self._answers.clear()
 
     def advance(self, now_ns: int) -> None:
-        """Physics, watchdogs and requests until now, in the order of their times."""
+        """Process physics, watchdogs and requests up to `now_ns`, in the order of their times."""
         while True:
-            heard = self._heard[0][0] if self._heard else None
+            request_ns = self._requests[0][0] if self._requests else None
             fires = [(at, s) for s in self.servos if (at := s.watchdog_ns()) is not None]
             first = min((at for at, _ in fires), default=None)
-            if first is not None and first <= now_ns and (heard is None or first < heard):
+            if first is not None and first <= now_ns and (request_ns is None or first < request_ns):
                 self.physics.advance(first)
                 for at, servo in fires:
                     if at == first:
                         servo.trip()
                         self.log(first, "watchdog", {"id": servo.id})
-            elif heard is not None and heard <= now_ns:
-                self.physics.advance(heard)
-                self._carry_out(*self._heard.popleft())
+            elif request_ns is not None and request_ns <= now_ns:
+                self.physics.advance(request_ns)
+                self._process_request(*self._requests.popleft())
             else:
                 break
         self.physics.advance(now_ns)
@@ -149,22 +152,22 @@ class Line:
             for servo, torque in zip(self.servos, self.physics.torque, strict=True):
                 servo.protect(float(torque), PROTECT_NS * 1e-9)
 
-    # what happens once
+    # single events
 
     def stall(self, seconds: float, now_ns: int) -> None:
-        """The adapter keeps what it is given for so long, then passes all of it on."""
+        """Make the adapter hold all data back for `seconds`."""
         self._stalled_until_ns = now_ns + int(seconds * 1e9)
 
     def late_once(self, seconds: float) -> None:
-        """The answers to the next request come later by it; those to further requests do not."""
+        """Delay the answers to the next request only."""
         self._late_once_ns = seconds * 1e9
 
     def servo(self, id_: int) -> SimulatedServo:
-        """Raises KeyError."""
+        """Return a servo. Raises KeyError."""
         return {servo.id: servo for servo in self.servos}[id_]
 
     def event(self, kind: str, what: dict[str, Any], now_ns: int) -> None:
-        """Carries out and logs what happens once. Raises KeyError for another kind than these."""
+        """Execute and log an event. Raises KeyError for an unknown kind."""
         self.advance(now_ns)
         actions: dict[str, Callable[..., Any]] = {
             "stall": lambda seconds: self.stall(seconds, now_ns),
@@ -187,7 +190,7 @@ class Line:
         return 10 + len(packet.parameters)
 
     def _answer_ns(self, packet: Packet) -> float:
-        """How long the line will be in use for the answers; a missing servo's slot passes too."""
+        """Return the time on the line for all answers, including those of missing servos."""
         content, ids, size = packet.parameters, [packet.id], 0
         if packet.instruction == Instruction.PING:
             size = 3
@@ -203,16 +206,16 @@ class Line:
         delays = [s.get(t.RETURN_DELAY) for s in self.servos if s.id == id_]
         return delays[0] * 2000.0 if delays else 0.0
 
-    def _carry_out(self, now_ns: int, packet: Packet) -> None:
+    def _process_request(self, now_ns: int, packet: Packet) -> None:
         content, kind = packet.parameters, packet.instruction
-        hearing = {
+        receivers = {
             servo.id: servo
             for servo in self.servos
             if servo.id not in self.faults.missing
-            and not servo.deaf(now_ns)
+            and not servo.is_booting(now_ns)
             and not (self.faults.lose and self._random.random() < self.faults.lose)
         }
-        for servo in hearing.values():
+        for servo in receivers.values():
             servo.feed(now_ns)
         at, last = float(now_ns), float(now_ns)
         answers = b""
@@ -220,9 +223,9 @@ class Line:
             address, size = _pair(content)
             for id_ in content[4:]:
                 at += (11 + size) * self._byte_ns + self._return_delay_ns(id_)
-                if id_ in hearing and hearing[id_].get(t.STATUS_LEVEL) >= 1:
-                    error, data = hearing[id_].read(address, size, now_ns)
-                    if answer := self._answer(hearing[id_], error, data):
+                if id_ in receivers and receivers[id_].get(t.STATUS_LEVEL) >= 1:
+                    error, data = receivers[id_].read(address, size, now_ns)
+                    if answer := self._answer(receivers[id_], error, data):
                         answers, last = answers + answer, at
         elif kind == Instruction.SYNC_WRITE:
             address, size = _pair(content)
@@ -230,27 +233,29 @@ class Line:
             goals = dict[str, Any]()
             for start in range(0, len(rows) - size, size + 1):
                 id_, data = rows[start], rows[start + 1 : start + 1 + size]
-                if id_ in hearing:
-                    self._write(hearing[id_], address, data, now_ns, goals)
+                if id_ in receivers:
+                    self._write(receivers[id_], address, data, now_ns, goals)
             if goals:
                 self.log(now_ns, "goals", goals)
         else:
-            for servo in hearing.values():
+            for servo in receivers.values():
                 if packet.id in (servo.id, BROADCAST):
                     at += self._return_delay_ns(servo.id)
-                    error, data, level = self._one(servo, packet, now_ns)
+                    error, data, level = self._execute(servo, packet, now_ns)
                     at += (11 + len(data)) * self._byte_ns
-                    asked = packet.id != BROADCAST or kind == Instruction.PING
-                    if asked and servo.get(t.STATUS_LEVEL) >= level:
+                    must_answer = packet.id != BROADCAST or kind == Instruction.PING
+                    if must_answer and servo.get(t.STATUS_LEVEL) >= level:
                         answers, last = answers + self._answer(servo, error, data), at
-        if answers:  # the adapter passes on together what follows closely
+        if answers:  # the adapter passes consecutive answers on together
             delay = self._latency_ns + self.faults.delay_s * 1e9 + self._late_once_ns
             self._late_once_ns = 0.0
             self._count += 1
             heapq.heappush(self._answers, (int(last + delay), self._count, answers))
 
-    def _one(self, servo: SimulatedServo, packet: Packet, now_ns: int) -> tuple[int, bytes, int]:
-        """error, data and the status level from which on it is answered."""
+    def _execute(
+        self, servo: SimulatedServo, packet: Packet, now_ns: int
+    ) -> tuple[int, bytes, int]:
+        """Execute one request. Return error, data and the minimum status level for an answer."""
         content = packet.parameters
         if packet.instruction == Instruction.PING:
             return 0, servo.ping(), 0
@@ -277,7 +282,7 @@ class Line:
         now_ns: int,
         goals: dict[str, Any],
     ) -> int:
-        """Also collects the goals that were accepted with torque on: id -> ticks."""
+        """Write registers. Accepted goals with torque on are added to `goals`: id -> ticks."""
         error = servo.write(address, data)
         if address == t.GOAL_POSITION.address and not error:
             if servo.get(t.TORQUE_ENABLE):
@@ -288,17 +293,17 @@ class Line:
         return error
 
     def _answer(self, servo: SimulatedServo, error: int, data: bytes) -> bytes:
-        """As it reaches the host."""
+        """Return the bytes of an answer as they reach the host."""
         if self._random.random() < self.faults.drop:
             return b""
         packet = status(servo.id, servo.error_byte(error), data)
         if self._random.random() < self.faults.corrupt:
-            where = self._random.randrange(len(packet))
-            wrong = packet[where] ^ self._random.randrange(1, 256)
-            packet = packet[:where] + bytes([wrong]) + packet[where + 1 :]
+            index = self._random.randrange(len(packet))
+            value = packet[index] ^ self._random.randrange(1, 256)
+            packet = packet[:index] + bytes([value]) + packet[index + 1 :]
         return packet
 
 
 def _pair(content: bytes) -> tuple[int, int]:
-    """Address and size."""
+    """Return address and size."""
     return int.from_bytes(content[:2], "little"), int.from_bytes(content[2:4], "little")

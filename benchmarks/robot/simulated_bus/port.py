@@ -1,11 +1,11 @@
-"""A port on a simulated line with a clock of its own: hours of robot time in seconds of ours."""
+"""Port of a simulated line on a simulated clock, which runs faster than real time."""
 
 from benchmarks.robot.simulated_bus.line import Line
 from real_robot.robots.dynamixel.bus import PortLost
 
 
 class SteppedPort:
-    """Time passes while a client waits for bytes, and where `sleep_until` says so."""
+    """Port with a simulated clock. Time advances in `read` and `sleep_until`."""
 
     def __init__(self, line: Line, now_ns: int = 0) -> None:
         self.line, self._now_ns = line, now_ns
@@ -19,21 +19,21 @@ class SteppedPort:
         self.line.advance(self._now_ns)
 
     def write(self, data: bytes) -> None:
-        self._plugged()
+        self._require_plugged()
         self.line.feed(data, self._now_ns)
 
     def read(self, until_ns: int) -> bytes:
-        self._plugged()
+        self._require_plugged()
         while not (data := self.line.take(self._now_ns)):
             if self._now_ns >= until_ns:
                 return b""
             next_ns = self.line.next_ns()
-            happens_ns = until_ns if next_ns is None else max(next_ns, self._now_ns)
-            self._now_ns = min(until_ns, happens_ns)
+            event_ns = until_ns if next_ns is None else max(next_ns, self._now_ns)
+            self._now_ns = min(until_ns, event_ns)
         return data
 
     def drain(self) -> int:
-        self._plugged()
+        self._require_plugged()
         return len(self.line.take(self._now_ns))
 
     def claim(self) -> bool:
@@ -44,7 +44,7 @@ class SteppedPort:
 
     def close(self) -> None: ...
 
-    def _plugged(self) -> None:
+    def _require_plugged(self) -> None:
         if self.line.faults.unplugged:
             self.line.clear()
             raise PortLost("unplugged")

@@ -1,11 +1,11 @@
-"""The simulated line behind a pseudo-terminal, on the wall clock, in a process of its own.
+"""Server process: the simulated line behind a pseudo-terminal, on the wall clock.
 
     python -m benchmarks.robot.simulated_bus.server robot=desk folder=/tmp/desk
 
-makes in the folder: `port`, a link to the terminal; `calibration.json`, what this arm's calibration
-says; `tracker`, a ring with the robot's channels; `truth`, a ring with what really is;
-`events.jsonl`, all that happened, with its monotonic time; and reads `control.json`, see
-`hardware.py`. It ends with SIGTERM, or with the process that started it.
+It creates in the folder: `port`, a link to the terminal; `calibration.json`, the calibration of the
+arm; `tracker`, a ring with the robot's channels; `truth`, a ring with the true state;
+`events.jsonl`, all events with their monotonic time. It reads `control.json`, see `hardware.py`. It
+ends on SIGTERM, or with its parent process.
 """
 
 import errno
@@ -32,12 +32,14 @@ from real_robot.robots import tracker
 from real_robot.robots.config import RobotDescription, describe
 from real_robot.robots.dynamixel import calibration
 
-CONTROL_NS = 10_000_000  # between looks at the control file
-PUBLISH_NS = 10_000_000  # between the tracker's measurements
-SPIN_NS = 100_000  # before an answer is due, instead of sleeping
+CONTROL_NS = 10_000_000  # period of reading the control file
+PUBLISH_NS = 10_000_000  # period of the tracker
+SPIN_NS = 100_000  # time of spinning before an answer is due
 
 
 class Server:
+    """Server of the simulated line."""
+
     def __init__(self, described: RobotDescription, options: Options) -> None:
         self.folder = Path(options.folder)
         self._events = (self.folder / "events.jsonl").open("a", buffering=1)
@@ -64,8 +66,8 @@ class Server:
         self._tracker_noise_m = options.tracker_noise_m
         self._goals: dict[str, list[float]] = {}
         self._control = self.folder / "control.json"
-        self._seen: tuple[int, int] | None = None  # the control file's time and inode
-        self._done = 0  # the last event's number
+        self._control_version: tuple[int, int] | None = None  # time and inode of the control file
+        self._done = 0  # number of the last event
         self._master = self._slave = -1
 
     def _log(self, now_ns: int, kind: str, what: dict[str, Any]) -> None:
@@ -88,25 +90,25 @@ class Server:
         self.line.clear()
 
     def run(self) -> None:
-        """Until SIGTERM, or the starting process's end."""
+        """Serve until SIGTERM or the end of the parent process."""
         parent = os.getppid()
-        look_ns = publish_ns = 0
+        control_ns = publish_ns = 0
         self.line.take(time.monotonic_ns())
-        self._publish(time.monotonic_ns())  # the first time is slow
+        self._publish(time.monotonic_ns())  # the first call is slow
         self.plug()
-        self._log(time.monotonic_ns(), "started", {"priority": urgent()})
+        self._log(time.monotonic_ns(), "started", {"priority": request_real_time()})
         while os.getppid() == parent:
             now = time.monotonic_ns()
-            if now >= look_ns:
-                look_ns = now + CONTROL_NS
-                self._look(now)
+            if now >= control_ns:
+                control_ns = now + CONTROL_NS
+                self._read_control(now)
             out = self.line.take(now)
             if out and self._master >= 0:
                 self._write(out)
             if now >= publish_ns:
                 publish_ns = now + PUBLISH_NS
                 self._publish(now)
-            due = min(look_ns, publish_ns, self.line.next_ns() or publish_ns)
+            due = min(control_ns, publish_ns, self.line.next_ns() or publish_ns)
             self._listen((due - SPIN_NS - time.monotonic_ns()) * 1e-9)
 
     def _listen(self, wait_s: float) -> None:
@@ -123,16 +125,16 @@ class Server:
     def _write(self, out: bytes) -> None:
         try:
             os.write(self._master, out)
-        except BlockingIOError:  # nobody reads
+        except BlockingIOError:  # no process reads
             self._log(time.monotonic_ns(), "overrun", {"bytes": len(out)})
 
-    def _look(self, now_ns: int) -> None:
-        """Takes the control file, where it is a new one: it is replaced, never rewritten."""
+    def _read_control(self, now_ns: int) -> None:
+        """Read the control file if it was replaced."""
         try:
-            found = self._control.stat()
-            if (found.st_mtime_ns, found.st_ino) == self._seen:
+            stat = self._control.stat()
+            if (stat.st_mtime_ns, stat.st_ino) == self._control_version:
                 return
-            self._seen = (found.st_mtime_ns, found.st_ino)
+            self._control_version = (stat.st_mtime_ns, stat.st_ino)
             control = json.loads(self._control.read_text())
             faults = Faults.from_json(control.get("faults", {}))
         except FileNotFoundError:
@@ -142,17 +144,17 @@ class Server:
             return
         self.line.advance(now_ns)
         if faults != self.line.faults:
-            was, self.line.faults = self.line.faults, faults
+            previous, self.line.faults = self.line.faults, faults
             self._log(now_ns, "faults", control.get("faults", {}))
-            if faults.unplugged and not was.unplugged:
+            if faults.unplugged and not previous.unplugged:
                 self.unplug()
-            elif was.unplugged and not faults.unplugged:
+            elif previous.unplugged and not faults.unplugged:
                 self.plug()
         for number, kind, what in control.get("events", []):
             if number > self._done:
                 self._done = number
                 try:
-                    if kind == "goal":  # a channel that is told, not measured
+                    if kind == "goal":  # a channel that is set, not measured
                         self._goals[what["channel"]] = what["at_m"]
                     else:
                         self.line.event(kind, what, now_ns)
@@ -171,15 +173,15 @@ class Server:
             elif name in self._goals:
                 row[name] = self._goals[name]
         self._tracker.push()
-        real = self._truth.record
-        real["time_ns"], real["simulated_ns"] = now_ns, physics.now_ns or 0
-        real["q"], real["dq"], real["torque"] = physics.q, physics.dq, physics.torque
-        real["tip"], real["puck"] = self._tip, self._puck
+        row = self._truth.record
+        row["time_ns"], row["simulated_ns"] = now_ns, physics.now_ns or 0
+        row["q"], row["dq"], row["torque"] = physics.q, physics.dq, physics.torque
+        row["tip"], row["puck"] = self._tip, self._puck
         self._truth.push()
 
 
-def urgent() -> str:
-    """Ahead of ordinary processes where that is permitted: hardware does not wait for them."""
+def request_real_time() -> str:
+    """Request real-time priority, as hardware does not wait for other processes."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(60))
     except PermissionError:

@@ -1,8 +1,8 @@
-"""A simulated X servo: what its control table says and does. The arm's physics moves it.
+"""Simulated X servo: behavior of its control table. The arm's physics moves it.
 
-What no public manual settles is decided here as follows: a goal without torque is accepted and
-ignored; switching on after a shutdown is refused as an access error; a tripped bus watchdog stops
-the servo where it is, with torque on; every instruction on the line feeds the watchdog.
+Where no public manual defines the behavior, it is as follows. A goal without torque is accepted and
+ignored. Switching torque on after a shutdown is refused as an access error. A tripped bus watchdog
+stops the servo at its position, with torque on. Every instruction on the line feeds the watchdog.
 """
 
 import math
@@ -12,13 +12,13 @@ from real_robot.robots.dynamixel import table as t
 from real_robot.robots.dynamixel.packets import ALERT, Error
 from real_robot.robots.physics import Physics
 
-END = 662  # the first address behind the table
-INDIRECT = 28  # entries
-BOOT_NS = 300_000_000  # deaf for so long after a reboot
-OVERLOAD_S = 1.0  # at full effort before it protects itself
-ROOM_C = 30.0  # where it is at rest
-WARMING_C = 12.0  # more at 1 A, in the end
-WARMING_S = 300.0  # the time constant
+END = 662  # first address after the table
+INDIRECT = 28  # number of indirect entries
+BOOT_NS = 300_000_000  # time without answers after a reboot
+OVERLOAD_S = 1.0  # time at full torque until the overload error
+ROOM_C = 30.0  # temperature at rest
+WARMING_C = 12.0  # steady-state temperature increase at 1 A
+WARMING_S = 300.0  # time constant of the temperature
 
 
 class Range(NamedTuple):
@@ -61,10 +61,13 @@ GOALS = {t.GOAL_PWM, t.GOAL_CURRENT, t.GOAL_VELOCITY, t.GOAL_POSITION}
 
 
 class SimulatedServo:
-    """id: its address on the line; index: its joint in `physics`.
+    """Servo on the line.
 
-    mounting_ticks, direction: how it is screwed on: its encoder shows the center plus the mounting
-    where the joint is at 0, and counts down with the joint where direction is -1.
+    Args:
+        id_: its address on the line.
+        index: its joint in `physics`.
+        mounting_ticks: its encoder shows the center plus this where the joint is at 0.
+        direction: -1: the encoder counts down in the joint's positive direction.
     """
 
     def __init__(
@@ -80,85 +83,87 @@ class SimulatedServo:
     ) -> None:
         self.model, self.index, self.physics = model, index, physics
         self.mounting_ticks, self.direction = mounting_ticks, direction
-        self.frozen = False  # its measurements stand still, and so does its clock
-        self.stuck = False  # its measurements stand still while its clock goes on
+        self.frozen = False  # measurements and clock stand still
+        self.stuck = False  # measurements stand still while the clock runs
         self._wrap_ticks = 0
         self._blind_q: float | None = None
         self.temperature_c = ROOM_C
         self._memory = bytearray(END)
         self._booted_ns = self._fed_ns = 0
         self._strained_s = 0.0
-        self._path: tuple[float, float] | None = None  # a profile's position and speed, rad
-        self._put(t.MODEL, model.number)
-        self._put(t.FIRMWARE, firmware)
+        self._path: tuple[float, float] | None = (
+            None  # position and speed of the profile, rad, rad/s
+        )
+        self._store(t.MODEL, model.number)
+        self._store(t.FIRMWARE, firmware)
         for entry in WRITABLE.values():
-            self._put(entry.item, entry.default)
-        self._put(t.ID, id_)
+            self._store(entry.item, entry.default)
+        self._store(t.ID, id_)
         self.id = id_
         self._power_up()
 
     def get(self, item: t.Item) -> int:
         return item.unpack(bytes(self._memory[item.address : item.address + item.size]))
 
-    def _put(self, item: t.Item, value: int) -> None:
+    def _store(self, item: t.Item, value: int) -> None:
         self._memory[item.address : item.address + item.size] = item.pack(value)
 
     def _power_up(self) -> None:
         for entry in WRITABLE.values():
             if entry.item.address >= t.RAM:
-                self._put(entry.item, entry.default)
-        self._put(t.HARDWARE_ERROR, 0)
+                self._store(entry.item, entry.default)
+        self._store(t.HARDWARE_ERROR, 0)
         first = self.model.indirect_data
-        self._shown = [0] * INDIRECT  # the addresses behind indirect data
-        shown = (first + k for k in range(INDIRECT))
-        self._show(0, b"".join(address.to_bytes(2, "little") for address in shown))
+        self._mapping = [0] * INDIRECT  # addresses mapped to the indirect data
+        addresses = (first + k for k in range(INDIRECT))
+        self._map_registers(0, b"".join(address.to_bytes(2, "little") for address in addresses))
         self._torque(False)
 
     # time
 
     def feed(self, now_ns: int) -> None:
-        """An instruction went by on the line."""
+        """Feed the watchdog: there was an instruction on the line."""
         self._fed_ns = now_ns
 
     def watchdog_ns(self) -> int | None:
-        """When its watchdog fires unless it is fed."""
+        """Return the time at which the watchdog fires; None: it is off."""
         count = self._memory[t.BUS_WATCHDOG.address]
         if count in (0, t.WATCHDOG_TRIPPED) or not self.torque_on:
             return None
         return self._fed_ns + round(count * t.WATCHDOG_S * 1e9)
 
     def trip(self) -> None:
-        """The watchdog fires: it stops where it is."""
-        self._put(t.BUS_WATCHDOG, t.WATCHDOG_TRIPPED)
+        """Fire the watchdog: the servo stops at its position."""
+        self._store(t.BUS_WATCHDOG, t.WATCHDOG_TRIPPED)
         self._stop()
 
     def follow(self) -> None:
-        """A step along the profile, a trapezoid; time profiles are not simulated."""
+        """Advance one step along the trapezoidal profile. Time profiles are not simulated."""
         if self._blind_q is not None and self.torque_on:
             self._drive(self._angle(self.get(t.GOAL_POSITION)))
         if self._path is None:
             return
         (at, speed), dt = self._path, self.physics.period_ns * 1e-9
-        apart = self._angle(self.get(t.GOAL_POSITION)) - at
-        top = self.get(t.PROFILE_VELOCITY) * t.RAD_S
+        distance = self._angle(self.get(t.GOAL_POSITION)) - at
+        max_speed = self.get(t.PROFILE_VELOCITY) * t.RAD_S
         gain = self.get(t.PROFILE_ACCELERATION) * t.RAD_S2 or math.inf
-        wanted = math.copysign(min(top, math.sqrt(2 * gain * abs(apart))), apart)
-        speed += min(max(wanted - speed, -gain * dt), gain * dt)
-        if abs(speed * dt) >= abs(apart):
+        target_speed = math.copysign(min(max_speed, math.sqrt(2 * gain * abs(distance))), distance)
+        speed += min(max(target_speed - speed, -gain * dt), gain * dt)
+        if abs(speed * dt) >= abs(distance):
             self._path = None
-            self._drive(at + apart)
+            self._drive(at + distance)
         else:
             self._path = (at + speed * dt, speed)
             self._drive(at + speed * dt)
 
     def _drive(self, angle_rad: float) -> None:
-        """The position loop's goal. A blind loop sees a constant error and pushes on."""
+        """Set the position loop's goal. A blind loop has a constant error and keeps pushing."""
         if self._blind_q is not None:
             angle_rad += float(self.physics.q[self.index]) - self._blind_q
         self.physics.set_goal(self.index, angle_rad)
 
     def protect(self, torque: float, dt_s: float) -> None:
-        """Warms up, and switches off when it is too hot or pushes in vain for too long."""
+        """Update the temperature, and set the errors of overload and overheating."""
         full = abs(torque) > 0.98 * self.physics.max_torque[self.index]
         self._strained_s = self._strained_s + dt_s if full else 0.0
         if self._strained_s > OVERLOAD_S:
@@ -169,8 +174,8 @@ class SimulatedServo:
             self.fail(0x04)
 
     def fail(self, bits: int) -> None:
-        """A hardware error; torque goes where the shutdown register says so."""
-        self._put(t.HARDWARE_ERROR, self.get(t.HARDWARE_ERROR) | bits)
+        """Set a hardware error. Torque goes off if the shutdown register says so."""
+        self._store(t.HARDWARE_ERROR, self.get(t.HARDWARE_ERROR) | bits)
         if bits & self.get(t.SHUTDOWN) and self.torque_on:
             self._torque(False)
 
@@ -178,7 +183,7 @@ class SimulatedServo:
         self._power_up()
         self._booted_ns = now_ns + BOOT_NS
 
-    def deaf(self, now_ns: int) -> bool:
+    def is_booting(self, now_ns: int) -> bool:
         return now_ns < self._booted_ns
 
     # position
@@ -191,7 +196,7 @@ class SimulatedServo:
         return bool(self._memory[t.DRIVE_MODE.address] & t.REVERSE)
 
     def _zero(self) -> int:
-        """What it shows where the joint is at 0."""
+        """Return the ticks that the servo shows where the joint is at 0."""
         mounting = -self.mounting_ticks if self._reversed() else self.mounting_ticks
         return t.CENTER + mounting + self.get(t.HOMING_OFFSET) + self.wrap_ticks
 
@@ -200,7 +205,7 @@ class SimulatedServo:
 
     @property
     def wrap_ticks(self) -> int:
-        """Ticks by which the encoder leapt. The goal register stays, so the servo drives there."""
+        """Ticks by which the encoder leapt. The goal register stays, so the servo moves there."""
         return self._wrap_ticks
 
     @wrap_ticks.setter
@@ -212,7 +217,7 @@ class SimulatedServo:
 
     @property
     def blind(self) -> bool:
-        """True while the encoder stands still, for the servo's own position loop too."""
+        """True while the encoder stands still, for the servo's position loop, too."""
         return self._blind_q is not None
 
     @blind.setter
@@ -221,7 +226,7 @@ class SimulatedServo:
             self._blind_q = float(self.physics.q[self.index]) if blind else None
 
     def position(self) -> int:
-        """Ticks that it would show."""
+        """Return the present position, ticks."""
         q = float(self.physics.q[self.index]) if self._blind_q is None else self._blind_q
         turned = self._sign() * q / t.RAD
         return self._zero() + math.floor(turned + 0.5)
@@ -230,17 +235,17 @@ class SimulatedServo:
         return self._sign() * (ticks - self._zero()) * t.RAD
 
     def _torque(self, on: bool) -> None:
-        self._put(t.TORQUE_ENABLE, int(on))
+        self._store(t.TORQUE_ENABLE, int(on))
         self.physics.set_torque(self.index, on)
         self._stop()
 
     def _stop(self) -> None:
         self._path = None
-        self._put(t.GOAL_POSITION, self.position())
+        self._store(t.GOAL_POSITION, self.position())
         self.physics.set_goal(self.index, float(self.physics.q[self.index]))
 
-    def _go(self, ticks: int) -> None:
-        self._put(t.GOAL_POSITION, ticks)
+    def _start_motion(self, ticks: int) -> None:
+        self._store(t.GOAL_POSITION, ticks)
         if not self.get(t.PROFILE_VELOCITY):
             self._path = None
             self._drive(self._angle(ticks))
@@ -256,30 +261,30 @@ class SimulatedServo:
         return error | (ALERT if self._memory[t.HARDWARE_ERROR.address] else 0)
 
     def read(self, address: int, size: int, now_ns: int) -> tuple[int, bytes]:
-        """error, data."""
+        """Read registers. Return error and data."""
         if address + size > END:
             return Error.RANGE, b""
         if address + size > t.RAM:
             self._measure(now_ns)
         first = self.model.indirect_data
         if first <= address and address + size <= first + INDIRECT:
-            shown = self._shown[address - first : address - first + size]
-            return 0, bytes([self._memory[at] for at in shown])
+            addresses = self._mapping[address - first : address - first + size]
+            return 0, bytes([self._memory[at] for at in addresses])
         return 0, bytes(self._memory[address : address + size])
 
     def write(self, address: int, data: bytes) -> int:
-        """All of it or, with the error that it returns, nothing."""
+        """Write registers. Return an error; nothing is written then."""
         first, pointers = self.model.indirect_data, self.model.indirect_address
         if first <= address < first + INDIRECT:
-            shown = self._shown[address - first : address - first + len(data)]
-            address = shown[0]
-            if shown != list(range(address, address + len(data))):
+            addresses = self._mapping[address - first : address - first + len(data)]
+            address = addresses[0]
+            if addresses != list(range(address, address + len(data))):
                 return Error.ACCESS
-            if first <= address < first + INDIRECT:  # shows itself: plain memory
+            if first <= address < first + INDIRECT:  # mapped to itself: plain memory
                 self._memory[address : address + len(data)] = data
                 return 0
         if pointers <= address < pointers + 2 * INDIRECT:
-            return self._show((address - pointers) // 2, data)
+            return self._map_registers((address - pointers) // 2, data)
         changes: list[tuple[t.Item, int]] = []
         while data:
             entry = WRITABLE.get(address)
@@ -289,7 +294,7 @@ class SimulatedServo:
             if len(data) < item.size:
                 return Error.LENGTH
             value = item.unpack(data[: item.size])
-            if error := self._refused(entry, value):
+            if error := self._error_of(entry, value):
                 return error
             changes.append((item, value))
             address, data = address + item.size, data[item.size :]
@@ -297,18 +302,18 @@ class SimulatedServo:
             self._apply(item, value)
         return 0
 
-    def _show(self, start: int, data: bytes) -> int:
+    def _map_registers(self, start: int, data: bytes) -> int:
         targets = [int.from_bytes(data[k : k + 2], "little") for k in range(0, len(data), 2)]
         if len(data) % 2 or start + len(targets) > INDIRECT:
             return Error.LENGTH
         if not all(t.RAM <= target < END for target in targets):
             return Error.RANGE
-        self._shown[start : start + len(targets)] = targets
+        self._mapping[start : start + len(targets)] = targets
         at = self.model.indirect_address + 2 * start
         self._memory[at : at + len(data)] = data
         return 0
 
-    def _refused(self, entry: Range, value: int) -> int:
+    def _error_of(self, entry: Range, value: int) -> int:
         item = entry.item
         if item.address < t.RAM and self.torque_on:
             return Error.ACCESS
@@ -331,15 +336,15 @@ class SimulatedServo:
             if self._memory[t.DRIVE_MODE.address] & t.TORQUE_BY_GOAL and not self.torque_on:
                 self._torque(True)
             if self.torque_on:
-                self._go(value)
+                self._start_motion(value)
         else:
-            self._put(item, value)
+            self._store(item, value)
             self.id = self._memory[t.ID.address]
 
     def _measure(self, now_ns: int) -> None:
         if self.frozen:
             return
-        self._put(t.REALTIME_TICK, (now_ns - self._booted_ns) // 1_000_000 % t.TICK_PERIOD)
+        self._store(t.REALTIME_TICK, (now_ns - self._booted_ns) // 1_000_000 % t.TICK_PERIOD)
         if self.stuck:
             return
         physics, index, sign = self.physics, self.index, self._sign()
@@ -349,9 +354,9 @@ class SimulatedServo:
             current = round(1000 * torque / physics.max_torque[index])
         else:
             current = round(torque / self.model.torque_per_a / self.model.current_a)
-        self._put(t.MOVING, int(abs(speed) > 10 * t.RAD_S))
-        self._put(t.PRESENT_CURRENT, sign * current)
-        self._put(t.PRESENT_VELOCITY, sign * round(speed / t.RAD_S))
-        self._put(t.PRESENT_POSITION, self.position())
-        self._put(t.PRESENT_VOLTAGE, round(120 - float(abs(physics.torque).sum()) / 1.8))
-        self._put(t.PRESENT_TEMPERATURE, round(self.temperature_c))
+        self._store(t.MOVING, int(abs(speed) > 10 * t.RAD_S))
+        self._store(t.PRESENT_CURRENT, sign * current)
+        self._store(t.PRESENT_VELOCITY, sign * round(speed / t.RAD_S))
+        self._store(t.PRESENT_POSITION, self.position())
+        self._store(t.PRESENT_VOLTAGE, round(120 - float(abs(physics.torque).sum()) / 1.8))
+        self._store(t.PRESENT_TEMPERATURE, round(self.temperature_c))

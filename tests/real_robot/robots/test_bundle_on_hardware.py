@@ -79,7 +79,11 @@ def test_what_train_writes_says_all_that_a_robot_asks(tmp_path, rig: Any, task: 
     assert "golden answer matches" in lines[-1].text
     spec = policies.load(path).spec
     assert (spec.rate_hz, spec.action_names[0]) == (25.0, "waist")
-    assert (spec.each_action_unit[0], spec.action_low[0], spec.action_high[0]) == ("rad", -2.4, 2.4)
+    assert (spec.expanded_action_units[0], spec.action_low[0], spec.action_high[0]) == (
+        "rad",
+        -2.4,
+        2.4,
+    )
     assert spec.observation_units[:1] + spec.observation_units[5:6] == ("rad", "rad/s")
 
 

@@ -511,11 +511,11 @@ def test_20_every_servo_that_has_a_watchdog_uses_it_unless_it_is_off(make_rig: A
     assert counts(make_rig(watchdog_s=None)) == [10] * 5  # 0.2 s
     assert counts(make_rig(watchdog_s=0)) == [0] * 5
     old = make_rig(watchdog_s=None)
-    old.line.servos[1]._put(table.FIRMWARE, 37)
+    old.line.servos[1]._store(table.FIRMWARE, 37)
     assert counts(old) == [10, 0, 10, 10, 10]
     assert old.robot.spec.own_watchdog_s is None
     old = make_rig(watchdog_s=0.1)
-    old.line.servos[1]._put(table.FIRMWARE, 37)
+    old.line.servos[1]._store(table.FIRMWARE, 37)
     with pytest.raises(UserError, match="shoulder: firmware 37 has no bus watchdog"):
         old.robot.connect()
 

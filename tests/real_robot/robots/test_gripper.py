@@ -55,7 +55,7 @@ def run(
     policy.middle = np.array(bench.guard.motion.q)
     bench.start_s = bench.now_ns * 1e-9  # type: ignore[attr-defined]
     act(bench)
-    bench.told.requests.append(Request(start=True))
+    bench.inputs.requests.append(Request(start=True))
     currents = []
     for _ in range(round(seconds * 100)):
         bench.tick()
@@ -81,7 +81,7 @@ def test_a_grasp_holds_within_its_current_and_is_no_fault(
     assert guard.state is State.RUNNING
     assert max(found.currents[-50:]) < 1.05 * GRIP_A
     assert min(found.currents[-50:]) > 0.75 * GRIP_A
-    bench.told.requests.append(Request(finish=True))
+    bench.inputs.requests.append(Request(finish=True))
     bench.run(150)
     assert guard.state is State.HOLD
     assert guard.machine.latched is None
@@ -118,7 +118,7 @@ def test_a_gripper_that_is_forced_far_beyond_its_grip_stops(tmp_path: Path) -> N
 
 def test_an_emergency_stop_does_not_drop_what_is_gripped(tmp_path: Path) -> None:
     found = run(tmp_path, 0, 1.5, meets(0.3))
-    found.bench.told.requests.append(Request(estop=True))
+    found.bench.inputs.requests.append(Request(estop=True))
     found.bench.run(100)
     assert found.guard.state is State.ESTOP
     assert found.guard.motion.q[GRIPPER] > found.guard.motion.measured[GRIPPER] + 0.003

@@ -16,7 +16,7 @@ from real_robot.control.kinematics import forward
 from real_robot.robots.config import describe, find, robot_names
 from real_robot.robots.dynamixel import calibration
 from real_robot.robots.make import make
-from real_robot.safety.limits import envelope, faults
+from real_robot.safety.limits import envelope, limit_problems
 
 MINIMAL = {
     "adapter": "dynamixel",
@@ -138,7 +138,7 @@ def test_a_limit_in_another_unit_is_refused_with_the_number_in_the_right_one() -
 
     def found(tmp: Path, **changes: Any) -> list[str]:
         spec = describe(written(tmp, joints={"waist": joint | changes})).spec
-        return faults(spec.joints, spec.limits, spec.units, spec.unusual)
+        return limit_problems(spec.joints, spec.limits, spec.units, spec.unusual)
 
     with TemporaryDirectory() as folder:
         path = Path(folder)
@@ -196,7 +196,7 @@ def test_a_calibration_of_other_ids_is_refused(tmp_path: Path) -> None:
         for joint, id_ in (("a", 1), ("b", 3))
     }
     calibration.save(path, servos)
-    with pytest.raises(UserError, match=r"b has id 3, in mine\.yaml 2"):
+    with pytest.raises(UserError, match=r"b has id 3, but 2 in mine\.yaml"):
         make(written(tmp_path), calibration=str(path))
     with pytest.raises(UserError, match=r"did you mean dynamixel\.port"):
         make(written(tmp_path), prt="/dev/ttyUSB1")

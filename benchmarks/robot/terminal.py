@@ -1,8 +1,8 @@
-"""A person at the terminal of `offline-rl robot run`, beside the simulated hardware's desk.
+"""Simulated operator at the terminal of `offline-rl robot run`, with simulated hardware.
 
-All processes of a run, started by its own command in a pseudo-terminal, with words typed as a
-person types them. What is looked at from outside: the loop's rows in shared memory, the processes'
-numbers, and the hardware's own log.
+All processes of a run are started by the command in a pseudo-terminal, and commands are typed into
+it. The run is observed through the loop's rows in shared memory, the process ids, and the
+hardware's log.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ START_S, END_S = 60.0, 15.0
 
 
 def command(*words: str) -> list[str]:
-    """`offline-rl` with these words."""
+    """Return the command line of `offline-rl` with these words."""
     return [sys.executable, "-c", MAIN, *words]
 
 
 class RunEnded(RuntimeError):
-    """Nobody is there any more to hear what is typed."""
+    """Raised if the run has ended and reads no more input."""
 
 
 class Run:
-    """options: of `offline-rl robot run`. It holds, armed, when the constructor returns.
+    """Run in a pseudo-terminal. The robot is armed and holds when the constructor returns.
 
-    Raises RuntimeError with what the terminal said where it does not come to that.
+    options: those of `offline-rl robot run`. Raises RuntimeError with the terminal's output if the
+    robot cannot be armed.
     """
 
     def __init__(self, hardware: SimulatedHardware, **options: Any) -> None:
@@ -62,7 +63,7 @@ class Run:
             start_new_session=True,
         )
         os.close(slave)
-        self.said = ""
+        self.output = ""
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         self.pids = {"console": self.process.pid}
@@ -81,19 +82,19 @@ class Run:
         while True:
             try:
                 data = os.read(self._master, 4096)
-            except OSError:  # nobody has the terminal any more
+            except OSError:  # the terminal is closed
                 return
             if not data:
                 return
-            self.said = (self.said + data.decode(errors="replace"))[-4000:]
+            self.output = (self.output + data.decode(errors="replace"))[-4000:]
 
     def _find(self) -> bool:
-        """The children and their folder, once all of them are there."""
+        """Find the child processes and their folder. Return True once all exist."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for pid in map(int, path.read_text().split()):
             try:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            except (FileNotFoundError, ProcessLookupError):  # it lived for a moment
+            except (FileNotFoundError, ProcessLookupError):  # it has already ended
                 continue
             for name, module in MODULES.items():
                 if module in line:
@@ -102,17 +103,17 @@ class Run:
         return self._expected <= set(self.pids)
 
     def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        """Raises RunEnded where it has ended, RuntimeError where it is not done by then."""
+        """Wait for `done`. Raises RunEnded if the run has ended, RuntimeError on a timeout."""
         end = time.monotonic() + seconds
         while not done():
             if (ended := self.process.poll() is not None) or time.monotonic() > end:
                 kind = RunEnded if ended else RuntimeError
-                raise kind(f"the run did not go on; its terminal said: {self.said}")
+                raise kind(f"the run did not continue. Its terminal shows: {self.output}")
             time.sleep(0.002)
 
     @property
     def row(self) -> np.ndarray:
-        """The newest; valid until the next call."""
+        """Newest row; valid until the next access."""
         self._rows.newest()
         return self._rows.record
 
@@ -121,30 +122,30 @@ class Run:
         return State(int(self.row["state"]))
 
     def type(self, text: str) -> int:
-        """Returns when, monotonic ns."""
+        """Type `text`. Return the time, monotonic ns."""
         now = time.monotonic_ns()
         os.write(self._master, text.encode())
         return now
 
-    def word(self, word: str, state: State, seconds: float = 5.0) -> None:
-        """Types it and waits for what it leads to."""
+    def command(self, word: str, state: State, seconds: float = 5.0) -> None:
+        """Type a command and wait for a state."""
         self.type(f"{word}\n")
         self.wait(lambda: self.state is state, seconds)
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> int:
-        """Returns when, monotonic ns."""
+        """Send a signal to a process. Return the time, monotonic ns."""
         now = time.monotonic_ns()
         os.kill(self.pids[name], how)
         return now
 
-    def go_on(self, name: str) -> None:
-        """A stopped process would not hear that it is to end."""
-        if name == "console" or self._lives(name):
+    def resume(self, name: str) -> None:
+        """Resume a stopped process, so that it can end."""
+        if name == "console" or self._is_alive(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[name], signal.SIGCONT)
 
     def close(self) -> None:
-        """Quits as a person does; whoever does not end by that is killed."""
+        """Quit the run, and kill processes that do not end."""
         if self.process.poll() is None:
             self.type("quit\n")
         try:
@@ -153,13 +154,13 @@ class Run:
             self.process.kill()
             self.process.wait()
         for name in MODULES:
-            if self._lives(name):
+            if self._is_alive(name):
                 os.kill(self.pids[name], signal.SIGKILL)
         self._listener.join(END_S)
         os.close(self._master)
         self.process.wait()
 
-    def _lives(self, name: str) -> bool:
+    def _is_alive(self, name: str) -> bool:
         line = Path(f"/proc/{self.pids.get(name, 0)}/cmdline")
         return line.exists() and MODULES[name] in line.read_bytes().decode().split("\0")
 
