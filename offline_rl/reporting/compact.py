@@ -118,10 +118,10 @@ def write(records: Sequence[Record], out: Path) -> None:
         a, b = flatten(first, "."), flatten(record.config, ".")
         differ = [k for k in sorted(a | b) if not (values_agree(k, a, b) or k.startswith(SUMS))]
         if differ:
+            names = ", ".join(map(option_name, differ))
             raise UserError(
-                f"The seeds of {record.run} differ in {', '.join(map(option_name, differ))} and have no "
-                "common configuration. Pack them into separate folders, or train one of them under "
-                "another name=…"
+                f"The seeds of {record.run} differ in {names} and have no common configuration. Pack "
+                "them into separate folders, or train one of them under another name=…"
             )
         if first.get("start"):  # the checkpoint that each of its seeds continues
             sums = first["start"]["sha256"] | record.config["start"]["sha256"]

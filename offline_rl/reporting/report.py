@@ -24,6 +24,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build, options_signature
 from offline_rl.utils.text import (
+    format_count,
     format_duration,
     format_fitting_table,
     format_mean_std,
@@ -194,7 +195,7 @@ def row(
         format_mean_std(summary.last_five, 1),
         success(summary),
         format_mean_std([float(np.mean(o.costs)) if o.costs else None for o in done], 1),
-        f"{format_range(len(o.returns or ()) for o in done)} × {len(done)} seed{'s' * (len(done) > 1)}",
+        f"{format_range(len(o.returns or ()) for o in done)} × {format_count(len(done), 'seed')}",
         format_range(o.updates for o in done),
         progress(summary),
         format_range(o.num_env_steps for o in done) if any(o.num_env_steps for o in done) else "",
