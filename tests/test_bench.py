@@ -25,10 +25,10 @@ from benchmarks import (
 from benchmarks.robot import __main__ as robot
 from benchmarks.robot.processes import follower
 from benchmarks.speed import bench, diffusion
-from benchmarks.speed.bench import Contender, cells, jobs
+from benchmarks.speed.bench import Contender, jobs, table_row
 from benchmarks.speed.clock import ACT, OBS, arrays
+from benchmarks.speed.contenders import engine, fault, shares
 from benchmarks.speed.eager import TD3BC, plain_fault
-from benchmarks.speed.ours import engine, fault, shares
 from offline_rl.data import Dataset
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -162,7 +162,7 @@ def test_ratios_and_the_share_of_bare_products():
         row("products", 10, flops=float(per_product)),
         row("ours", 800, seeds=8, flops=per_product / 160),
     ]
-    found = cells(rows[-1], rows)
+    found = table_row(rows[-1], rows)
     half = ["iql", "ours", "bf16", "8", "800", "8.00", "16.00", "2.00", "1", "50 %", "4"]
     assert found == half
 

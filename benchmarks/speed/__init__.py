@@ -1,1 +1,1 @@
-"""Updates per second, ours and others', in turns: `offline-rl bench`."""
+"""Speed comparison of this project with other implementations: `offline-rl bench`."""

@@ -1,11 +1,11 @@
-"""Updates per second of ours and of others, in turns in one run on one machine.
+"""Compare updates per second of this project with others, in turns on one machine.
 
     offline-rl bench [algorithms=[td3_bc,iql]] [corl=<checkout>] …   (or python -m benchmarks.speed)
 
 Observations of 17, actions of 6, batches of 256, hidden layers of 256 (CQL: three of them, 10
-samples; diffusion_policy: the sizes in diffusion.py). Every contender is a process of its own that
-stands still while the others have their turn; medians of the blocks are compared. The machine's
-matrix rate is a contender like the others.
+samples; diffusion_policy: the sizes in diffusion.py). Every contender is a separate process that
+waits while the others have their turn; medians of the blocks are compared. Plain matrix products
+are a contender too, to measure the machine.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ HEADER = ["algorithm", "contender", "precision", "seeds", "updates/s", "× eager
 HEADER += ["× JAX-CORL", "GFLOP/s", "of products", "first call, s"]
 NAMES = {"d3rlpy": "d3rlpy", "corl": "CORL", "jax_corl": "JAX-CORL", "unifloral": "Unifloral"}
 NAMES |= {"diffusion_policy": "the authors' file"}
-DEFAULTS = {"seeds": 1, "precision": "fp32"}  # of a contender whose job does not name them
+DEFAULTS = {"seeds": 1, "precision": "fp32"}  # for contenders whose job does not set them
 NOTE = """
-updates/s: seed-updates a second, the median of several blocks (below), all contenders for an
-algorithm in turns; what compares algorithms are their ratios.
-× eager: single-seed eager PyTorch in CORL's style; where there is no such baseline, `uncompiled`,
-which is ours as a plain sequence of operations.
-× JAX-CORL: one seed against its one seed, several against as many under `jax.vmap`. GFLOP/s: the
-matrix products counted on the update's graph. Of products: that rate as a share of bare products of
-2048 x 256 by 256 x 256 in the same precision in the same run, {rates}.
+updates/s: updates per second summed over seeds, the median of several blocks (below). All
+contenders for an algorithm take turns. Compare algorithms by their ratios only.
+× eager: relative to single-seed eager PyTorch in CORL's style, or, without such a baseline, to
+`uncompiled`, which is our update as a plain sequence of operations.
+× JAX-CORL: relative to the same number of seeds of JAX-CORL; several seeds use `jax.vmap`.
+GFLOP/s: from the matrix products counted in the update's graph. Of products: this rate as a
+fraction of plain products of 2048 x 256 by 256 x 256 in the same precision and run, {rates}.
 First call: compilation, or loading it from the cache of an earlier run. Cores {cores}, {facts}.
 
-Measured in blocks, at a commit: {measured}.
+Blocks and commits: {measured}.
 """
 
 
 class Contender:
-    """A worker process: `run(n)` does about n updates and returns (updates, seconds)."""
+    """Worker process; `run(n)` does about n updates and returns (updates, seconds)."""
 
     def __init__(
         self, job: dict[str, Any], python: str = sys.executable, device: str = "cpu"
     ) -> None:
-        """Starts it and waits for its first update. Raises UserError with what it printed last."""
+        """Start it and wait for its first update. Raises UserError with its last output."""
         self.job, self.errors = job, tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [python, "-m", "benchmarks.speed.worker", json.dumps(job)],
@@ -69,7 +69,7 @@ class Contender:
             env=os.environ | environment(job, device),
             text=True,
         )
-        self.facts = self.answered = self.answer()  # the first, and the newest
+        self.facts = self.answered = self.answer()  # the first and the latest answer
 
     def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -84,7 +84,7 @@ class Contender:
 
     def run(self, updates: int) -> tuple[int, float]:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died: `answer` tells of what
+        with contextlib.suppress(BrokenPipeError):  # the process died; `answer` reports the cause
             self.process.stdin.write(f"{updates}\n")
             self.process.stdin.flush()
         self.answered = self.answer()
@@ -98,23 +98,23 @@ class Contender:
 
 def environment(job: dict[str, Any], device: str) -> dict[str, str]:
     """Return the environment variables of a contender's process."""
-    own = {"PYTHONPATH": import_path(ROOT), "OMP_NUM_THREADS": str(hardware.cores())}
+    variables = {"PYTHONPATH": import_path(ROOT), "OMP_NUM_THREADS": str(hardware.num_cores())}
     if device == "cpu":
-        own |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-    else:  # JAX reserves three quarters of the GPU otherwise, for each of its processes
-        own["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        variables |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    else:  # otherwise each JAX process reserves three quarters of the GPU
+        variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     if job.get("profile"):
-        own["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
-    return own
+        variables["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
+    return variables
 
 
 def start(jobs: Sequence[dict[str, Any]], python: str, device: str) -> list[Contender]:
-    """Start all contenders in the given order; if one fails, stop the others and raise its error.
+    """Start all contenders in order; if one fails, stop the others and raise its error.
 
-    On a GPU they start side by side: each compiles for minutes, on the processor. python: the
-    interpreter of the peers.
+    With a GPU they start in parallel, because each compiles on the CPU for minutes. python: the
+    interpreter of the other projects.
     """
-    pool = ThreadPoolExecutor(hardware.cores() if device == "cuda" else 1)
+    pool = ThreadPoolExecutor(hardware.num_cores() if device == "cuda" else 1)
     starting = [
         pool.submit(Contender, job, python if job["kind"] in NAMES else sys.executable, device)
         for job in jobs
@@ -136,41 +136,45 @@ def start(jobs: Sequence[dict[str, Any]], python: str, device: str) -> list[Cont
 
 
 def jobs(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, Any]]:
-    """All contenders for one algorithm, as the workers' arguments."""
-    own: dict[str, Any] = {"algorithm": algorithm, "device": device}
+    """Return the worker arguments of all contenders for one algorithm."""
+    common: dict[str, Any] = {"algorithm": algorithm, "device": device}
     slow = {"kind": "uncompiled", "seeds": 1, "precision": "fp32"}
     plain = {"kind": "eager"} if algorithm in (*BASELINES, "diffusion_policy") else slow
-    found: list[dict[str, Any]] = [plain | own]
+    result: list[dict[str, Any]] = [plain | common]
     for precision in options.precisions:
         for seeds in options.seeds:
-            found.append({"kind": "ours", "seeds": seeds, "precision": precision} | own)
+            result.append({"kind": "ours", "seeds": seeds, "precision": precision} | common)
     if algorithm == "diffusion_policy" and options.diffusion_policy:
         checkout = {"checkout": options.diffusion_policy, "device": device}
-        found.append({"kind": "diffusion_policy"} | checkout)
+        result.append({"kind": "diffusion_policy"} | checkout)
     if algorithm not in ("td3_bc", "iql", "cql"):
-        return found
+        return result
     if options.d3rlpy:
-        found.append({"kind": "d3rlpy"} | own)
+        result.append({"kind": "d3rlpy"} | common)
     if options.corl:
-        found.append({"kind": "corl", "checkout": options.corl} | own)
+        result.append({"kind": "corl", "checkout": options.corl} | common)
     if options.jax_corl:
         for seeds in options.seeds:
             job = {"kind": "jax_corl", "checkout": options.jax_corl, "seeds": seeds}
-            found.append(job | {"algorithm": algorithm})
+            result.append(job | {"algorithm": algorithm})
     if options.unifloral and algorithm != "cql":
-        found.append({"kind": "unifloral", "checkout": options.unifloral, "algorithm": algorithm})
-    return found
+        result.append({"kind": "unifloral", "checkout": options.unifloral, "algorithm": algorithm})
+    return result
 
 
 def compare(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, Any]]:
-    """A row for each contender, with its blocks."""
+    """Return a row per contender, with its blocks."""
     products = [{"kind": "products", "precision": p, "device": device} for p in options.precisions]
-    everything = [*jobs(algorithm, options, device), *products]
-    contenders, rows = start(everything, options.python, device), []
+    all_jobs = [*jobs(algorithm, options, device), *products]
+    contenders, rows = start(all_jobs, options.python, device), []
     try:
-        for job, contender in zip(everything, contenders, strict=True):
+        for job, contender in zip(all_jobs, contenders, strict=True):
             facts = contender.facts
-            when = {"blocks": [], "block_seconds": options.seconds, "commit": hardware.commit()}
+            when = {
+                "blocks": [],
+                "block_seconds": options.seconds,
+                "commit": hardware.current_commit(),
+            }
             rows.append(DEFAULTS | job | facts | when)
             rows[-1].setdefault("compile_seconds", facts["seconds"])
         numbers = []
@@ -180,7 +184,7 @@ def compare(algorithm: str, options: BenchOptions, device: str) -> list[dict[str
             numbers.append(max(2, round(options.seconds * done / seconds / 2) * 2))
         for _ in range(options.blocks):
             for contender, row, number in zip(contenders, rows, numbers, strict=True):
-                time.sleep(0.3)  # the last one's threads spin for a moment
+                time.sleep(0.3)  # threads of the previous contender spin for a moment
                 done, seconds = contender.run(number)
                 row["blocks"].append(row["seeds"] * done / seconds)
     finally:
@@ -202,12 +206,12 @@ def per_second(rate: float) -> str:
 
 
 def gflop_rate(row: dict[str, Any]) -> float:
-    """GFLOP/s of a row whose products are counted."""
+    """Return the GFLOP/s of a row with counted matrix products."""
     return row["updates_per_second"] * row["flops"] / 1e9
 
 
-def cells(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A row of the table. rows: all those of the same algorithm."""
+def table_row(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a row of the table. rows: all rows of the same algorithm."""
 
     def rate(kind: str, **keys: Any) -> float | None:
         for r in rows:
@@ -220,7 +224,7 @@ def cells(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
 
     products = [r for r in rows if (r["kind"], r["precision"]) == ("products", row["precision"])]
     gflops = gflop_rate(row) if row.get("flops") else None
-    bare = gflop_rate(products[0]) if products else None
+    product_rate = gflop_rate(products[0]) if products else None
     return [
         row["algorithm"],
         NAMES.get(row["kind"], row["kind"]),
@@ -231,41 +235,41 @@ def cells(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
         ratio(rate("d3rlpy")),
         ratio(rate("jax_corl", seeds=row["seeds"])),
         f"{gflops:,.0f}" if gflops else "",
-        f"{100 * gflops / bare:.0f} %" if gflops and bare else "",
+        f"{100 * gflops / product_rate:.0f} %" if gflops and product_rate else "",
         f"{row['compile_seconds']:.0f}",
     ]
 
 
-def earlier(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
-    """What was measured before, of other algorithms; UserError if not on such a machine."""
+def read_earlier(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
+    """Return earlier measurements. Raises UserError if they are from a different machine."""
     if not path.is_file():
         return {}
-    found = json.loads(path.read_text())
+    stored = json.loads(path.read_text())
     for key in ("torch", "cores", "bf16_units", "gpu"):
-        if (then := found["machine"][key]) != machine[key]:
-            where = f"{path} was measured elsewhere ({key} {then}, here {machine[key]})"
-            raise UserError(f"bench: {where}: give another out=")
-    return found
+        if (other := stored["machine"][key]) != machine[key]:
+            reason = f"{path} is from a different machine ({key} {other}, here {machine[key]})"
+            raise UserError(f"bench: {reason}. Use another out=")
+    return stored
 
 
 def bench(**keys: Any) -> str:
-    """Measures, writes <out>-<device>.json, .md and .png, and returns the table. UserError.
+    """Measure, write <out>-<device>.json, .md and .png, and return the table. Raises UserError.
 
-    Written after each algorithm.
+    The files are written after each algorithm.
     """
     options = build(BenchOptions, keys)
     if unknown := set(options.algorithms) - set(algorithm_names()):
-        raise UserError(f"bench: no algorithm is called {sorted(unknown)[0]!r}")
+        raise UserError(f"bench: unknown algorithm {sorted(unknown)[0]!r}")
     for folder in (options.corl, options.jax_corl, options.unifloral, options.diffusion_policy):
         if folder is not None and not Path(folder).is_dir():
-            raise UserError(f"bench: {folder} is no folder: give a checkout")
-    device, text = hardware.device(options.device).type, ""
-    out, machine = Path(f"{options.out}-{device}"), hardware.description()
+            raise UserError(f"bench: {folder} is not a folder. Pass the folder of a checkout")
+    device, text = hardware.select_device(options.device).type, ""
+    out, machine = Path(f"{options.out}-{device}"), hardware.describe_machine()
     make_folder(out.parent)
     for name in options.algorithms:
-        before = earlier(out.with_suffix(".json"), machine)
+        stored = read_earlier(out.with_suffix(".json"), machine)
         rows, profiles = (
-            [row for row in before.get(key, []) if row["algorithm"] != name]
+            [row for row in stored.get(key, []) if row["algorithm"] != name]
             for key in ("rows", "profiles")
         )
         rows += compare(name, options, device)
@@ -280,11 +284,11 @@ def publish(
     rows: Sequence[dict[str, Any]],
     profiles: Sequence[dict[str, Any]],
 ) -> str:
-    """Writes <out>.json, .md and .png, and returns the table and where they are."""
+    """Write <out>.json, .md and .png; return the table and their paths."""
     body, rates = [], {}
     for name in dict.fromkeys(row["algorithm"] for row in rows):
-        own = [row for row in rows if row["algorithm"] == name]
-        body += [cells(row, own) for row in own if row["kind"] != "products"]
+        group = [row for row in rows if row["algorithm"] == name]
+        body += [table_row(row, group) for row in group if row["kind"] != "products"]
     products = [row for row in rows if row["kind"] == "products"]
     for precision in dict.fromkeys(row["precision"] for row in products):
         blocks = [b for row in products if row["precision"] == precision for b in row["blocks"]]
@@ -295,7 +299,7 @@ def publish(
         rates=", ".join(f"{rate:,} GFLOP/s in {precision}" for precision, rate in rates.items()),
         cores=machine["cores"],
         facts=facts,
-        measured="; ".join(measured(rows)),
+        measured="; ".join(describe_blocks(rows)),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     result = {"machine": machine, "product_gflop_per_second": rates, "rows": rows}
@@ -306,31 +310,31 @@ def publish(
     page = [title, "`offline-rl bench`", table(HEADER, body, markdown=True), note]
     page += [f"![Updates per second]({out.name}.png)"]
     if profiles:
-        page += ["## Where an update's time goes", table(*profile_table(profiles), markdown=True)]
+        page += ["## Time of an update", table(*profile_table(profiles), markdown=True)]
     write_text(files[1], "\n\n".join(page) + "\n")
     write_atomically(files[2], lambda temporary: draw(rows, temporary))
     return "\n".join([table(HEADER, body), note, *map(str, files)])
 
 
-def measured(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The algorithms by how and when their rows were measured."""
-    found: dict[str, dict[str, None]] = {}
+def describe_blocks(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the algorithms grouped by number and length of blocks and by commit."""
+    groups: dict[str, dict[str, None]] = {}
     for row in rows:
         commit = row["commit"][:7] if row["commit"] else "an unknown commit"
-        how = f"{len(row['blocks'])} of {row['block_seconds']:g} s at {commit}"
-        found.setdefault(how, {})[row["algorithm"]] = None
-    return [f"{how}: {', '.join(names)}" for how, names in found.items()]
+        blocks = f"{len(row['blocks'])} of {row['block_seconds']:g} s at {commit}"
+        groups.setdefault(blocks, {})[row["algorithm"]] = None
+    return [f"{blocks}: {', '.join(names)}" for blocks, names in groups.items()]
 
 
 def profile(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, Any]]:
-    """Where the time of our own updates goes, compiled once more with counters in it."""
-    found = []
+    """Profile our updates, compiled again with counters."""
+    profiles = []
     for job in jobs(algorithm, options, device):
         if job["kind"] == "ours":
             contender = Contender(job | {"profile": True}, sys.executable, device)
             contender.stop()
-            found.append(job | contender.facts)
-    return found
+            profiles.append(job | contender.facts)
+    return profiles
 
 
 def profile_table(profiles: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -344,7 +348,7 @@ def profile_table(profiles: Sequence[dict[str, Any]]) -> tuple[list[str], list[l
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Bars of updates per second, one panel an algorithm."""
+    """Draw bars of updates per second, one panel per algorithm."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -358,11 +362,11 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
     for name, axis in zip(names, axes.flat, strict=False):
-        own = [r for r in rows if r["algorithm"] == name and r["kind"] != "products"]
-        own.sort(key=lambda r: r["updates_per_second"])
-        labels = [label(r).removeprefix(name).strip() for r in own]
-        colors = ["tab:blue" if r["kind"] == "ours" else "tab:gray" for r in own]
-        bars = axis.barh(labels, [r["updates_per_second"] for r in own], color=colors)
+        group = [r for r in rows if r["algorithm"] == name and r["kind"] != "products"]
+        group.sort(key=lambda r: r["updates_per_second"])
+        labels = [label(r).removeprefix(name).strip() for r in group]
+        colors = ["tab:blue" if r["kind"] == "ours" else "tab:gray" for r in group]
+        bars = axis.barh(labels, [r["updates_per_second"] for r in group], color=colors)
         axis.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
         axis.set(title=name, xlabel="seed-updates / s")
         axis.margins(x=0.15)

@@ -1,7 +1,7 @@
-"""How the harness and a contender's process talk: numbers of updates in, seconds out.
+"""Protocol between the harness and a contender's process: numbers of updates in, seconds out.
 
-A contender is any training loop that calls `clock.tick(updates, wait)` as it goes. The loop stands
-still between two blocks, so that contenders in processes of their own can take turns.
+A contender is a training loop that calls `clock.tick(updates, wait)`. The loop blocks between two
+measurements, so contenders in separate processes can take turns.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ OBS, ACT, ROWS, BATCH = 17, 6, 100_000, 256
 
 
 class Clock:
-    """Counts updates, and holds the loop whenever the number asked for is reached."""
+    """Counter of updates that blocks the loop when the requested number is reached."""
 
     def __init__(self) -> None:
-        self.answers = os.fdopen(os.dup(1), "w")  # what a peer prints must not come between
+        self.answers = os.fdopen(os.dup(1), "w")  # separate from what the contender prints
         os.dup2(2, 1)
-        self.facts: dict[str, Any] = {}  # told once, with the first block
-        self.fault: Callable[[], str | None] = lambda: None  # why no time is reported, if so
-        self.wanted, self.done, self.started = 1, 0, time.perf_counter()
+        self.facts: dict[str, Any] = {}  # sent with every answer
+        self.fault: Callable[[], str | None] = lambda: None  # reason to report no time, or None
+        self.requested, self.done, self.started = 1, 0, time.perf_counter()
 
     def tick(self, updates: int, wait: Callable[[], object] = lambda: None) -> None:
-        """After every update or few. wait: until the device is done; called at a block's end.
+        """Count updates; at the end of a block, report its time and wait for the next request.
 
-        Ends the process with the contender's `fault`, if it has one by then.
+        wait: waits until the device is done; called at the end of a block. The process exits with
+        the contender's `fault` if it returns one.
         """
         self.done += updates
-        if self.done < self.wanted:
+        if self.done < self.requested:
             return
         wait()
         seconds = time.perf_counter() - self.started
@@ -45,11 +46,11 @@ class Clock:
         command = sys.stdin.readline()
         if not command:
             raise SystemExit
-        self.wanted, self.done, self.started = int(command), 0, time.perf_counter()
+        self.requested, self.done, self.started = int(command), 0, time.perf_counter()
 
 
-def waiting(device: str) -> Callable[[], object]:
-    """The call that waits for the device."""
+def synchronizer(device: str) -> Callable[[], object]:
+    """Return a function that waits for the device."""
     if device != "cuda":
         return lambda: None
     import torch
@@ -58,17 +59,18 @@ def waiting(device: str) -> Callable[[], object]:
 
 
 def arrays() -> dict[str, np.ndarray]:
-    """Random transitions of the usual locomotion sizes; episodes of 1,000 steps, none terminates.
+    """Return random transitions of the usual locomotion sizes, in episodes of 1,000 steps.
 
-    Speed does not depend on the values. [ROWS, …] each, float32; `dones` and `timeouts` bool.
+    No episode terminates. Speed does not depend on the values. [ROWS, …] each, float32; `dones`
+    and `timeouts` bool.
     """
-    draw = np.random.default_rng(0)
-    states = draw.normal(size=(ROWS + 1, OBS)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(ROWS + 1, OBS)).astype(np.float32)
     return {
         "observations": states[:-1],
         "next_observations": states[1:],
-        "actions": draw.uniform(-1, 1, (ROWS, ACT)).astype(np.float32),
-        "rewards": draw.normal(size=ROWS).astype(np.float32),
+        "actions": rng.uniform(-1, 1, (ROWS, ACT)).astype(np.float32),
+        "rewards": rng.normal(size=ROWS).astype(np.float32),
         "dones": np.zeros(ROWS, bool),
         "timeouts": np.arange(ROWS) % 1000 == 999,
     }

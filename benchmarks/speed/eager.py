@@ -1,7 +1,8 @@
-"""The baselines: single-seed eager PyTorch, written the way CORL writes its algorithms.
+"""Baselines: single-seed eager PyTorch in the style of CORL.
 
-One `nn.Module` per network, one `torch.optim.Adam` each, `zero_grad`, `backward`, `step`, target
-networks updated parameter by parameter, batches gathered by random indices. Nothing is compiled.
+Each network is an `nn.Module` with its own `torch.optim.Adam`. Updates call `zero_grad`, `backward`
+and `step`; target networks are updated parameter by parameter; batches are gathered by random
+indices. Nothing is compiled.
 Style: tinkoff-ai/CORL:algorithms/offline/{td3_bc,iql,cql,edac}.py; CQL and EDAC with their three
 hidden layers.
 """
@@ -28,7 +29,7 @@ def mlp(sizes: list[int], last: nn.Module | None = None) -> nn.Sequential:
 
 
 def plain_fault(learner: object) -> str | None:
-    """Return why the speed of a baseline means nothing; None if its networks are finite."""
+    """Return why a baseline's speed is meaningless; None if all its parameters are finite."""
     networks = [x for x in vars(learner).values() if isinstance(x, nn.Module)]
     if all(p.isfinite().all() for network in networks for p in network.parameters()):
         return None
@@ -114,11 +115,11 @@ class TwinQ(nn.Module):
         super().__init__()
         self.q1, self.q2 = Q(obs, act), Q(obs, act)
 
-    def both(self, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    def both_values(self, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         return self.q1(s, a), self.q2(s, a)
 
     def forward(self, s: Tensor, a: Tensor) -> Tensor:
-        return torch.min(*self.both(s, a))
+        return torch.min(*self.both_values(s, a))
 
 
 class IQL:
@@ -142,7 +143,7 @@ class IQL:
         v_loss.backward()
         self.v_o.step()
         y = r + (1 - d) * 0.99 * next_v.detach()
-        qs = self.q.both(s, a)
+        qs = self.q.both_values(s, a)
         q_loss = sum(F.mse_loss(q, y) for q in qs) / len(qs)
         log["q_loss"] = q_loss.item()
         self.q_o.zero_grad()
@@ -178,7 +179,7 @@ class TanhActor(nn.Module):
 
 
 class SquashedActor(TanhActor):
-    """As SAC has it: two hidden layers, the log deviation as it comes."""
+    """SAC's actor: two hidden layers, unscaled log standard deviation."""
 
     def __init__(self, obs: int, act: int) -> None:
         super().__init__(obs, act)
@@ -188,7 +189,7 @@ class SquashedActor(TanhActor):
 
 
 class CQL:
-    """CQL(H), importance-sampled, 10 actions, no Lagrange."""
+    """CQL(H) with importance sampling, 10 actions, without the Lagrange multiplier."""
 
     def __init__(self, obs: int, act: int, device: torch.device | str = "cpu") -> None:
         self.act_dim = act
@@ -247,7 +248,7 @@ class CQL:
 
 
 class Ensemble(nn.Module):
-    """Q networks as batched products, as CORL's VectorizedCritic."""
+    """Ensemble of Q networks as batched products, as in CORL's VectorizedCritic."""
 
     def __init__(self, sizes: list[int], members: int) -> None:
         super().__init__()
@@ -265,7 +266,7 @@ class Ensemble(nn.Module):
 
 
 class NormalizedEnsemble(Ensemble):
-    """With layer normalization before each ReLU."""
+    """Ensemble with layer normalization before each ReLU."""
 
     def forward(self, s: Tensor, a: Tensor) -> Tensor:
         x = torch.cat([s, a], -1)
@@ -283,7 +284,7 @@ class NormalizedEnsemble(Ensemble):
 
 
 class RLPD:
-    """Ten normalized critics, the least of two drawn ones as the target; two hidden layers."""
+    """RLPD: ten layer-normalized critics with two hidden layers; targets use two random ones."""
 
     def __init__(self, obs: int, act: int, device: torch.device | str = "cpu") -> None:
         self.act_dim, self.members = act, 10
@@ -295,14 +296,14 @@ class RLPD:
         self.alpha_o = torch.optim.Adam([self.log_alpha], lr=3e-4)
 
     def train(self, batches: list[list[Tensor]]) -> dict[str, float]:
-        """One update of the critics for each batch, and one of the actor on the last."""
+        """Update the critics on each batch, and the actor on the last batch."""
         alpha = self.log_alpha.exp().detach()
         for s, a, r, s2, d in batches:
             with torch.no_grad():
                 a2, log_pi2 = self.actor(s2)
-                drawn = torch.randperm(self.members, device=s.device)[:2]
-                least = self.q_t(s2, a2)[drawn].min(0).values - alpha * log_pi2
-                y = r + 0.99 * (1 - d) * least
+                subset = torch.randperm(self.members, device=s.device)[:2]
+                min_q = self.q_t(s2, a2)[subset].min(0).values - alpha * log_pi2
+                y = r + 0.99 * (1 - d) * min_q
             loss = (self.q(s, a) - y).square().mean()
             self.q_o.zero_grad()
             loss.backward()
@@ -322,7 +323,7 @@ class RLPD:
 
 
 class EDAC:
-    """Ten critics of three hidden layers, gradient diversity of weight 1."""
+    """EDAC: ten critics with three hidden layers, gradient diversity with weight 1."""
 
     def __init__(self, obs: int, act: int, device: torch.device | str = "cpu") -> None:
         self.act_dim, self.members = act, 10
@@ -368,7 +369,7 @@ class EDAC:
 
 
 class Denoiser(nn.Module):
-    """A perceptron that is told the step, and answers with the chunk."""
+    """MLP that predicts the chunk from observation, noisy chunk and denoising step."""
 
     def __init__(self, obs: int, chunk: int) -> None:
         super().__init__()
@@ -382,8 +383,8 @@ class Denoiser(nn.Module):
     def forward(self, s: Tensor, x: Tensor, step: Tensor) -> Tensor:
         waves = (torch.arange(16, device=x.device) * (-math.log(10_000) / 15)).exp()
         angles = step[:, None] * waves
-        told = self.time(torch.cat([angles.sin(), angles.cos()], -1))
-        return self.net(torch.cat([s, x.flatten(1), told], -1)).view_as(x)
+        embedding = self.time(torch.cat([angles.sin(), angles.cos()], -1))
+        return self.net(torch.cat([s, x.flatten(1), embedding], -1)).view_as(x)
 
 
 class DPPO:
@@ -399,12 +400,8 @@ class DPPO:
         tuned: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.shape, self.n_action_steps, self.num_inference_steps, self.tuned = (
-            (horizon, act),
-            n_action_steps,
-            num_inference_steps,
-            tuned,
-        )
+        self.shape, self.n_action_steps = (horizon, act), n_action_steps
+        self.num_inference_steps, self.tuned = num_inference_steps, tuned
         self.model = Denoiser(obs, horizon * act).to(device)
         self.base = copy.deepcopy(self.model).requires_grad_(False)
         self.value = nn.Sequential(
@@ -413,62 +410,61 @@ class DPPO:
         ).to(device)
         self.model_o, self.value_o = adam(self.model, 1e-4), adam(self.value, 1e-3)
         level = torch.linspace(1, 0, num_inference_steps + 1, device=device)
-        kept = torch.cos((level + 0.008) / 1.008 * math.pi / 2).square().clamp(1e-4, 0.9999)
-        before, after = kept[:-1], kept[1:]
-        ratio = before / after
-        self.guess = after.sqrt() * (1 - ratio) / (1 - before)
-        self.keep = ratio.sqrt() * (1 - after) / (1 - before)
-        self.spread = ((1 - ratio) * (1 - after) / (1 - before)).sqrt().clamp(min=0.1)
+        alpha_bar = torch.cos((level + 0.008) / 1.008 * math.pi / 2).square().clamp(1e-4, 0.9999)
+        noisy, cleaner = alpha_bar[:-1], alpha_bar[1:]
+        ratio = noisy / cleaner
+        self.chunk_weight = cleaner.sqrt() * (1 - ratio) / (1 - noisy)
+        self.x_weight = ratio.sqrt() * (1 - cleaner) / (1 - noisy)
+        self.std = ((1 - ratio) * (1 - cleaner) / (1 - noisy)).sqrt().clamp(min=0.1)
 
     def mean(self, net: nn.Module, s: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        guess = net(s, x, k.float()).clamp(-1, 1)
-        return self.guess[k][:, None, None] * guess + self.keep[k][:, None, None] * x
+        chunk = net(s, x, k.float()).clamp(-1, 1)
+        return self.chunk_weight[k][:, None, None] * chunk + self.x_weight[k][:, None, None] * x
 
     @torch.no_grad()
     def sample(self, s: Tensor) -> Tensor:
-        """Chains [B, tuned + 1, T, A]."""
+        """Return denoising chains [B, tuned + 1, T, A]."""
         x, chain = torch.randn(len(s), *self.shape, device=s.device), []
         for k in range(self.num_inference_steps):
-            late = k >= self.num_inference_steps - self.tuned
-            chain += [x] if late else []
+            is_tuned = k >= self.num_inference_steps - self.tuned
+            chain += [x] if is_tuned else []
             at = torch.full((len(s),), k, device=s.device)
             noise = torch.randn_like(x).clamp(-3, 3)
-            x = self.mean(self.model if late else self.base, s, x, at) + self.spread[k] * noise
+            net = self.model if is_tuned else self.base
+            x = self.mean(net, s, x, at) + self.std[k] * noise
         return torch.stack([*chain, x], 1)
 
     def log_prob(self, s: Tensor, chain: Tensor, k: Tensor) -> Tensor:
-        own = torch.arange(len(k), device=k.device)
-        mean = self.mean(self.model, s, chain[own, k], k + self.num_inference_steps - self.tuned)
-        spread = self.spread[k + self.num_inference_steps - self.tuned][:, None, None]
-        found = torch.distributions.Normal(mean, spread).log_prob(chain[own, k + 1])
-        return found[:, : self.n_action_steps].clamp(-5, 2).mean((1, 2))
+        rows, step = (
+            torch.arange(len(k), device=k.device),
+            k + self.num_inference_steps - self.tuned,
+        )
+        mean = self.mean(self.model, s, chain[rows, k], step)
+        std = self.std[step][:, None, None]
+        log_prob = torch.distributions.Normal(mean, std).log_prob(chain[rows, k + 1])
+        return log_prob[:, : self.n_action_steps].clamp(-5, 2).mean((1, 2))
 
     def train(
         self, rows: dict[str, Tensor], discount: float, trace: float, epochs: int, batch: int
     ) -> dict[str, float]:
-        """One iteration's updates, from [T, E] decisions."""
+        """Do the updates of one iteration on [T, E] decisions."""
         with torch.no_grad():
-            values = self.value(rows["seen"]).squeeze(-1)
+            values = self.value(rows["observations"]).squeeze(-1)
             following = self.value(rows["following"]).squeeze(-1)
-            surprise = rows["rewards"] + discount * rows["alive"] * following - values
-            gained, last = torch.zeros_like(values), torch.zeros_like(values[0])
+            td_error = rows["rewards"] + discount * rows["alive"] * following - values
+            advantages, last = torch.zeros_like(values), torch.zeros_like(values[0])
             for t in reversed(range(len(values))):
-                goes_on = 1 - rows["ended"][t]
-                last = surprise[t] + discount * trace * goes_on * last
-                gained[t] = last
-            returns = (gained + values).flatten()
-            s, chain, gained = (
-                rows["seen"].flatten(0, 1),
-                rows["chain"].flatten(0, 1),
-                gained.flatten(),
-            )
+                last = td_error[t] + discount * trace * (1 - rows["ended"][t]) * last
+                advantages[t] = last
+            returns, advantages = (advantages + values).flatten(), advantages.flatten()
+            s, chain = rows["observations"].flatten(0, 1), rows["chain"].flatten(0, 1)
             steps = [torch.full((len(s),), k, device=s.device) for k in range(self.tuned)]
             old = torch.stack([self.log_prob(s, chain, k) for k in steps], 1)
         for _ in range(epochs):
             order = torch.randperm(old.numel(), device=s.device)
-            for rows_of in order.split(batch):
-                n, k = rows_of // self.tuned, rows_of % self.tuned
-                a = gained[n]
+            for pairs in order.split(batch):
+                n, k = pairs // self.tuned, pairs % self.tuned
+                a = advantages[n]
                 a = (a - a.mean()) / (a.std() + 1e-8) * 0.99 ** (self.tuned - 1 - k)
                 ratio = (self.log_prob(s[n], chain[n], k) - old[n, k]).exp()
                 share = torch.expm1(3.0 * k / (self.tuned - 1)) / math.expm1(3.0)

@@ -1,4 +1,4 @@
-"""Contenders that act and learn in turns: environment steps a second, end to end."""
+"""Contenders of online training: environment steps per second, end to end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 
 import envs
 from benchmarks.speed.clock import Clock
+from benchmarks.speed.contenders import fault
 from benchmarks.speed.eager import RLPD, plain_fault
-from benchmarks.speed.ours import fault
 from offline_rl.data import Dataset
 from offline_rl.online.collector import Collector
 from offline_rl.training.train import train
@@ -25,21 +25,21 @@ ROWS, WARM_UP = 100_000, 300
 
 
 def data(env: envs.VectorEnv) -> dict[str, np.ndarray]:
-    """Random transitions of the environment's shapes; speed does not depend on the values."""
-    draw, (size,) = np.random.default_rng(0), env.observation_shape
-    states = draw.normal(size=(ROWS + 1, size)).astype(np.float32)
+    """Return random transitions of the environment's shapes; their values do not affect speed."""
+    rng, (size,) = np.random.default_rng(0), env.observation_shape
+    states = rng.normal(size=(ROWS + 1, size)).astype(np.float32)
     return {
         "observations": states[:-1],
-        "actions": draw.uniform(-1, 1, (ROWS, env.action_dim)).astype(np.float32),
-        "rewards": draw.normal(size=ROWS).astype(np.float32),
+        "actions": rng.uniform(-1, 1, (ROWS, env.action_dim)).astype(np.float32),
+        "rewards": rng.normal(size=ROWS).astype(np.float32),
         "terminated": np.zeros(ROWS, bool),
         "truncated": np.arange(ROWS) % 1000 == 999,
         "next_observations": states[1:],
     }
 
 
-def timed(owner: Any, name: str, seconds: dict[str, float], key: str) -> None:
-    """Adds what calls of a method take to `seconds`."""
+def add_time(owner: Any, name: str, seconds: dict[str, float], key: str) -> None:
+    """Patch a method so that the duration of its calls is added to `seconds[key]`."""
     call: Callable[..., Any] = getattr(owner, name)
 
     def measured(*arguments: Any, **options: Any) -> Any:
@@ -53,34 +53,34 @@ def timed(owner: Any, name: str, seconds: dict[str, float], key: str) -> None:
 
 
 class Shares:
-    """What parts of a loop's time go where, without the turns of others."""
+    """Shares of a loop's time by part, without the turns of other contenders."""
 
     def __init__(self, clock: Clock, *names: str) -> None:
         self.clock, self.seconds, self.since = clock, dict.fromkeys(names, 0.0), 0.0
 
     def begin(self) -> None:
-        """From now on."""
+        """Start measuring."""
         self.seconds.update(dict.fromkeys(self.seconds, 0.0))
         self.since = time.perf_counter()
 
     def tick(self, steps: int) -> None:
-        """So many environment steps and all that they bring are done."""
-        whole = time.perf_counter() - self.since
-        self.clock.facts["shares"] = {k: round(v / whole, 4) for k, v in self.seconds.items()}
-        held = time.perf_counter()
+        """Report finished environment steps and the shares of time."""
+        total = time.perf_counter() - self.since
+        self.clock.facts["shares"] = {k: round(v / total, 4) for k, v in self.seconds.items()}
+        paused = time.perf_counter()
         self.clock.tick(steps)
-        self.since += time.perf_counter() - held
+        self.since += time.perf_counter() - paused
 
 
-def ours(clock: Clock, task: str, device: str, overlap: bool, precision: str = "auto") -> None:
-    """`train` itself: rlpd as its authors have it, one tick an environment step."""
+def run_ours(clock: Clock, task: str, device: str, overlap: bool, precision: str = "auto") -> None:
+    """Run `train` with rlpd and its authors' settings; one tick per environment step."""
     env = envs.make_vector(task, 1)
     rows = data(env)
     env.close()
     shares = Shares(clock, "simulator", "acting", "learner", "waiting")
     begin = Collector.begin
 
-    def ticking(collector: Collector) -> None:
+    def begin_and_tick(collector: Collector) -> None:
         if collector.steps == WARM_UP + 20:
             clock.fault = partial(fault, collector.engine)
             shares.begin()
@@ -88,11 +88,11 @@ def ours(clock: Clock, task: str, device: str, overlap: bool, precision: str = "
             shares.tick(1)
         begin(collector)
 
-    timed(Collector, "_step_envs", shares.seconds, "simulator")
-    timed(Collector, "_actions", shares.seconds, "acting")
-    timed(Trainer, "_learn", shares.seconds, "learner")
-    timed(Collector, "end", shares.seconds, "waiting")
-    Collector.begin = ticking  # type: ignore[method-assign]
+    add_time(Collector, "_step_envs", shares.seconds, "simulator")
+    add_time(Collector, "_actions", shares.seconds, "acting")
+    add_time(Trainer, "_learn", shares.seconds, "learner")
+    add_time(Collector, "end", shares.seconds, "waiting")
+    Collector.begin = begin_and_tick  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as out:
         train(
             algorithm="rlpd",
@@ -114,15 +114,15 @@ def ours(clock: Clock, task: str, device: str, overlap: bool, precision: str = "
         )
 
 
-def eager(clock: Clock, task: str, device: str) -> None:
-    """The same by hand: the authors' update in plain PyTorch, batches half and half."""
+def run_eager(clock: Clock, task: str, device: str) -> None:
+    """Run the authors' update in plain PyTorch; half of each batch is offline data."""
     torch.set_num_threads(hardware.num_cores())
     env = envs.make_vector(task, 1)
     (size,) = env.observation_shape
     offline = {k: torch.from_numpy(v).float().to(device) for k, v in data(env).items()}
     online = {k: torch.zeros_like(v) for k, v in offline.items()}
     learner = RLPD(size, env.action_dim, device)
-    draw, stored, observation = np.random.default_rng(0), 0, env.reset([0])
+    rng, stored, observation = np.random.default_rng(0), 0, env.reset([0])
 
     def batch() -> list[torch.Tensor]:
         halves = [
@@ -135,11 +135,11 @@ def eager(clock: Clock, task: str, device: str) -> None:
     clock.fault = partial(plain_fault, learner)
     while True:
         if stored < WARM_UP:
-            action = draw.uniform(-1, 1, (1, env.action_dim))
+            action = rng.uniform(-1, 1, (1, env.action_dim))
         else:
             with torch.no_grad():
-                seen = torch.from_numpy(observation).float().to(device)
-                action = learner.actor(seen)[0].cpu().numpy()
+                s = torch.from_numpy(observation).float().to(device)
+                action = learner.actor(s)[0].cpu().numpy()
         step, row = env.step(action), stored % ROWS
         new = (observation, action, step.rewards, step.observations, step.terminated)
         names = ("observations", "actions", "rewards", "next_observations", "terminated")

@@ -1,4 +1,4 @@
-"""What `offline-rl bench` takes."""
+"""Options of `offline-rl bench`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(Checked):
-    """What `offline-rl bench` takes."""
+    """Options of `offline-rl bench`."""
 
-    algorithms: list[str] = field(default_factory=lambda: ["td3_bc", "iql", "cql"])  # compared
-    seeds: list[Count] = field(default_factory=lambda: [1, 8])  # counts of seeds side by side
-    precisions: list[Precision] = field(default_factory=lambda: ["fp32", "bf16"])  # of ours
+    # algorithms to time
+    algorithms: list[str] = field(default_factory=lambda: ["td3_bc", "iql", "cql"])
+    # numbers of seeds trained together in one process, each timed separately
+    seeds: list[Count] = field(default_factory=lambda: [1, 8])
+    # precisions of our contenders
+    precisions: list[Precision] = field(default_factory=lambda: ["fp32", "bf16"])
     device: str = "auto"  # auto, cpu, cuda
-    blocks: Count = 7  # turns of each contender
-    seconds: Positive = 2.0  # of a turn
-    corl: str | None = None  # a checkout of CORL, whose files are run by python= as well
-    jax_corl: str | None = None  # the same of JAX-CORL
-    unifloral: str | None = None  # the same of Unifloral
-    diffusion_policy: str | None = None  # the same of Diffusion Policy
-    d3rlpy: bool = False  # also d3rlpy, installed for python=
-    python: str = sys.executable  # the interpreter that has the peers' packages
-    profile: bool = False  # also where the time of an update goes
+    blocks: Count = 7  # timed blocks per contender; the median counts
+    seconds: Positive = 2.0  # length of a block
+    corl: str | None = None  # also time this checkout of CORL, run by python=
+    jax_corl: str | None = None  # also time this checkout of JAX-CORL, run by python=
+    unifloral: str | None = None  # also time this checkout of Unifloral, run by python=
+    diffusion_policy: str | None = None  # also time this checkout of Diffusion Policy
+    d3rlpy: bool = False  # also time d3rlpy, which must be installed for python=
+    python: str = sys.executable  # interpreter with the packages of the other projects
+    profile: bool = False  # also profile our updates
     out: str = "speed"  # writes <out>-<device>.json, .md and .png
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what would fail, or mean nothing, after hours of measuring."""
+        """Raise ValueError for options that would fail, or be useless, after hours of timing."""
         super().__post_init__()
         if not self.algorithms or not self.precisions or not self.seeds:
-            raise ValueError("give an algorithm, a count of seeds and a precision at least")
+            raise ValueError("algorithms=, seeds= and precisions= need at least one entry each")
         if shutil.which(self.python) is None:
-            raise ValueError(f"python={self.python} is no program")
+            raise ValueError(f"python={self.python} is not a program")

@@ -1,7 +1,7 @@
-"""The peers' own code as contenders: unmodified files of a checkout, or an installed package.
+"""Contenders from other projects: unmodified files of a checkout, or an installed package.
 
-Runs under the peer's interpreter, which needs its packages (torch, or jax, flax, optax, distrax)
-but neither ours nor a simulator: `gym`, `d4rl`, `wandb` and the like are stood in for.
+They run in the interpreter of `python=`, which needs their packages (torch, or jax, flax, optax,
+distrax), but neither ours nor a simulator: `gym`, `d4rl`, `wandb` and others are replaced by stubs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.speed.clock import ACT, BATCH, OBS, Clock, arrays, waiting
+from benchmarks.speed.clock import ACT, BATCH, OBS, Clock, arrays, synchronizer
 
 
-def stand_in(name: str, **attributes: Any) -> types.ModuleType:
-    """Puts an empty module with these attributes where `import name` finds it."""
+def add_module(name: str, **attributes: Any) -> types.ModuleType:
+    """Register a stub module with these attributes, so that `import name` finds it."""
     module = sys.modules[name] = types.ModuleType(name)
     vars(module).update(attributes)
     return module
 
 
 class Box:
-    """What the files ask of an action or observation space."""
+    """Stub of an action or observation space."""
 
     def __init__(self, size: int) -> None:
         self.shape, self.low, self.high = (size,), -np.ones(size), np.ones(size)
@@ -36,7 +36,7 @@ class Box:
 
 
 class Environment:
-    """What the files ask of an environment that is never stepped."""
+    """Stub of an environment that is never stepped."""
 
     observation_space = single_observation_space = Box(OBS)
     action_space = single_action_space = Box(ACT)
@@ -55,10 +55,10 @@ class Environment:
         pass
 
 
-def stand_ins(columns: dict[str, np.ndarray] | None = None) -> None:
-    """For the simulators' and trackers' modules.
+def add_stand_ins(columns: dict[str, np.ndarray] | None = None) -> None:
+    """Register stubs of simulator and tracker modules.
 
-    columns: what `d4rl.qlearning_dataset` hands out; random transitions where there are none.
+    columns: the result of `d4rl.qlearning_dataset`; default: random transitions.
     """
     if (data := columns) is None:
         data = arrays()
@@ -67,23 +67,23 @@ def stand_ins(columns: dict[str, np.ndarray] | None = None) -> None:
     def dataset(*_: Any, **__: Any) -> dict[str, np.ndarray]:
         return {k: v.copy() for k, v in data.items()}
 
-    def passed(*_: Any, **__: Any) -> Environment:
+    def make(*_: Any, **__: Any) -> Environment:
         return Environment()
 
     score = {"get_normalized_score": lambda name, x: x}
-    stand_in("d4rl", qlearning_dataset=dataset, **score)
-    wrappers = types.SimpleNamespace(TransformObservation=passed, TransformReward=passed)
-    stand_in("gym", make=passed, Env=object, wrappers=wrappers, vector=types.SimpleNamespace())
-    sys.modules["gym"].vector.make = passed  # type: ignore[attr-defined]
+    add_module("d4rl", qlearning_dataset=dataset, **score)
+    wrappers = types.SimpleNamespace(TransformObservation=make, TransformReward=make)
+    add_module("gym", make=make, Env=object, wrappers=wrappers, vector=types.SimpleNamespace())
+    sys.modules["gym"].vector.make = make  # type: ignore[attr-defined]
     quiet = dict.fromkeys(("init", "save", "finish"), lambda *_, **__: None)
-    stand_in("wandb", log=lambda *_, **__: None, run=types.SimpleNamespace(save=lambda: None))
+    add_module("wandb", log=lambda *_, **__: None, run=types.SimpleNamespace(save=lambda: None))
     vars(sys.modules["wandb"]).update(quiet)
 
 
 def corl(clock: Clock, algorithm: str, checkout: str, device: str) -> None:
-    """CORL's own training loop; it calls wandb.log after every update."""
-    stand_ins()
-    wait = waiting(device)
+    """Run CORL's training loop, which calls wandb.log after every update."""
+    add_stand_ins()
+    wait = synchronizer(device)
 
     def log(values: Mapping[str, Any], **_: Any) -> None:
         if not all(math.isfinite(x) for x in values.values() if isinstance(x, float)):
@@ -91,7 +91,7 @@ def corl(clock: Clock, algorithm: str, checkout: str, device: str) -> None:
         clock.tick(1, wait)
 
     sys.modules["wandb"].log = log  # type: ignore[attr-defined]
-    stand_in("pyrallis", wrap=lambda: lambda function: function)
+    add_module("pyrallis", wrap=lambda: lambda function: function)
     names = runpy.run_path(str(Path(checkout) / "algorithms/offline" / f"{algorithm}.py"), {}, "it")
     config = names["TrainConfig"]()
     config.device, config.batch_size, config.checkpoints_path = device, BATCH, None
@@ -104,10 +104,10 @@ def corl(clock: Clock, algorithm: str, checkout: str, device: str) -> None:
 
 
 class JaxCorl:
-    """JAX-CORL's own networks and update, of one seed or, under `jax.vmap`, of several.
+    """JAX-CORL's networks and update, for one seed or, with `jax.vmap`, for several.
 
-    columns: D4RL's, which all seeds learn from, each from batches of its own; random transitions
-    where there are none. settings: of its config, beside the file's own.
+    columns: D4RL's columns; all seeds train on them, each with separate batches. Default: random
+    transitions. settings: config values that differ from the file's.
     """
 
     def __init__(
@@ -120,12 +120,12 @@ class JaxCorl:
     ) -> None:
         import jax
 
-        stand_ins(columns)
+        add_stand_ins(columns)
         sys.argv = sys.argv[:1]
         file = {"td3_bc": "td3bc"}.get(algorithm, algorithm)
         names = runpy.run_path(str(Path(checkout) / "algos" / f"{file}.py"), {}, "it")
         config, learner = names["config"], names[algorithm.replace("_", "").upper()]()
-        if algorithm == "cql":  # three layers, as its paper's code and ours
+        if algorithm == "cql":  # three layers, as in the CQL authors' code and ours
             config.hidden_dims, config.target_entropy = (256,) * 3, -float(ACT)
             config.action_dim = ACT
         for name, value in settings.items():
@@ -134,9 +134,9 @@ class JaxCorl:
         self.dataset, *self.scaling = names["get_dataset"](Environment(), config)
         first = jax.tree_util.tree_map(lambda x: x[0], self.dataset)
         create = names[f"create_{file}_train_state"]
-        seen, acted = first.observations, first.actions
+        example = {"observations": first.observations, "actions": first.actions}
         keys = jax.random.split(jax.random.PRNGKey(0), seeds)
-        states = [create(key, observations=seen, actions=acted, config=config) for key in keys]
+        states = [create(key, **example, config=config) for key in keys]
         update = partial(learner.update_n_times, config=config)
         if seeds == 1:
             self.state, step = states[0], jax.jit(lambda s, d, k: update(s, d, k)[0])
@@ -149,16 +149,16 @@ class JaxCorl:
         self._step = step
 
     def step(self, key: Any) -> Any:
-        """`updates` of them. -> the next key."""
+        """Do `self.updates` updates and return the next key."""
         import jax
 
-        key, now = jax.random.split(key)
-        own = now if self.seeds == 1 else jax.random.split(now, self.seeds)
-        self.state = self._step(self.state, self.dataset, own)
+        key, step_key = jax.random.split(key)
+        keys = step_key if self.seeds == 1 else jax.random.split(step_key, self.seeds)
+        self.state = self._step(self.state, self.dataset, keys)
         return key
 
     def learn(self, updates: int, stretch: int) -> None:
-        """So many, with the batches and noise of this stretch."""
+        """Do this many updates, with the batches and noise of stretch number `stretch`."""
         import jax
 
         key = jax.random.PRNGKey(stretch)
@@ -167,26 +167,26 @@ class JaxCorl:
 
     @cached_property
     def _act(self) -> Callable[[Any, np.ndarray], Any]:
-        """The policies' means, of observations that are scaled as what it learns from."""
+        """Return the policies' means as a function; observations are normalized as in training."""
         import jax
 
-        act, (mean, deviation) = self.learner.get_action, self.scaling
-        if "seed" in act.__code__.co_varnames:  # it samples
+        act, (mean, std) = self.learner.get_action, self.scaling
+        if "seed" in act.__code__.co_varnames:  # a stochastic policy
             act = partial(act, seed=jax.random.PRNGKey(0), temperature=0.0)
-        return jax.jit(jax.vmap(lambda s, x: act(s, (x - mean) / (deviation + 1e-5))))
+        return jax.jit(jax.vmap(lambda s, x: act(s, (x - mean) / (std + 1e-5))))
 
     def actions(self, observations: np.ndarray) -> np.ndarray:
-        """[S, B, O] -> [S, B, A], without noise."""
+        """Return actions [S, B, A] without noise for observations [S, B, O]."""
         return np.asarray(self._act(self.state, observations))
 
     def arrays(self) -> list[np.ndarray]:
-        """All that it has learned and counted."""
+        """Return the complete training state as arrays."""
         import jax
 
         return [np.asarray(x) for x in jax.tree_util.tree_leaves(self.state)]
 
     def load(self, arrays: Sequence[np.ndarray]) -> None:
-        """The inverse of `arrays`."""
+        """Restore the training state returned by `arrays`."""
         import jax
 
         form = jax.tree_util.tree_structure(self.state)
@@ -194,7 +194,7 @@ class JaxCorl:
 
 
 def jax_corl(clock: Clock, algorithm: str, checkout: str, seeds: int) -> None:
-    """JAX-CORL's compiled step of 8 updates; several seeds under `jax.vmap`."""
+    """Run JAX-CORL's compiled step of 8 updates; several seeds use `jax.vmap`."""
     import jax
 
     peer, key = JaxCorl(algorithm, checkout, seeds), jax.random.PRNGKey(1)
@@ -207,10 +207,10 @@ def jax_corl(clock: Clock, algorithm: str, checkout: str, seeds: int) -> None:
 
 
 def unifloral(clock: Clock, algorithm: str, checkout: str) -> None:
-    """Unifloral's own script; it resets the environment after every `eval_interval` updates."""
+    """Run Unifloral's script, which resets the environment after every `eval_interval` updates."""
     import jax
 
-    stand_ins()
+    add_stand_ins()
     interval = 100
 
     def evaluate(self: Environment) -> np.ndarray:
@@ -221,18 +221,20 @@ def unifloral(clock: Clock, algorithm: str, checkout: str) -> None:
     def arguments(cls: Any) -> Any:
         return cls(num_updates=10**9, eval_interval=interval, eval_final_episodes=0)
 
-    count = interval * (2 if algorithm == "td3_bc" else 1)  # two critic updates a step there
+    count = interval * (
+        2 if algorithm == "td3_bc" else 1
+    )  # its TD3+BC does two critic updates per step
     Environment.reset = evaluate  # type: ignore[method-assign]
-    stand_in("tyro", cli=arguments)
+    add_module("tyro", cli=arguments)
     runpy.run_path(str(Path(checkout) / "algorithms" / f"{algorithm}.py"), {}, "__main__")
 
 
 def d3rlpy_learner(
     algorithm: str, device: str, columns: tuple[np.ndarray, ...], **settings: Any
 ) -> tuple[Any, Callable[..., Any]]:
-    """d3rlpy's learner with our hidden layers, and its `fit(n_steps=…)` of these data.
+    """Return d3rlpy's learner with our hidden layers, and a function `fit(n_steps)` on these data.
 
-    columns: observations, actions, rewards, terminated, truncated. settings: of its config.
+    columns: observations, actions, rewards, terminated, truncated. settings: for d3rlpy's config.
     """
     from d3rlpy import algos, dataset, logging, models  # type: ignore[import-not-found]
 
@@ -256,9 +258,9 @@ def d3rlpy_learner(
 
 
 def d3rlpy(clock: Clock, algorithm: str, device: str) -> None:
-    """d3rlpy's own `fit`."""
+    """Run d3rlpy's `fit`."""
     data = arrays()
     keys = ("observations", "actions", "rewards", "dones", "timeouts")
     _, fit = d3rlpy_learner(algorithm, device, tuple(data[key] for key in keys))
-    wait = waiting(device)
+    wait = synchronizer(device)
     fit(10**9, callback=lambda *_: clock.tick(1, wait))

@@ -1,22 +1,22 @@
-"""`offline-rl bench`: a verb of the repository, not of the installed package."""
+"""Command `offline-rl bench`, available in the repository only."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 
-from offline_rl.utils.options import parse, takes
+from offline_rl.utils.options import parse_options, takes_options
 
 
-@takes("benchmarks.speed.options:BenchOptions")
+@takes_options("benchmarks.speed.options:BenchOptions")
 def bench(arguments: Sequence[str]) -> None:
-    """Updates per second of ours, of eager PyTorch and of the peers, in turns on this machine.
+    """Compare updates per second of this project, eager PyTorch and other projects, in turns.
 
     usage: offline-rl bench [algorithms=[td3_bc,iql,cql]] [key=value …]
 
-    Nothing else should run meanwhile.
+    Nothing else should run on the machine.
     """
-    warnings.filterwarnings("ignore")  # libraries' are not the user's business
+    warnings.filterwarnings("ignore")  # warnings of libraries do not concern the user
     from benchmarks.speed.bench import bench as run
 
-    print(run(**parse(arguments)))
+    print(run(**parse_options(arguments)))

@@ -1,4 +1,4 @@
-"""One contender in a process of its own: python -m benchmarks.speed.worker '<job as JSON>'."""
+"""Run one contender in a separate process: python -m benchmarks.speed.worker '<job as JSON>'."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ def main() -> None:
     clock, job = Clock(), json.loads(sys.argv[1])
     kind = job.pop("kind")
     if kind in ("ours", "eager", "uncompiled", "products"):
-        from benchmarks.speed import ours
+        from benchmarks.speed import contenders
 
-        getattr(ours, kind)(clock, **job)
+        getattr(contenders, f"run_{kind}")(clock, **job)
     elif kind == "diffusion_policy":
         from benchmarks.speed import diffusion
 
-        diffusion.authors(clock, **job)
+        diffusion.run_authors(clock, **job)
     elif kind.startswith("online_"):
         from benchmarks.speed import online
 
-        getattr(online, kind.removeprefix("online_"))(clock, **job)
+        getattr(online, f"run_{kind.removeprefix('online_')}")(clock, **job)
     elif kind.startswith("rollouts_"):
         from benchmarks.speed import rollouts
 
-        getattr(rollouts, kind.removeprefix("rollouts_"))(clock, **job)
+        getattr(rollouts, f"run_{kind.removeprefix('rollouts_')}")(clock, **job)
     else:
         from benchmarks.speed import peers
 

@@ -1,4 +1,4 @@
-"""Contenders that need nothing but this project: ours, the eager baseline, and bare products."""
+"""Contenders of this project: our engine, the eager baseline and plain matrix products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 
 from benchmarks.speed import diffusion
-from benchmarks.speed.clock import ACT, OBS, Clock, arrays, waiting
+from benchmarks.speed.clock import ACT, OBS, Clock, arrays, synchronizer
 from benchmarks.speed.eager import BASELINES, Buffer, plain_fault
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data import Dataset
@@ -22,18 +22,18 @@ from offline_rl.utils import hardware
 from policies import Spec
 
 DIFFUSION = "diffusion_policy"
-PRODUCTS = 20  # in one CUDA graph: launched one by one, they would measure the launches
+PRODUCTS = 20  # products in one CUDA graph; single launches would measure the launch overhead
 
 
 def engine(algorithm: str, seeds: int, precision: Any, device: str, compile: bool) -> Engine:
-    """As `offline-rl train` makes it, on the random transitions."""
+    """Return an engine as `offline-rl train` builds it, on random transitions."""
     data, cls = arrays(), algorithm_class(algorithm)
     columns = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
     dataset = Dataset.from_arrays(*(data[name] for name in columns))
-    given = diffusion.settings(device) if algorithm == DIFFUSION else {}
-    cfg = cls.complete(cls.Config(**given), dataset)
+    settings = diffusion.settings(device) if algorithm == DIFFUSION else {}
+    cfg = cls.complete_config(cls.Config(**settings), dataset)
     make = partial(cls, Spec((OBS,), ACT), cfg, 1_000_000)
-    expert = dataset if "expert" in cls.needs else None
+    expert = dataset if "expert" in cls.extra_columns else None
     return Engine(
         lambda _: make(),
         range(seeds),
@@ -45,7 +45,7 @@ def engine(algorithm: str, seeds: int, precision: Any, device: str, compile: boo
     )
 
 
-def ours(
+def run_ours(
     clock: Clock,
     algorithm: str,
     seeds: int,
@@ -54,21 +54,21 @@ def ours(
     profile: bool = False,
     compile: bool = True,
 ) -> None:
-    """The engine's own loop."""
+    """Run the engine's training loop."""
     learner = engine(algorithm, seeds, precision, device, compile)
     learner.capture &= not profile
     period = learner.algorithm.period
     work = learner.work()
     clock.facts = {"flops": work.flops / seeds}
     if device == "cpu":
-        clock.facts["threads"] = work.threads(hardware.cores(), precision)
+        clock.facts["threads"] = work.threads(hardware.num_cores(), precision)
         torch.set_num_threads(clock.facts["threads"])
     learner.programs()
     clock.facts["compile_seconds"] = learner.compile_seconds
     clock.fault = partial(fault, learner)
     if profile:
-        clock.facts["profile"] = profiled(learner)
-    wait = waiting(device)
+        clock.facts["profile"] = profile_shares(learner)
+    wait = synchronizer(device)
     while True:
         learner.run(period)
         clock.tick(period, wait)
@@ -83,14 +83,14 @@ def fault(learner: Engine) -> str | None:
     return None
 
 
-def profiled(learner: Engine) -> dict[str, float]:
-    """Profile some updates; on a GPU the engine must not capture them. Return `shares`."""
+def profile_shares(learner: Engine) -> dict[str, float]:
+    """Profile some updates and return `shares`; on a GPU the engine must not capture them."""
     from torch.profiler import profile
 
     learner.run(2 * learner.algorithm.period)
-    with torch._inductor.config.patch({"cpp.enable_kernel_profile": True}), profile() as found:
+    with torch._inductor.config.patch({"cpp.enable_kernel_profile": True}), profile() as profiler:
         learner.run(10 * learner.algorithm.period)
-    return shares(found.key_averages(), learner.device.type)
+    return shares(profiler.key_averages(), learner.device.type)
 
 
 def shares(events: Iterable[Any], device: str) -> dict[str, float]:
@@ -113,42 +113,42 @@ def shares(events: Iterable[Any], device: str) -> dict[str, float]:
     return {name: round(value / total, 3) for name, value in time.items()}
 
 
-def uncompiled(clock: Clock, **job: Any) -> None:
-    """The same update as a plain sequence of PyTorch operations: where there is no baseline."""
-    ours(clock, **job, compile=False)
+def run_uncompiled(clock: Clock, **job: Any) -> None:
+    """Run our update as a sequence of PyTorch operations, for algorithms without a baseline."""
+    run_ours(clock, **job, compile=False)
 
 
-def eager(clock: Clock, algorithm: str, device: str) -> None:
-    """The eager single-seed baseline's loop, in float32."""
+def run_eager(clock: Clock, algorithm: str, device: str) -> None:
+    """Run the eager single-seed baseline in float32."""
     torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions is True
     if algorithm == DIFFUSION:
-        diffusion.eager(clock, device)
+        diffusion.run_eager(clock, device)
     data = {k: torch.from_numpy(v).to(device) for k, v in arrays().items()}
     data["dones"] = data["dones"].float()
     buffer, learner = Buffer(data), BASELINES[algorithm](OBS, ACT, device)
-    wait = waiting(device)
+    wait = synchronizer(device)
     clock.fault = partial(plain_fault, learner)
     while True:
         learner.train(buffer.sample())
         clock.tick(1, wait)
 
 
-def products(clock: Clock, precision: Precision, device: str) -> None:
-    """Products of 2048 x 256 by 256 x 256, which are what the networks are made of."""
+def run_products(clock: Clock, precision: Precision, device: str) -> None:
+    """Run matrix products of 2048 x 256 by 256 x 256, the main operation of the networks."""
     set_gpu_precision(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a = torch.randn(2048, 256, device=device, dtype=dtype)
     b, out = torch.randn(256, 256, device=device, dtype=dtype), torch.empty_like(a)
-    clock.facts, wait = {"flops": 2.0 * 2048 * 256 * 256}, waiting(device)
+    clock.facts, wait = {"flops": 2.0 * 2048 * 256 * 256}, synchronizer(device)
     multiply, count = partial(torch.mm, a, b, out=out), 1
     if device == "cuda":
 
-        def repeated() -> Tensor:
+        def repeat() -> Tensor:
             for _ in range(PRODUCTS):
                 multiply()
             return out
 
-        multiply, count = captured(repeated), PRODUCTS
+        multiply, count = captured(repeat), PRODUCTS
     while True:
         multiply()
         clock.tick(count, wait)
