@@ -120,7 +120,7 @@ def write(records: Sequence[Record], out: Path) -> None:
         if differ:
             names = ", ".join(map(option_name, differ))
             raise UserError(
-                f"The seeds of {record.run} differ in {names} and have no common configuration. Pack "
+                f"The seeds of {record.run} differ in {names} and share no configuration. Pack "
                 "them into separate folders, or train one of them under another name=…"
             )
         if first.get("start"):  # the checkpoint that each of its seeds continues
