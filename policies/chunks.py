@@ -24,7 +24,8 @@ from policies.policy import BundlePolicy
 # (observations [R, n_obs_steps, *obs], noise [R, *noise_shape], episode indices [R]) -> chunks
 # [R, chunk_size, A] that begin with the present action
 Plan = Callable[[Observations, np.ndarray, np.ndarray], np.ndarray]
-STATE = ("seeds", "decisions", "_taken", "_new", "_chunks", "_sums", "_counts")  # [B, …] each
+# attributes that `state` saves, [B, …] each
+STATE = ("seeds", "decisions", "_taken", "_new", "_chunks", "_sums", "_counts")
 
 
 class Queue:
@@ -57,7 +58,7 @@ class Queue:
         self.decisions = np.zeros(0, np.int64)  # [B], chunks predicted in the episode so far
         self._taken = np.zeros(0, np.int64)  # [B], executed actions of the current chunk
         self._new = np.zeros(0, bool)  # [B], True before the first observation
-        self._seen: Observations | None = None  # [B, n_obs_steps, *obs]
+        self._history: Observations | None = None  # [B, n_obs_steps, *obs]
         self._chunks = np.zeros(0, np.float32)  # [B, n_action_steps, A]
         self._sums = np.zeros((0, 0, 0))  # [B, chunk_size, A], weighted sums for the next steps
         self._counts = np.zeros((0, 0), np.int64)  # [B, chunk_size], predictions in these sums
@@ -80,7 +81,7 @@ class Queue:
             rows = np.arange(len(seeds))
             self.seeds, self.decisions = np.empty_like(seeds), np.empty_like(seeds)
             self._taken, self._new = np.empty_like(seeds), np.empty(len(seeds), bool)
-            self._seen, self._chunks = None, np.zeros((len(seeds), 0), np.float32)
+            self._history, self._chunks = None, np.zeros((len(seeds), 0), np.float32)
             self._sums = np.zeros((len(seeds), 0, 0))
             self._counts = np.zeros((len(seeds), 0), np.int64)
         self.seeds[rows], self.decisions[rows] = seeds, 0
@@ -90,8 +91,8 @@ class Queue:
     def state(self, rows: slice) -> dict[str, np.ndarray]:
         """Return copies of the state of the episodes `rows`, without empty arrays."""
         arrays = {name: getattr(self, name) for name in STATE}
-        if self._seen is not None:
-            arrays |= channels.flatten({"seen": self._seen})
+        if self._history is not None:
+            arrays |= channels.flatten({"seen": self._history})
         return {name: x[rows].copy() for name, x in arrays.items() if x[rows].size}
 
     def load(self, rows: slice, state: Mapping[str, np.ndarray]) -> None:
@@ -104,13 +105,13 @@ class Queue:
                 array = np.zeros((len(self.seeds), *values.shape[1:]), values.dtype)
                 setattr(self, name, array)
             array[rows] = values
-        if (seen := channels.get(state, "seen")) is None:
+        if (history := channels.get(state, "seen")) is None:
             return
-        if self._seen is None:
-            self._seen = channels.map_channels(
-                lambda x: np.zeros((len(self.seeds), *x.shape[1:]), x.dtype), seen
+        if self._history is None:
+            self._history = channels.map_channels(
+                lambda x: np.zeros((len(self.seeds), *x.shape[1:]), x.dtype), history
             )
-        channels.assign(self._seen, rows, seen)
+        channels.assign(self._history, rows, history)
 
     def observe(self, observations: Observations, rows: np.ndarray | None = None) -> None:
         """Append the present observations [B, *obs] to the observation histories.
@@ -119,20 +120,20 @@ class Queue:
         rows: [R], episodes that make a step; `observations` are theirs. Default: all.
         """
         rows = np.arange(len(self.seeds)) if rows is None else rows
-        if self._seen is None:
-            self._seen = channels.map_channels(
+        if self._history is None:
+            self._history = channels.map_channels(
                 lambda x: np.zeros((len(self.seeds), self.n_obs_steps, *x.shape[1:]), x.dtype),
                 observations,
             )
         present = channels.map_channels(lambda x: x[:, None], observations)
         history = channels.map_channels(
             lambda old, x: np.concatenate([old[:, 1:], x], 1),
-            channels.take(self._seen, rows),
+            channels.take(self._history, rows),
             present,
         )
         new = self._new[rows]
         channels.assign(history, new, channels.take(present, new))
-        channels.assign(self._seen, rows, history)
+        channels.assign(self._history, rows, history)
         self._new[rows] = False
 
     def predict_chunk(self, rows: np.ndarray) -> np.ndarray:
@@ -142,7 +143,7 @@ class Queue:
         """
         numbers = noise.normal(self.seeds[rows], self.decisions[rows], self.noise_shape)
         self.decisions[rows] += 1
-        chunks = self.plan(channels.take(self._seen, rows), numbers, rows)
+        chunks = self.plan(channels.take(self._history, rows), numbers, rows)
         if self.temporal_ensemble_coeff is None:
             return chunks
         return self._ensemble(chunks, rows, self.temporal_ensemble_coeff)

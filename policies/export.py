@@ -151,7 +151,7 @@ def trace(module: nn.Module, inputs: Mapping[str, Any], output: str) -> bytes:
     with silenced():
         program = torch.onnx.export(
             module.eval(),
-            kwargs=dict(inputs),  # if the last positional argument is a mapping, it is misread
+            kwargs=dict(inputs),  # a mapping as last positional argument would be unpacked
             input_names=names,
             output_names=[output],
             dynamic_shapes=free_batch_size(inputs),

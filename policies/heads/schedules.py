@@ -124,13 +124,12 @@ def euler(num_inference_steps: int, eta: float = 0.0) -> Table:
     level still follows the time (Wang and Yu, arXiv:2509.05952); 1 replaces all of it. The last
     step is deterministic.
     """
-    step, kept = 1 / num_inference_steps, math.cos(math.pi / 2 * eta)
+    step, cosine = 1 / num_inference_steps, math.cos(math.pi / 2 * eta)
     table = []
     for k in range(num_inference_steps):
-        left = (
-            max(1 - (k + 1) * step, 0.0) if k + 1 < num_inference_steps else 0.0
-        )  # noise level after the step
-        fresh = (1 - kept) * left
+        is_last = k + 1 == num_inference_steps
+        left = 0.0 if is_last else max(1 - (k + 1) * step, 0.0)  # noise level after the step
+        fresh = (1 - cosine) * left
         x_weight, f_weight = 1.0 - fresh, step + fresh * k * step
         noise_std = math.sin(math.pi / 2 * eta) * left
         time = FLOW_TIME * k * step
@@ -188,8 +187,8 @@ def jumps(num_inference_steps: int, bins: int, unit: bool) -> Table:
     table = []
     for k, level in enumerate(levels):
         skip, out, scale = boundary_coefficients(level)
-        kept, first = SIGMAS[0] / level, level if k == 0 and not unit else 1.0
-        numbers = (scale * first, (kept + (1 - kept) * skip) * first, (1 - kept) * out)
+        ratio, first = SIGMAS[0] / level, level if k == 0 and not unit else 1.0
+        numbers = (scale * first, (ratio + (1 - ratio) * skip) * first, (1 - ratio) * out)
         noise_std = levels[k + 1] if k + 1 < num_inference_steps else 0.0
         table.append(DenoisingStep(log_time(level), *numbers, 0.0, 0.0, 1.0, noise_std))
     return table

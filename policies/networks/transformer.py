@@ -143,7 +143,7 @@ class ChunkTransformer(nn.Module):
         memory = torch.cat([moments, self.embed_observation(features)], 1) + self.memory_place
         memory = self.memory(memory)
         step = torch.arange(x.shape[1], device=x.device)[:, None]
-        memory_step = torch.arange(memory.shape[1], device=x.device) - self.times  # times: < 0
+        memory_step = torch.arange(memory.shape[1], device=x.device) - self.times  # < 0 for times
         x = self.embed_action(x) + self.place
         for block in self.blocks:
             x = block(x, memory, step >= step.T, memory_step <= step, drop)

@@ -18,7 +18,7 @@ from policies.runtimes.network import Inputs, Network
 # `encoder` encodes the observations
 POLICY, ENCODER = "policy", "encoder"
 OBSERVATIONS, NOISE, CHUNK = "observations", "noise", "chunk"  # inputs and output of a decision
-FEATURES, X, TIME, ANSWER = "features", "x", "time", "answer"  # and of a denoising step
+FEATURES, X, TIME, ANSWER = "features", "x", "time", "answer"  # those of a denoising step
 
 
 def find_problem(bundle: Bundle) -> str | None:

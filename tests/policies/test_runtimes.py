@@ -179,7 +179,7 @@ def test_an_exported_mlp_gives_the_actions_of_torch(exports: dict[str, Path]) ->
 def test_an_exported_sampler_gives_the_actions_of_torch_in_an_episode(
     exports: dict[str, Path],
 ) -> None:
-    """numpy runs the sampling loop and generates the noise. Different seeds give different actions."""
+    """numpy runs the sampling loop and makes the noise. Seeds change the actions."""
     runs = []
     for runtime in ("onnx", "torch"):
         player = Player(policies.load(exports["sampler"], runtime=runtime))
