@@ -115,7 +115,7 @@ class ACT(ChunkCloning):
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update the model on absolute error and KL divergence."""
-        a, random = self.unit(batch.actions), state.random  # [B, T, A]
+        a, random = self.normalize_actions(batch.actions), state.random  # [B, T, A]
 
         def policy_loss(model) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             chunk, mean, log_variance = model(batch.observations, a, batch.real, random)

@@ -11,9 +11,8 @@ Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL): all losses share one 
          file has it. Updates run during an episode; there as many run after its end, so that one
          policy acts in the complete episode. With `tail=failures`, an episode that only failed and
          then *terminated* keeps its plain return, and one truncated while failing fails forever,
-         whatever it reached before. There such episodes cannot occur: the binary Adroit tasks'
-         episodes
-         end at their last success, here success does not end them.
+         whatever it reached before. There such episodes cannot occur: episodes of the
+         binary Adroit tasks end at their last success, here success does not end them.
 """
 
 from __future__ import annotations

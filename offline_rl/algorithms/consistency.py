@@ -81,7 +81,7 @@ class Consistency(Student):
         cfg, random = self.cfg, state.random
         s = state.teacher.encode(batch.observations, random)  # [B, n_obs_steps, F]
         model, teacher = state.model.predict, state.teacher.predict
-        a = self.unit(batch.actions)  # [B, T, A]
+        a = self.normalize_actions(batch.actions)  # [B, T, A]
         shape = (cfg.levels, len(a))  # [K, B]
         t = random.integers(BINS - 1, shape)
         later = t + 1 + (random.uniform(shape) * (BINS - 1 - t)).floor()  # t + 1 to BINS - 1

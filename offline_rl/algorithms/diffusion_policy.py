@@ -88,7 +88,7 @@ class DiffusionPolicy(Denoising):
 
     def ddpm_loss(self, state: State, batch: Batch) -> Loss:
         """Return the squared error of the predicted noise or chunk (arXiv:2006.11239, eq. 14)."""
-        cfg, random, a = self.cfg, state.random, self.unit(batch.actions)  # [B, T, A]
+        cfg, random, a = self.cfg, state.random, self.normalize_actions(batch.actions)  # [B, T, A]
         x, times, target = diffusion_targets(
             random, a, cfg.levels, cfg.num_train_timesteps, cfg.prediction_type
         )
@@ -102,7 +102,7 @@ class DiffusionPolicy(Denoising):
     def edm_loss(self, state: State, batch: Batch) -> Loss:
         """Return the loss of the denoised chunk, weighted as in arXiv:2206.00364, eq. 8."""
         cfg, random = self.cfg, state.random
-        a = self.unit(batch.actions)
+        a = self.normalize_actions(batch.actions)
         std = sample_std(random, (cfg.levels, len(a)))  # [K, B]
         noised = a + expand_chunk(std) * random.normal((cfg.levels, *a.shape))
 

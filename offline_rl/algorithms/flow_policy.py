@@ -42,7 +42,7 @@ class FlowPolicy(Denoising):
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update the model by regression on velocities, at `levels` times per chunk."""
-        cfg, random, a = self.cfg, state.random, self.unit(batch.actions)  # [B, T, A]
+        cfg, random, a = self.cfg, state.random, self.normalize_actions(batch.actions)  # [B, T, A]
         x, times, velocity = flow_targets(random, a, cfg.levels, cfg.time_power, cfg.time_max)
 
         def policy_loss(model) -> Tensor:

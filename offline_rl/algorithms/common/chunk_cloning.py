@@ -204,7 +204,7 @@ class ChunkCloning(Algorithm):
         """Parts of the names of parameters without weight decay."""
         return ()
 
-    def unit(self, actions: Tensor) -> Tensor:
+    def normalize_actions(self, actions: Tensor) -> Tensor:
         """Return actions scaled to [-1, 1], as the network uses them."""
         head: Any = self.modules["model"]
         return head.normalize_actions(actions)
@@ -212,9 +212,9 @@ class ChunkCloning(Algorithm):
     def masked_mean(self, error: Tensor, batch: Batch) -> Tensor:
         """Return the mean of an error [K, B, T, A] over levels, chunks, and unmasked steps."""
         if not self.cfg.mask_ends:
-            return error.masked_mean()
+            return error.mean()
         assert batch.real is not None
-        return (error.masked_mean((0, -1)) * batch.real).sum() / batch.real.sum()
+        return (error.mean((0, -1)) * batch.real).sum() / batch.real.sum()
 
     def update_average(self, state: State) -> State:
         """Update the policy, the moving average of the model; it is a plain copy for two updates.

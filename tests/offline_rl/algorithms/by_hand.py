@@ -1,4 +1,4 @@
-"""What these tests share: made batches, updates driven by hand, and networks written out anew."""
+"""Shared test helpers: made batches, updates driven by hand, and plain PyTorch networks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = {"hidden": (16, 16)}
 
 
 class Recorded(Random):
-    """The engine's numbers, remembered in the order they were given."""
+    """Random source of the engine that stores its numbers in order."""
 
     def __init__(self, update: int = 0) -> None:
         super().__init__(torch.tensor(7), torch.tensor(update))
@@ -44,7 +44,7 @@ class Recorded(Random):
 
 
 def start(cls: type[Algorithm], num_updates: int = 1, spec: Spec = SPEC, **config: Any) -> State:
-    """A new learner's state; its initial parameters are the same at each call."""
+    """Return a new learner's state; its initial parameters are the same in every call."""
     torch.manual_seed(0)
     algorithm = cls(spec, cls.Config(**config), num_updates)
     tree = algorithm.initial()
@@ -52,7 +52,7 @@ def start(cls: type[Algorithm], num_updates: int = 1, spec: Spec = SPEC, **confi
 
 
 def opinionated(state: State) -> State:
-    """The same with critics whose values differ much between actions, and in sign."""
+    """Return a state with critics whose values differ strongly between actions, and in sign."""
     critic, batch = {k: 3 * v for k, v in state.params["critic"].items()}, made_batch(0)
     q = Network(state.algorithm.modules["critic"], critic)(batch.observations, batch.actions)
     last = [k for k in critic if "biases" in k][-1]
@@ -62,7 +62,10 @@ def opinionated(state: State) -> State:
 
 
 def advance(state: State, *batches: Batch, phase: str = "update") -> tuple[State, Metrics]:
-    """One update on each batch, with the numbers of updates 0, 1, …; -> also the last metrics."""
+    """Return the state after one update per batch, and the last metrics.
+
+    Updates use the random numbers of updates 0, 1, ….
+    """
     metrics: Metrics = {}
     for count, batch in enumerate(batches):
         state = replace(state, random=Recorded(count))
@@ -84,7 +87,7 @@ def made_batch(seed: int = 1, size: int = 32) -> Batch:
 
 
 def one_step(actions: Tensor, rewards: Tensor) -> Dataset:
-    """Episodes of one step from one state; actions: [N, 1], rewards: [N]."""
+    """Return episodes of one step from one state. actions: [N, 1], rewards: [N]."""
     zeros = np.zeros((len(rewards), 1), np.float32)
     return Dataset.from_arrays(zeros, actions.numpy(), rewards.numpy(), zeros[:, 0] == 0)
 
@@ -98,9 +101,9 @@ def taught(
     pretrain_updates: int = 0,
     **config: Any,
 ) -> State:
-    """A learner of one-step data after so many updates, by the engine, which traces one of them.
+    """Return a learner of one-step data after `num_updates` engine updates, of which one is traced.
 
-    change: what is done to the initial parameters, stacked as [1, …], in place.
+    change: modifies the initial parameters, stacked as [1, …], in place.
     """
     cfg = cls.Config(**config)
     spec = Spec(data.observations.shape[1:], data.actions.shape[1])
@@ -116,7 +119,7 @@ def taught(
 
 
 def two_actions() -> Batch:
-    """One state, one step: +0.5 paid 1 and -0.5 paid 0, seen equally often."""
+    """Return one-step data with actions +0.5 (reward 1) and -0.5 (reward 0), equally often."""
     better = torch.arange(32) % 2
     return Batch(
         observations=torch.zeros(32, 1),
@@ -128,7 +131,7 @@ def two_actions() -> Batch:
 
 
 def hill(seed: int) -> Batch:
-    """One state, one step: uniform actions a, paid 1 - 4 (a - 0.3)^2."""
+    """Return one-step data with uniform actions a and rewards 1 - 4 (a - 0.3)^2."""
     actions = Random(torch.tensor(11), torch.tensor(seed)).uniform((64, 1)) * 2 - 1
     return Batch(
         observations=torch.zeros(64, 1),
@@ -140,12 +143,12 @@ def hill(seed: int) -> Batch:
 
 
 def action(state: State) -> float:
-    """The deterministic action in the state of `two_actions` and `hill`."""
+    """Return the deterministic action in the state of `two_actions` and `hill`."""
     return state.policy.act(torch.zeros(1, 1)).item()
 
 
 def target_after(cls: type[Algorithm], *, terminated: bool, **config: Any) -> float:
-    """What the critic regresses on where reward 1 is followed by the end of the episode."""
+    """Return the critic's target for reward 1 at the end of an episode."""
     row = np.ones((1, 3), np.float32)
     ended = np.array([terminated])
     data = Dataset.from_arrays(
@@ -163,9 +166,9 @@ def target_after(cls: type[Algorithm], *, terminated: bool, **config: Any) -> fl
 
 
 def plain(params: Mapping[str, Tensor], prefix: str, member: int | None = None) -> nn.Sequential:
-    """The multilayer perceptron whose weights are called `<prefix>weights.0` and so on.
+    """Return the multilayer perceptron with the weights `<prefix>weights.0` and so on.
 
-    Where it has norms (of no ensemble), they stand before the activations.
+    Layer norms (of no ensemble) precede the activations.
     """
     layers: list[nn.Module] = []
     for k, (weight, bias, _, _) in enumerate(layers_of(params, prefix, member)):
@@ -183,7 +186,7 @@ def plain(params: Mapping[str, Tensor], prefix: str, member: int | None = None) 
 
 
 def layers_of(params: Mapping[str, Tensor], prefix: str, member: int | None):
-    """(weight [in, out], bias [out], their names) of each layer."""
+    """Return (weight [in, out], bias [out], their names) of each layer."""
     for layer in range(sum(k.startswith(f"{prefix}weights.") for k in params)):
         names = f"{prefix}weights.{layer}", f"{prefix}biases.{layer}"
         weight, bias = (params[name] for name in names)
@@ -200,7 +203,7 @@ def assert_same(
     prefix: str = "net.",
     member: int | None = None,
 ) -> None:
-    """`state`'s network has the parameters of `net`, and its Adam the first moments of `adam`.
+    """Assert that `state` has the parameters of `net`, and its Adam the first moments of `adam`.
 
     Adam's steps hardly depend on the loss's scale; its moments do.
     """
@@ -224,13 +227,13 @@ def assert_same(
 def assert_same_number(
     state: State, name: str, number: Tensor, adam: torch.optim.Optimizer, *, key: str = "value"
 ) -> None:
-    """`assert_same` for a parameter outside a perceptron."""
+    """Check `assert_same` for a parameter outside a perceptron."""
     close(state.params[name][key], number)
     close(state.optimizer[name]["first"][key], adam.state[number]["exp_avg"])
 
 
 def assert_equal_states(one: State, other: State, tolerance: float = 0.0) -> None:
-    """The same parameters and optimizers."""
+    """Assert equal parameters and optimizer states."""
     a, b = (flatten({"params": s.params, "optimizer": s.optimizer}) for s in (one, other))
     assert a.keys() == b.keys()
     for name, value in a.items():
@@ -238,7 +241,7 @@ def assert_equal_states(one: State, other: State, tolerance: float = 0.0) -> Non
 
 
 def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """A tanh-Gaussian policy's action with this noise, and its log density by torch's own."""
+    """Return a tanh-Gaussian policy's action with this noise, and torch's log density."""
     mean, log_std = outputs.chunk(2, -1)
     pi = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform(cache_size=1))
     a = (mean + log_std.exp() * noise).tanh()
@@ -246,13 +249,13 @@ def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def value_of(net: nn.Module, observations: Tensor, actions: Tensor) -> Tensor:
-    """A critic's [...] at [..., O], [..., A]; observations may lack leading axes."""
+    """Return a critic's values [...] at [..., O], [..., A]; observations may lack leading axes."""
     observations = observations.expand(*actions.shape[:-1], observations.shape[-1])
     return net(torch.cat([observations, actions], -1))[..., 0]
 
 
 def descend(loss: Tensor, adam: torch.optim.Optimizer) -> None:
-    """One step of this optimizer's parameters alone."""
+    """Take one step of this optimizer on its own parameters."""
     parameters = [p for group in adam.param_groups for p in group["params"]]
     for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         p.grad = gradient
@@ -260,20 +263,20 @@ def descend(loss: Tensor, adam: torch.optim.Optimizer) -> None:
 
 
 def follow(targets: list[nn.Module], critics: list[nn.Module], tau: float) -> None:
-    """Moving averages, parameter by parameter."""
+    """Update moving averages, parameter by parameter."""
     for slow, net in zip(targets, critics, strict=True):
         for old, p in zip(slow.parameters(), net.parameters(), strict=True):
             old.data = (1 - tau) * old.data + tau * p.data
 
 
 def close(ours: Tensor, plain: Tensor | float) -> None:
-    """Equal but for what float32 cannot hold."""
+    """Assert equality up to float32 precision."""
     other = torch.as_tensor(plain, dtype=torch.float64).detach()
     torch.testing.assert_close(ours.detach().double(), other, atol=1e-5, rtol=1e-4)
 
 
 def leaves(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters in float64, to be learned: for networks that are no plain perceptrons."""
+    """Return the parameters as float64 leaves, for networks that are no plain perceptrons."""
     return {k: v.detach().double().requires_grad_() for k, v in params.items()}
 
 
@@ -283,7 +286,7 @@ def assert_same_leaves(
     own: Mapping[str, Tensor],
     adam: torch.optim.Optimizer | None = None,
 ) -> None:
-    """`assert_same` for `leaves`."""
+    """Check `assert_same` for `leaves`."""
     assert own.keys() == state.params[name].keys()
     for key, value in own.items():
         close(state.params[name][key], value)
@@ -294,7 +297,7 @@ def assert_same_leaves(
 def perceptron(
     own: Mapping[str, Tensor], prefix: str, x: Tensor, member: int | None = None
 ) -> Tensor:
-    """ReLU layers with the parameters `<prefix>weights.0` and so on."""
+    """Return the output of ReLU layers with the parameters `<prefix>weights.0` and so on."""
     layers = list(layers_of(own, prefix, member))
     for k, (weight, bias, _, _) in enumerate(layers):
         x = x @ weight + bias
@@ -303,19 +306,19 @@ def perceptron(
 
 
 def follow_leaves(slow: Mapping[str, Tensor], own: Mapping[str, Tensor], tau: float) -> None:
-    """slow <- (1 - tau) slow + tau own."""
+    """Set slow <- (1 - tau) slow + tau fast."""
     for key, value in own.items():
         slow[key].data = (1 - tau) * slow[key].data + tau * value.data
 
 
 def step(adam: torch.optim.Optimizer, loss: Tensor) -> None:
-    """One step of `adam` down `loss`."""
+    """Take one step of `adam` on `loss`."""
     adam.zero_grad()
     loss.backward(inputs=[p for group in adam.param_groups for p in group["params"]])
     adam.step()
 
 
 def doubles(batch: Batch) -> tuple[Tensor, ...]:
-    """(s, a, r, discount, s') in float64."""
+    """Return (s, a, r, discount, s') in float64."""
     columns = ("observations", "actions", "rewards", "discount", "next_observations")
     return tuple(getattr(batch, name).double() for name in columns)

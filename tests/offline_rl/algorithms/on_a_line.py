@@ -1,4 +1,4 @@
-"""A task of a few steps, and clones of few updates in it."""
+"""A short one-dimensional task, and quickly trained policies for it."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ CLONE |= {"algorithm.n_action_steps": 2, "algorithm.num_inference_steps": 5, "se
 
 
 class Line(gymnasium.Env):
-    """A point on a line; up to 7 steps, fewer where it leaves [-1, 1]; the reward is its place."""
+    """A point on a line, up to 7 steps, fewer if it leaves [-1, 1]; the reward is its position."""
 
     observation_space = Box(-np.inf, np.inf, (2,), np.float32)
     action_space = Box(-1, 1, (1,), np.float32)
@@ -35,14 +35,14 @@ class Line(gymnasium.Env):
 
 
 def registered(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A task's name, for the time of a test."""
+    """Register a task for the time of a test, and yield its name."""
     monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     envs.register("line", Line, max_episode_steps=7)
     return "line"
 
 
 def data_of_a_line() -> Dataset:
-    """Episodes of random actions."""
+    """Return episodes of random actions."""
     env, draw = Line(), np.random.default_rng(0)
     rows: list[tuple[Any, ...]] = []
     for episode in range(12):
@@ -58,7 +58,7 @@ def data_of_a_line() -> Dataset:
 
 
 def run_of(algorithm: str, task: str, folder: Path, **more: Any) -> Path:
-    """A clone's, of a few updates."""
+    """Train a policy by imitation for a few updates, and return its run."""
     data = write(data_of_a_line(), folder / "line.hdf5")
     keys = {"algorithm": algorithm, "task": task, "dataset": str(data), "out": str(folder)}
     keys |= {"num_updates": 4, "compile": "never", "eval_episodes": 1, "tracker": "none"}

@@ -1,4 +1,4 @@
-"""ACT: layers against torch's, its loss written out, and what a style may look at."""
+"""ACT: layers against torch's, the loss by hand, and the inputs of the style encoder."""
 
 import math
 
@@ -22,7 +22,7 @@ SMALL = {
 SMALL |= {"num_layers": 2, "num_vae_encoder_layers": 1, "latent_dim": 3}
 
 
-def same(values):
+def identity(values):
     return values
 
 
@@ -44,7 +44,7 @@ def test_a_layer_is_torchs_attention_with_places_for_queries_and_keys_alone():
     copy_attention(layer.cross_attention, recall)
     x, memory, place, there = (torch.randn(*s) for s in ((3, 5, 8), (3, 4, 8), (5, 8), (4, 8)))
     everything = torch.ones(1, 1, dtype=torch.bool)
-    found = layer(x, place, everything, same, (memory, there))
+    found = layer(x, place, everything, identity, (memory, there))
 
     def norm(module, values):
         return nn.functional.layer_norm(values, (8,), module.weight, module.bias)
@@ -57,7 +57,7 @@ def test_a_layer_is_torchs_attention_with_places_for_queries_and_keys_alone():
 
 
 def test_layers_begin_by_xaviers_rule_but_torchs_own_where_styles_are_read():
-    """As in LeRobot's, which goes over encoder and decoder alone; the largest of many weights."""
+    """LeRobot initializes encoder and decoder only. Checked by the largest of many weights."""
     head = start(ACT, **SMALL | {"dim_model": 64, "dim_feedforward": 192}).algorithm.head()
     for layer, out, mlp in (
         (head.style_blocks[0], 1 / 8, 1 / 8),
@@ -127,7 +127,7 @@ def test_it_acts_without_noise_from_the_present_step_on_and_by_its_last_weights(
 def test_blending_needs_a_decision_at_every_step():
     with pytest.raises(
         ValueError,
-        match=r"temporal_ensemble_coeff=0.01 .* needs n_action_steps=1, found n_action_steps=100",
+        match=r"temporal_ensemble_coeff=0.01 .* but n_action_steps=100. Set n_action_steps=1",
     ):
         Config(temporal_ensemble_coeff=0.01)
     head = start(

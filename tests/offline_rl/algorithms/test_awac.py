@@ -1,4 +1,4 @@
-"""AWAC: updates written out, its weights, and where its policy ends up."""
+"""AWAC: updates by hand, its weights, and the policy it converges to."""
 
 import math
 from dataclasses import replace
@@ -30,7 +30,7 @@ from offline_rl.algorithms.awac import AWAC
 
 
 def test_updates_equal_plain_pytorch():
-    """Critics, then the policy with the new ones; every sample is clipped before Q sees it."""
+    """The policy uses the updated critics. Samples are clipped before Q evaluates them."""
     config = {"actor_lr": 1e-3, "critic_lr": 2e-3, "tau": 0.1, "temperature": 0.8}
     first = opinionated(start(AWAC, **config, **SMALL))
     batches = [made_batch(seed) for seed in range(3)]
@@ -49,18 +49,18 @@ def test_updates_equal_plain_pytorch():
             pair = torch.cat([observations, actions], 1)
             return torch.minimum(*[net(pair)[:, 0] for net in nets])
 
-        def drawn(observations, random=random):
+        def sample_actions(observations, random=random):
             noise = random.normal((len(observations), 2)).double()
             raw = policy(observations) + log_std.exp() * noise
             assert (raw.abs() > 1).any()
             return raw.clip(-1, 1)
 
         with torch.no_grad():
-            y = r + discount * q(targets, s2, drawn(s2))
+            y = r + discount * q(targets, s2, sample_actions(s2))
         critic_loss = sum(((net(torch.cat([s, a], 1))[:, 0] - y) ** 2).mean() for net in critics)
         step(critic_adam, critic_loss)
         with torch.no_grad():
-            advantage = q(critics, s, a) - q(critics, s, drawn(s))
+            advantage = q(critics, s, a) - q(critics, s, sample_actions(s))
             weight = torch.exp(advantage / 0.8).clip(max=100)
         density = Normal(policy(s), log_std.exp()).log_prob(a).sum(1)
         policy_loss = -(weight * density).mean()
@@ -81,14 +81,14 @@ def test_updates_equal_plain_pytorch():
 
 
 def raised(state, by):
-    """Both critics say `by` more everywhere."""
+    """Return a state whose critics are higher by `by` everywhere."""
     critic = dict(state.params["critic"])
     critic["net.biases.2"] = critic["net.biases.2"] + torch.tensor(by).reshape(-1, 1, 1)
     return replace(state, params={**state.params, "critic": critic})
 
 
 def test_only_differences_of_q_move_the_policy():
-    """An advantage: what is added to Q everywhere changes nothing."""
+    """Adding a constant to Q changes no advantage."""
     first, batch = opinionated(start(AWAC, critic_lr=0.0, **SMALL)), made_batch()
     (one, _), (other, _) = (advance(s, batch) for s in (first, raised(first, [32.0, 32.0])))
     for name, value in one.optimizer["policy"]["first"].items():
@@ -98,7 +98,7 @@ def test_only_differences_of_q_move_the_policy():
 
 
 def test_weights_are_capped():
-    """A temperature of 1e-6: exp of the advantages overflows, 100 does not."""
+    """At a temperature of 1e-6, exp of the advantages overflows; the cap of 100 does not."""
     state = opinionated(start(AWAC, temperature=1e-6, **SMALL))
     state, metrics = advance(state, made_batch())
     assert 0 < metrics["weight"].item() < 100
@@ -107,9 +107,9 @@ def test_weights_are_capped():
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_the_policys_mean_is_that_of_the_weighted_data(temperature):
-    """Two actions +-0.5 of values 1 and 0: weights in the ratio exp(1 / temperature).
+    """Two actions +-0.5 with values 1 and 0 have weights in the ratio exp(1 / temperature).
 
-    The baseline is common to both, whatever it is: the mean is tanh(1 / (2 temperature)) / 2.
+    The baseline is common to both, so the mean is tanh(1 / (2 temperature)) / 2.
     """
     batch, rates = two_actions(), {"actor_lr": 3e-3, "critic_lr": 3e-3}
     data = one_step(batch.actions, batch.rewards)

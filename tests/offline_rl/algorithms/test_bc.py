@@ -1,4 +1,4 @@
-"""Behavior cloning: updates written out, its answer where data disagrees, the data it keeps."""
+"""Behavior cloning: updates by hand, conflicting actions, and selection of episodes."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,10 @@ def test_the_last_action_of_an_episode_is_learned_without_a_next_observation(hor
 
 
 def five_episodes() -> Dataset:
-    """Returns 0, 10, 20, 30, 40 in lengths 2, 2, 2, 4, 10; actions carry the episode's number."""
+    """Return episodes with returns 0, 10, 20, 30, 40 and lengths 2, 2, 2, 4, 10.
+
+    Actions are the number of the episode.
+    """
     lengths = np.array([2, 2, 2, 4, 10])
     number = np.repeat(np.arange(5), lengths)
     ended = np.zeros(20, bool)
@@ -86,7 +89,7 @@ def test_keeps_the_best_share_of_trajectories_or_timesteps(config, kept):
 
 
 def test_of_chunks_it_learns_the_episodes_own_actions_from_the_present_one_on():
-    """Observation = row of an episode of six, action = a tenth of it: what follows is known."""
+    """Observations are rows of an episode of six; actions are a tenth of that."""
     rows = np.tile(np.arange(6.0), 20)
     data = Dataset.from_arrays(rows[:, None], rows[:, None] / 10, rows, rows == 5)
     chunked = {"n_obs_steps": 2, "horizon": 3, "n_action_steps": 2, "lr": 1e-2, "hidden": (64,)}
@@ -117,5 +120,5 @@ def test_what_is_repeated_beyond_an_episodes_ends_counts_for_nothing():
 def test_more_cannot_be_executed_than_is_answered_or_than_an_episode_has():
     with pytest.raises(ValueError, match="n_action_steps=3 exceeds horizon=2"):
         BC.Config(horizon=2, n_action_steps=3)
-    with pytest.raises(UserError, match="longest episode has 10 steps, and a chunk has 12"):
+    with pytest.raises(UserError, match="longest episode has 10 steps, a chunk has 12"):
         BC.complete_config(BC.Config(horizon=12, n_action_steps=11), five_episodes())

@@ -1,4 +1,4 @@
-"""How networks begin, by each algorithm's authors; where layers are normalized; ranges."""
+"""Initialization, layer normalization and output ranges, as in each algorithm's public code."""
 
 import math
 
@@ -14,7 +14,7 @@ ROOT = math.sqrt(2)
 
 
 def orthogonal(last=ROOT):
-    """Weights whose rows or columns are at right angles, of length `gain`; no bias."""
+    """Assert that rows or columns are orthogonal with length `gain`, and that there is no bias."""
 
     def check(weight, bias, is_last):
         short = weight if weight.shape[0] <= weight.shape[1] else weight.T
@@ -26,7 +26,7 @@ def orthogonal(last=ROOT):
 
 
 def fan_in(weight, bias, is_last):
-    """torch's: uniform in +-1/sqrt(inputs), biases too."""
+    """Assert torch's initialization: uniform in +-1/sqrt(inputs), biases too."""
     bound = 1 / math.sqrt(len(weight))
     for values in (weight, bias):
         assert values.abs().max() <= bound
@@ -35,7 +35,7 @@ def fan_in(weight, bias, is_last):
 
 
 def fan_out(weight, bias, is_last):
-    """Uniform in +-1/sqrt(outputs), biases too."""
+    """Assert uniform weights in +-1/sqrt(outputs), biases too."""
     fan_in(weight.T, bias, is_last)
 
 
@@ -51,7 +51,7 @@ def xavier_output(gain):
 
 
 def small_output(bound):
-    """EDAC's: hidden biases of 0.1, a last layer uniform in +-bound."""
+    """Assert EDAC's initialization: hidden biases of 0.1, a last layer uniform in +-bound."""
 
     def check(weight, bias, is_last):
         if is_last:
@@ -117,7 +117,7 @@ def test_layer_norm_is_in_the_value_network_and_nowhere_else(name: str):
 
 
 def test_awacs_one_deviation_stays_in_the_authors_range():
-    """Seen in the density of the mean, for which each action gives -log std - log(2 pi) / 2."""
+    """The density of the mean is -log std - log(2 pi) / 2 for each action."""
     state, s = start(algorithm_class("awac"), **WIDE), torch.zeros(1, 3)
     for far, end in ((-1e3, -20), (1e3, 2)):
         state.params["policy"]["log_std"][:] = far

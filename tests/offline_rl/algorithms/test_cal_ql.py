@@ -1,4 +1,4 @@
-"""Cal-QL: what its bound touches, what it leaves to CQL, and the returns it is made of."""
+"""Cal-QL: its lower bound, what it shares with CQL, and its returns."""
 
 import math
 from dataclasses import replace
@@ -62,7 +62,7 @@ def test_only_the_policys_actions_are_bounded_and_the_bound_has_no_gradient(vari
 
 @pytest.mark.parametrize(("returns", "value"), [(-3.0, 0.0), (1.5, 1.5)])
 def test_penalty_of_a_constant_critic_and_a_uniform_policy(returns, value, monkeypatch):
-    """Z = log(N e^0 + 2N e^max(0, G)) + |A| log 2: densities are divided out after the bound."""
+    """Z = log(N e^0 + 2N e^max(0, G)) + |A| log 2: the bound precedes the densities."""
 
     def sample(self, observations, random, samples=None):
         rows = observations.shape[:-1] if samples is None else (samples, *observations.shape[:-1])
@@ -80,7 +80,7 @@ def test_penalty_of_a_constant_critic_and_a_uniform_policy(returns, value, monke
 
 
 def returns_of(rewards, ends, tail, discount=0.99):
-    """G of episodes with these rewards; ends: x terminated, | cut."""
+    """Return G of episodes with these rewards. ends: x terminated, | truncated."""
     rewards, flags = np.array(rewards, np.float32), np.array(list(ends))
     obs = np.zeros((len(rewards), 1), np.float32)
     data = Dataset.from_arrays(
@@ -90,13 +90,13 @@ def returns_of(rewards, ends, tail, discount=0.99):
 
 
 def test_a_failure_goes_on_failing_and_a_success_ends():
-    """AntMaze's rewards 10 r - 5: a failed episode is worth -5 / 0.01 wherever it was cut."""
+    """With AntMaze rewards 10 r - 5, a failed episode has G = -5 / 0.01 in every row."""
     G = returns_of([-5, -5, -5, -5, 5, -5], ". .| .x|".replace(" ", ""), "failures")
     np.testing.assert_allclose(G, [-500, -500, -500, -5 + 0.99 * 5, 5, -500], rtol=1e-5)
 
 
 def test_who_is_cut_while_failing_fails_for_ever_whatever_came_before():
-    """The binary hands' success does not end an episode, so that failure may follow it."""
+    """In the binary Adroit tasks a failure can follow a success."""
     G = returns_of([-5, 5, -5, -5], "...|", "failures")
     np.testing.assert_allclose(G, [-5 + 0.99 * (5 - 495), 5 - 495, -500, -500], rtol=1e-5)
 
@@ -107,13 +107,13 @@ def test_who_is_cut_while_succeeding_has_at_least_what_it_earned():
 
 
 def test_rewards_that_stay_once_earned():
-    """Kitchen's: after a cut the last reward for ever, after the end nothing."""
+    """In kitchen the last reward continues forever after a truncation, but not after an end."""
     G = returns_of([0, 2, 1, 3], ".|.x", "last_reward", discount=0.5)
     np.testing.assert_allclose(G, [0.5 * 4, 4, 1 + 0.5 * 3, 3])
 
 
 def returns_on(task, rewards, ends):
-    """G [N] of raw rewards with the task's settings."""
+    """Return G [N] of raw rewards with the task's settings."""
     cfg, _ = algorithm_config("cal_ql", task, {})
     paid = np.array(rewards) * cfg.reward_scale + cfg.reward_shift
     return returns_of(paid, ends, cfg.tail, cfg.discount)
@@ -127,7 +127,7 @@ def test_in_the_kitchen_who_finishes_has_more_than_who_stays_at_three():
 
 @pytest.mark.parametrize("task", ["pen-binary-v0", "gym/pen-binary-medium-replay"])
 def test_the_binary_hand_fails_for_ever_however_soon_it_was_cut(task):
-    """Rewards 10 r + 5 of -1 and 0, as run_adroit.sh has them."""
+    """Rewards are 10 r + 5 with r = -1 and 0, as in run_adroit.sh."""
     G = returns_on(task, [-1] * 3 + [-1] * 5 + [-1, 0], "..|....|.|")
     np.testing.assert_allclose(G, [-500] * 8 + [-5 + 0.99 * 5, 5], rtol=1e-5)
 

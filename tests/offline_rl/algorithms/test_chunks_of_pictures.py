@@ -1,4 +1,4 @@
-"""Algorithms of chunks that are shown pictures: what is encoded, what is taught, what stays."""
+"""Chunk policies with images: what is encoded, trained and kept fixed."""
 
 from dataclasses import replace
 from typing import Any
@@ -47,21 +47,23 @@ def batch(seed: int, size: int = 8) -> Batch:
     return Batch(seen, actions, zeros, zeros, seen, real=real)
 
 
-def begun(cls: type[Algorithm], own: dict[str, Any]) -> State:
+def start_with_images(cls: type[Algorithm], own: dict[str, Any]) -> State:
     how = {"lr": 1e-3, "num_warmup_updates": 0, "weight_decay": 0.5, "decay_lr": False}
     return start(cls, 20, SPEC, **(EYES | how | own))
 
 
 @pytest.mark.parametrize(("cls", "own"), KINDS)
 def test_an_update_encodes_each_picture_once(cls: Any, own: Any, monkeypatch: Any) -> None:
-    """However many noise levels there are, and however many networks ask."""
-    state, encoded, forward = begun(cls, own), [], ImageEncoder.forward
+    """This holds for any number of noise levels and of networks that use the features."""
+    state, encoded, forward = start_with_images(cls, own), [], ImageEncoder.forward
 
-    def told(self: ImageEncoder, pictures: torch.Tensor, random: Any = None) -> torch.Tensor:
+    def record_forward(
+        self: ImageEncoder, pictures: torch.Tensor, random: Any = None
+    ) -> torch.Tensor:
         encoded.append((tuple(pictures.shape), random is not None))
         return forward(self, pictures, random)
 
-    monkeypatch.setattr(ImageEncoder, "forward", told)
+    monkeypatch.setattr(ImageEncoder, "forward", record_forward)
     _, metrics = state.algorithm.update(state, batch(0), 0)
     assert encoded == [((8, 2, 12, 12, 3), True)]
     assert all(value.isfinite() for value in metrics.values())
@@ -69,8 +71,8 @@ def test_an_update_encodes_each_picture_once(cls: Any, own: Any, monkeypatch: An
 
 @pytest.mark.parametrize(("cls", "own"), KINDS[:4])
 def test_encoders_are_taught_and_what_acts_has_their_moving_average(cls: Any, own: Any) -> None:
-    """By hand, of the same schedule as the rest: a copy twice, then 1 - n ** -0.75 of the old."""
-    state = begun(cls, own)
+    """By hand with the same schedule: two plain copies, then 1 - n ** -0.75 of the old weights."""
+    state = start_with_images(cls, own)
     first = dict(state.params["model"])
     slow = {k: v.clone() for k, v in first.items() if k.startswith("observation_encoder.")}
     assert slow
@@ -91,10 +93,10 @@ def test_encoders_are_taught_and_what_acts_has_their_moving_average(cls: Any, ow
 def test_a_student_sees_by_its_teachers_eyes_and_leaves_them_as_they_are(
     kind: Any, more: dict[str, Any]
 ) -> None:
-    teacher = begun(DiffusionPolicy, EDM)
+    teacher = start_with_images(DiffusionPolicy, EDM)
     params = {k: v + 0.1 * torch.randn_like(v) for k, v in teacher.params["policy"].items()}
     given = flatten({"params": {"policy": params}}) | {"counters/update": torch.tensor(7)}
-    state = begun(kind, OWN | more)
+    state = start_with_images(kind, OWN | more)
     taken = state.algorithm.initialize_from(flatten(state.algorithm.initial()), given)
     networks = {
         network: {k: taken[f"params/{network}/{k}"] for k in state.params[network]}

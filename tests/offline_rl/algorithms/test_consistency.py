@@ -1,4 +1,4 @@
-"""Consistency: boundaries of its jumps, its losses written out, and what a student begins with."""
+"""Consistency Policy: boundary conditions, losses by hand, and initialization of the student."""
 
 import math
 
@@ -27,7 +27,7 @@ OWN = {
 
 
 def sines(seen, x, times, *rest):
-    """Anything that depends on all."""
+    """Return a function of all inputs."""
     return torch.sin(3 * x) + 0.1 * times[..., None, None]
 
 
@@ -45,7 +45,7 @@ def test_deviations_fall_from_80_to_a_fiftieth():
 
 
 def test_heuns_step_is_of_second_order_where_the_path_is_known():
-    """Of data N(0, v) the best guess is x v / (v + sigma^2), and x / sqrt(v + sigma^2) stays."""
+    """For data N(0, v) the denoiser is x v / (v + sigma^2); x / sqrt(v + sigma^2) is constant."""
     spread, x = 0.3**2, torch.full((1, 1, 1), 0.7)
 
     def perfect(seen, scaled, time):
@@ -96,7 +96,7 @@ def test_a_table_of_three_jumps_is_the_jumps_and_noise_between_them(unit: bool):
 
 
 def test_there_are_no_more_jumps_than_bins_to_begin_them_at():
-    """Further ones would begin below the least noise, where nothing was learned."""
+    """More jumps would start below the lowest noise level, which is not trained."""
     times = [row[0] for row in jumps(80, 80, True)]
     assert (times[0], times[-1]) == pytest.approx((250 * math.log(80), 250 * math.log(0.02)))
     assert Config(num_inference_steps=80).num_inference_steps == 80
@@ -114,9 +114,9 @@ def test_distances_are_the_papers_and_the_codes():
 
 @pytest.mark.parametrize("levels", [1, 3])
 def test_the_losses_are_those_of_the_paper(levels: int):
-    """CTM: x at t jumps to s as x at t + 1 does, judged at the least noise; DSM: to the data.
+    """CTM: jumps from t and from t + 1 end in the same point. DSM: jumps end at the data.
 
-    Each of several levels has noise of its own.
+    Points are compared at the lowest noise. Each of several levels has its own noise.
     """
     state = start(Consistency, 20, dropout=0.0, levels=levels, **OWN)
     shape = (levels, 8)
@@ -186,7 +186,7 @@ def test_a_student_begins_as_its_teacher_wherever_its_jump_ends(network: str):
 
 
 def test_in_a_transformer_a_jumps_end_is_a_token_without_a_place_of_its_own():
-    """Behind that of the time, before those of the observations, which keep theirs."""
+    """The token precedes those of the observations, whose positions do not change."""
     own = OWN | {"network": "transformer", "widths": (8,), "num_heads": 2, "time_size": None}
     teacher = DiffusionPolicy(Spec((3,), 2), TeacherConfig(process="edm", **own)).initial()
     student = Consistency(Spec((3,), 2), Config(**own))
@@ -209,7 +209,7 @@ def test_distilling_a_run_makes_a_run_whose_policy_takes_one_step(tmp_path):
     assert student.path == tmp_path / "none_in_memory" / "consistency" / "from-diffusion_policy"
     policy = policies.load(student.path / "seed_1" / "policy.bundle")
     assert policy.module.noise_shape == (1, 4, 1)
-    with pytest.raises(UserError, match=r"network: the student's is its teacher's, mlp"):
+    with pytest.raises(UserError, match=r"network: student and teacher must both have mlp"):
         distill(run=made.path, num_updates=3, **{"algorithm.network": "unet"}, **keys)
     for other, words in (
         (forks(rate_hz=30.0), "rate_hz: the policy has 10, here it is 30"),

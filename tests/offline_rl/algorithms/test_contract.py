@@ -1,7 +1,7 @@
-"""One suite over every algorithm file: what the engine and the trainer rely on.
+"""Contract tests over every algorithm file: what the engine and the trainer rely on.
 
-Tracing takes a second or two. So all tests of an algorithm run in one process, one after the other,
-and what has been traced is kept for the next.
+Tracing takes a second or two. All tests of an algorithm therefore run in one process, one after the
+other, and traced programs are kept for the next test.
 """
 
 import math
@@ -91,7 +91,7 @@ def source(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Source:
 
 
 def online(cls: type[Algorithm]) -> Online:
-    """Of two updates a step, where it learns from steps."""
+    """Return online training with two updates per step, for algorithms that train on steps."""
     if issubclass(cls, DenoisingRL):
         return cls.Online()
     at_once = {"critic_updates": 0} if cls.is_residual else {}
@@ -99,7 +99,7 @@ def online(cls: type[Algorithm]) -> Online:
 
 
 def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
-    """Of chains whose steps go nowhere, as an untrained network's nearly do."""
+    """Return rollouts whose chains hardly change, like an untrained network's."""
     cfg, (columns, carried) = algorithm.cfg, algorithm.columns()
     size = cfg.decisions // cfg.environments, cfg.environments
     made = Rollouts(1, size, columns, steps=cfg.tuned, carried=carried, device=device)
@@ -136,7 +136,7 @@ def traced(name: str, count: int, options: tuple[tuple[str, object], ...]) -> En
 
 
 def engine(name: str, seeds: list[int], **options: object) -> Engine:
-    """An engine at its start."""
+    """Return an engine in its initial state."""
     e, new = traced(name, len(seeds), tuple(options.items())), new_engine(name, seeds)
     restore(e, [new.seed_state(s) for s in range(len(seeds))])
     e.metrics()
@@ -153,14 +153,14 @@ def states(e: Engine) -> list[dict[str, torch.Tensor]]:
 
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """Over all tensors; in units of a tensor's largest number where that is above 1."""
+    """Return the largest difference over all tensors, relative to numbers above 1."""
     assert a.keys() == b.keys()
     pairs = [(a[k].double(), b[k].double()) for k in a]
     return max(((x - y).abs().max() / y.abs().max().clamp(min=1)).item() for x, y in pairs)
 
 
 def leaves(batch: Batch) -> dict[str, torch.Tensor]:
-    """The batch's columns, and those of a batch within it."""
+    """Return a batch's columns, and those of a batch within it."""
     nested = {k: leaves(v) if isinstance(v, Batch) else v for k, v in vars(batch).items()}
     return flatten({k: v for k, v in nested.items() if v is not None})
 
@@ -176,7 +176,7 @@ every_algorithm = pytest.mark.parametrize(
 
 @together("td3_bc")
 def test_all_tests_of_an_algorithm_run_in_one_process(request: pytest.FixtureRequest):
-    """xdist writes the group to a test's id, where it knows this pytest; else it scatters them."""
+    """xdist appends the group to a test's id if it supports this pytest."""
     if not getattr(request.config.option, "loadgroup", False):
         pytest.skip("these tests run in one process, or are not told to stay together")
     assert request.node.nodeid.endswith("@contract of td3_bc")
@@ -207,7 +207,7 @@ def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scal
 
 @every_algorithm
 def test_imitation_phases_are_those_that_never_read_next_observations(name: str):
-    """An update with NaN for every next observation stays finite in these phases alone."""
+    """With NaN in every next observation, only updates of these phases stay finite."""
     cls = algorithm_class(name)
     algorithm, e = cls(SPEC, small_config(cls), 100), engine(name, [0])
     tree, random = algorithm.initial(), Random(torch.tensor(0), torch.tensor(0))
@@ -257,7 +257,7 @@ def test_every_trained_network_moves_and_targets_follow(name: str):
 def test_compiled_updates_of_256_units_compute_what_the_traced_graph_does(
     name: str, precision: str
 ):
-    """By the engine's own check, on this processor, with layer normalization where there is one."""
+    """Uses the engine's own check on this processor, with layer normalization if there is any."""
     cls = algorithm_class(name)
     size: dict[str, Any] = {key: [256, 256] for key in (*SIZES, "value_hidden", "dynamics_hidden")}
     size |= {"dim_feedforward": 256, "batch_size": 128, "decisions": 128, "layer_norm": True}
@@ -275,7 +275,7 @@ def test_compiled_updates_of_256_units_compute_what_the_traced_graph_does(
     [pytest.param(n, marks=together(n)) for n in algorithm_names() if algorithm_class(n).online],
 )
 def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name: str):
-    """From data and experience, as the method mixes them."""
+    """Batches mix data and experience as the method does."""
     cls = algorithm_class(name)
     cfg = small_config(cls)
     then = replace(cfg, **cls.Online.config_changes)
@@ -294,7 +294,7 @@ def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name
 
 
 def rows_of(place: int, count: int) -> dict[str, np.ndarray]:
-    """So many steps that only a stream at this place sees."""
+    """Return steps that only the stream at this index receives."""
     draw = np.random.default_rng(place)
     rows = {k: draw.normal(size=(count, 5)) for k in ("observations", "next_observations")}
     rows |= {"actions": draw.uniform(-1, 1, (count, 2)), "truncated": np.zeros(count)}
@@ -305,7 +305,7 @@ def rows_of(place: int, count: int) -> dict[str, np.ndarray]:
 def beginning(
     name: str, offline_fraction: float, *places: int, **options: Any
 ) -> tuple[Engine, ReplayBuffer]:
-    """An engine at its start in an environment, and its experience: a stream for each place."""
+    """Return an engine in its initial online state, and a replay buffer with a stream per seed."""
     cls = algorithm_class(name)
     cfg, own = small_config(cls), ReplayBuffer((5,), 2, 120, streams=len(places))
     how = Interaction(cls.Online(offline_fraction=offline_fraction), cfg)
@@ -321,7 +321,7 @@ def beginning(
 def test_each_stacked_seed_learns_online_from_its_own_stream_as_if_alone(
     name: str, offline_fraction: float
 ):
-    """Streams of other rows and lengths, alone and beside data that all share."""
+    """Streams have different rows and lengths, without and with data that all seeds share."""
     stacked, _ = beginning(name, offline_fraction, 0, 1, 2)
     stacked.run(20, "online")
     alone, experience = beginning(name, offline_fraction, 0)
@@ -371,7 +371,7 @@ def test_twenty_updates_equal_ten_saved_loaded_and_ten_more_to_the_bit(name: str
 
 @every_algorithm
 def test_stacked_seeds_equal_their_single_runs(name: str):
-    """After 40 updates in float32: only the order of sums inside matrix products differs."""
+    """After 40 float32 updates only the order of sums in matrix products differs."""
     e = engine(name, SEEDS)
     e.run(40)
     stacked = states(e)
@@ -404,7 +404,7 @@ def test_compiled_equals_eager_for_the_rest(name: str):
 
 @pytest.mark.slow
 def test_a_compiled_program_learns_from_rows_that_came_since_it_was_compiled():
-    """In an environment, beside data: the buffer's length is no constant of the program."""
+    """Online, with data: the buffer's length is not a constant of the program."""
     found = []
     for compiled in (False, True):
         made, own = beginning("sac", 0.5, 0, 1, compile=compiled)
@@ -418,7 +418,7 @@ def test_a_compiled_program_learns_from_rows_that_came_since_it_was_compiled():
 
 
 def check_compiled(name: str) -> None:
-    """After 20 updates in float32; fused kernels sum in another order."""
+    """Compare after 20 float32 updates; fused kernels sum in another order."""
     eager, compiled = engine(name, SEEDS), engine(name, SEEDS, compile=True)
     eager.run(20)
     compiled.run(20)
@@ -592,7 +592,7 @@ def test_a_gpu_gives_what_the_cpu_gives(name: str):
 
 @every_algorithm
 def test_config_floats_may_be_stacked_values(name: str):
-    """Two learning rates side by side, the second its own, equal the two runs apart."""
+    """Two stacked learning rates, one of them changed, equal the two single runs."""
     cls = algorithm_class(name)
     rates = [f for f in cls.Config.__dataclass_fields__ if f.endswith("lr")]
     rate = "policy_lr" if "policy_lr" in rates else rates[0]
@@ -615,7 +615,7 @@ def test_config_floats_may_be_stacked_values(name: str):
 
 @together("td3_bc")
 def test_numbers_that_all_seeds_share_are_computed_once():
-    """Else an optimizer's results differ in their axes, and are written in a pass each."""
+    """Otherwise an optimizer's results have different axes and are written in separate passes."""
     graph, _, _ = engine("td3_bc", SEEDS)._trace("update", (0, 1))
     corrections = [n for n in graph.graph.nodes if n.target is torch.ops.aten.expm1.default]
     assert len(corrections) >= 4
@@ -648,7 +648,7 @@ def test_every_number_has_a_range_in_its_type_which_stacked_values_pass(name: st
 
 @every_algorithm
 def test_an_activation_is_that_of_every_network_which_knows_one(name: str):
-    """And of the policy in a bundle. A VAE's is part of the method, as CQL's and MCQ's are."""
+    """The bundle's policy has it too. A VAE's activation is part of the method (CQL, MCQ)."""
     cls = algorithm_class(name)
     if not hasattr(cls.Config, "activation"):
         chunks = (
@@ -680,7 +680,7 @@ def test_help_tells_what_every_option_means(name: str):
 
 
 def parts(hint: object) -> list[object]:
-    """The types that a type is made of."""
+    """Return the types that a type consists of."""
     return [p for arg in get_args(hint) for p in parts(arg)] or [hint]
 
 

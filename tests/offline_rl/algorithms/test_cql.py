@@ -1,4 +1,4 @@
-"""CQL: updates written out for every variant, and the facts of its penalty."""
+"""CQL: updates by hand for every variant, and properties of its penalty."""
 
 import math
 from dataclasses import replace
@@ -31,7 +31,7 @@ KUMAR = {"gap": 2.0, "gap_after_weight": True}
 
 
 def normal(outputs, affine):
-    """The policy's distribution by torch's own, and the mean and deviation it is made of."""
+    """Return torch's distribution of the policy, with its mean and standard deviation."""
     mean, log_std = outputs.chunk(2, -1)
     std = (affine[0] * log_std + affine[1]).exp()
     return TransformedDistribution(Normal(mean, std), TanhTransform(cache_size=1)), mean, std
@@ -44,7 +44,7 @@ def sample(outputs, affine, noise):
 
 
 def plain_soft_maximum(variant, t, uniform, here, there, data):
-    """Z of one critic, [B]. Each argument: Q [N, B] (data: [B]), and log densities [N, B]."""
+    """Return Z of one critic, [B]. Each argument: Q [N, B] (data: [B]), log densities [N, B]."""
     if variant == "H":
         (q_u, _), (q_h, log_h), (q_n, log_n) = uniform, here, there
         logits = torch.cat([q_u + 2 * math.log(2), q_h - log_h, q_n - log_n])
@@ -182,7 +182,7 @@ def test_updates_equal_plain_pytorch(learner, variant, config):
 
 @pytest.fixture
 def uniform_policy(monkeypatch):
-    """A policy of uniform density: log pi = -|A| log 2."""
+    """Return a policy of uniform density: log pi = -|A| log 2."""
 
     def sample(self, observations, random, samples=None):
         rows = observations.shape[:-1] if samples is None else (samples, *observations.shape[:-1])
@@ -194,7 +194,7 @@ def uniform_policy(monkeypatch):
 
 
 def without_opinion(**config):
-    """A state whose critics say 0 everywhere."""
+    """Return a state whose critics are 0 everywhere."""
     state = start(CQL, **config, **SMALL)
     zeros = {k: torch.zeros_like(v) for k, v in state.params["critic"].items()}
     return replace(state, params={**state.params, "critic": zeros, "critic_target": zeros})
@@ -235,7 +235,7 @@ def test_the_multiplier_rises_when_the_penalty_exceeds_the_gap(config, rises):
 
 
 def test_h_estimates_the_log_integral_over_actions():
-    """Q = 3a on [-1, 1]: log of the integral of exp(Q) is log((e^3 - e^-3) / 3)."""
+    """For Q = 3a on [-1, 1] the log of the integral of exp(Q) is log((e^3 - e^-3) / 3)."""
     spec, batch = Spec((3,), 1), made_batch(size=4)
     batch = replace(batch, actions=batch.actions[:, :1])
     state = start(CQL, spec=spec, **SMALL)
@@ -250,7 +250,7 @@ def test_h_estimates_the_log_integral_over_actions():
 
 
 def test_rho_is_the_gradient_of_a_soft_maximum_over_the_policy():
-    """max_mu E_mu[Q] - t KL(mu, pi) is t log E_pi[exp(Q / t)]: E_mu[Q] must have its gradient."""
+    """max_mu E_mu[Q] - t KL(mu, pi) = t log E_pi[exp(Q / t)], so E_mu[Q] has its gradient."""
     q = torch.randn(2, 9, 5, dtype=torch.float64, requires_grad=True)
     pushed = soft_maximum(q, torch.zeros(8, 5), "rho", 0.7)
     (ours,) = torch.autograd.grad(pushed.sum(), q)
@@ -260,7 +260,7 @@ def test_rho_is_the_gradient_of_a_soft_maximum_over_the_policy():
 
 @pytest.mark.parametrize(("log_pi", "rises"), [(2.1, True), (1.9, False)])
 def test_the_temperature_rises_when_entropy_is_below_its_target(log_pi, rises, monkeypatch):
-    """Two action dimensions: the target entropy is -2, a log density of 2."""
+    """For two action dimensions the target entropy is -2, which is a log density of 2."""
 
     def sample(self, observations, random, samples=None):
         pi = self.act(observations)
@@ -281,7 +281,7 @@ def test_prefers_the_better_of_two_demonstrated_actions(variant):
 
 
 def test_preliminary_updates_clone():
-    """Actions paid for lie at +0.5, but cloning both leaves the mean between them."""
+    """Rewarded actions are at +0.5, but imitation of both leaves the mean between them."""
     state = start(CQL, spec=Spec((1,), 1), policy_lr=3e-3, bc_updates=150, **SMALL)
     assert state.algorithm.phases == {"clone": 150}
     state, _ = advance(state, *[two_actions()] * 150, phase="clone")

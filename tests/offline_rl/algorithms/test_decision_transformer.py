@@ -1,4 +1,4 @@
-"""Decision Transformer: its loss and optimizer written out, its windows, and what it aims at."""
+"""Decision Transformer: its loss and optimizer by hand, its windows, and its target return."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("decision_transformer")  # one run for all 
 
 
 def episodes(**replaced) -> Dataset:
-    """Three rows and a terminal one, five rows and a time limit whose successor is unknown."""
+    """Return three rows and a terminal one, then five rows and a time limit without a successor."""
     number = np.arange(10, dtype=np.float32)[:, None]
     ended, cut = number[:, 0] == 3, number[:, 0] == 9
     columns = {"observations": number, "actions": number / 10, "rewards": number[:, 0] ** 2}
@@ -37,7 +37,7 @@ def episodes(**replaced) -> Dataset:
 
 
 def sampled(size: int = 64, *, data: Dataset | None = None, **config):
-    """A state and a batch of its windows."""
+    """Return a state and a batch of its windows."""
     state = start(DT, spec=Spec((1,), 1), **(SMALL | AIM | config))
     learner = state.algorithm
     data = learner.prepare(data or episodes())
@@ -47,7 +47,7 @@ def sampled(size: int = 64, *, data: Dataset | None = None, **config):
 
 
 def test_of_rewards_that_count_the_growth_is_paid():
-    """Two episodes that do two and three things; returns to go are what is still to be done."""
+    """Two episodes complete two and three subtasks; returns-to-go count those still to do."""
     counts = np.array([0, 1, 1, 2, 0, 0, 1, 1, 2, 3], np.float32)
     data = episodes(rewards=counts)
     cfg = DT.complete_config(DT.Config(counted=True), data)
@@ -78,7 +78,7 @@ def test_windows_are_of_one_episode_and_know_their_place_and_return_to_go():
 
 
 def test_updates_equal_torchs_adamw_on_the_mean_over_real_steps():
-    """Rate rising over five updates, gradient clipped, weights decaying; no dropout."""
+    """The learning rate rises over five updates; gradient clipping and weight decay; no dropout."""
     config = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.05, "num_warmup_updates": 3}
     state, batch = sampled(dropout=0.0, **config)
     net = DecisionTransformer(1, 1, **SMALL, **AIM)
@@ -121,7 +121,7 @@ def test_what_follows_an_episodes_end_does_not_change_the_loss():
 
 
 def test_learns_what_was_done_where_such_a_return_followed():
-    """One observation; +0.5 where 1 was earned, -0.5 where nothing: told what to earn, it acts."""
+    """One observation: +0.5 earned 1 and -0.5 earned 0. The policy follows its target return."""
     rows = np.zeros((64, 1), np.float32)
     paid = np.arange(64) % 2
     ended = np.ones(64, bool)
@@ -143,15 +143,15 @@ def test_what_is_left_open_comes_from_the_data():
     assert (cfg.target_return, cfg.return_scale) == (-6.0, 39.0)
     given = DT.complete_config(DT.Config(target_return=5.0, return_scale=7.0), data)
     assert (given.target_return, given.return_scale) == (5.0, 7.0)
-    with pytest.raises(ValueError, match="target_return and return_scale are open"):
+    with pytest.raises(ValueError, match="target_return and return_scale are null"):
         DT(Spec((1,), 1), DT.Config())
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"reward_scale": 0.1}, "use return_scale"),
-        ({"normalize_returns": True}, "use return_scale"),
+        ({"reward_scale": 0.1}, "Use return_scale"),
+        ({"normalize_returns": True}, "Use return_scale"),
         ({"return_scale": 0.0}, "return_scale"),
         ({"num_heads": 3}, "num_heads=3 does not divide dim_model=128"),
         ({"context_length": 0}, "context_length"),
@@ -164,7 +164,7 @@ def test_what_cannot_be_is_refused(values, message):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Two seeds after a few updates, evaluated in two episodes of 100 steps each."""
+    """Train two seeds for a few updates, evaluated in two episodes of 100 steps each."""
     folder = tmp_path_factory.mktemp("dt")
     save_small(folder / "small.npz")
     return train(
@@ -184,7 +184,7 @@ def run(tmp_path_factory):
 
 
 def test_the_bundle_plays_the_last_evaluation_again(run):
-    """History and return to go on the device while training, in the bundle's memory after it."""
+    """History and return-to-go are on the device in training, later in the bundle's memory."""
     for seed in (0, 1):
         policy = policies.load(run.path / f"seed_{seed}" / "policy.bundle")
         returns = []
@@ -216,7 +216,7 @@ def test_a_policy_with_memory_does_not_guess(run):
     policy = policies.load(run.path / "seed_0" / "policy.bundle")
     observations = np.zeros((3, 6), np.float32)
     _, state = policy.act(observations)
-    with pytest.raises(ValueError, match="from the second call on"):
+    with pytest.raises(ValueError, match="From the second call on"):
         policy.act(observations, state)
     with pytest.raises(ValueError, match="expected 3 finite numbers"):
         policy.act(observations, state, np.zeros(2))

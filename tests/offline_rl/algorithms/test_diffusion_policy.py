@@ -1,4 +1,4 @@
-"""Diffusion Policy: an update written out, its moving average, and two ways to do one thing."""
+"""Diffusion Policy: an update by hand, its moving average, and multimodal demonstrations."""
 
 from dataclasses import replace
 
@@ -79,8 +79,10 @@ def test_updates_equal_plain_pytorch_with_diffusers_noise(change):
 
 @pytest.mark.parametrize("mask_ends", [False, True])
 def test_the_loss_of_edm_is_the_papers_at_noise_of_its_own_at_every_level(mask_ends: bool):
-    """arXiv:2206.00364, eq. 7 and 8 and table 1, but for what Consistency Policy has instead of
-    its c_skip and c_out, that nothing is guessed at the least noise, 0.02; data of deviation 0.5.
+    """arXiv:2206.00364, eq. 7 and 8 and table 1, with the c_skip and c_out of Consistency Policy.
+
+    With these the denoiser is the identity at the lowest noise, 0.02. The data has standard
+    deviation 0.5.
     """
     small = {k: v for k, v in SMALL.items() if k not in ("num_train_timesteps", "sampler")}
     own = {"process": "edm", "distance": "norm", "levels": 3, "mask_ends": mask_ends}
@@ -102,7 +104,7 @@ def test_the_loss_of_edm_is_the_papers_at_noise_of_its_own_at_every_level(mask_e
 
 
 def forks(episodes: int = 20, length: int = 8, actions: int = 1, **spec) -> Dataset:
-    """From one place half of the episodes go left throughout and half go right."""
+    """Return episodes from one start, half of which always go left and half right."""
     side = np.repeat(np.where(np.arange(episodes) % 2, 0.6, -0.6), length)[:, None]
     zeros, ends = np.zeros((episodes * length, 1)), np.arange(episodes * length) % length
     columns = zeros, side.repeat(actions, 1), zeros[:, 0], ends < 0, ends == length - 1, zeros
@@ -110,7 +112,7 @@ def forks(episodes: int = 20, length: int = 8, actions: int = 1, **spec) -> Data
 
 
 def test_where_demonstrations_fork_each_chunk_goes_one_way_to_its_end():
-    """The mean, which regression answers, is what nobody did."""
+    """The mean, which regression predicts, does not occur in the data."""
     own = {
         "widths": (64, 64),
         "num_warmup_updates": 10,
@@ -137,7 +139,7 @@ def test_where_demonstrations_fork_each_chunk_goes_one_way_to_its_end():
     "own", [{"network": "unet", "widths": (16, 16)}, {"network": "transformer"}]
 )
 def test_stacked_seeds_of_convolutions_and_attention_equal_their_single_runs(own):
-    """Of perceptrons the contract tells."""
+    """The contract test covers perceptrons."""
     heads = {"widths": (8, 8), "num_heads": 2, "time_size": None} if len(own) == 1 else {}
     cfg = Config(num_warmup_updates=1, **(SMALL | {"n_action_steps": 3} | heads | own))
     cfg, spec = DiffusionPolicy.complete_config(cfg, forks()), Spec((1,), 1)
@@ -154,7 +156,7 @@ def test_stacked_seeds_of_convolutions_and_attention_equal_their_single_runs(own
 
 
 def test_stacked_policies_act_as_each_seeds_own_head_in_a_queue_of_its_own():
-    """Two seeds, three episodes of each; one of them begins anew between two decisions."""
+    """Two seeds with three episodes each; one episode restarts between two decisions."""
     cfg = Config(**(SMALL | {"sampler": "ddpm"}))
     source = offline_source(DiffusionPolicy, cfg, forks())
     engine = Engine(lambda _: DiffusionPolicy(Spec((1,), 1), cfg), [0, 1], source, batch_size=8)
@@ -183,7 +185,7 @@ def test_stacked_policies_act_as_each_seeds_own_head_in_a_queue_of_its_own():
 
 
 def test_a_chunk_longer_than_every_episode_is_refused():
-    with pytest.raises(UserError, match="longest episode has 8 steps, and a chunk has 15"):
+    with pytest.raises(UserError, match="longest episode has 8 steps, a chunk has 15"):
         DiffusionPolicy.complete_config(Config(n_action_steps=9), forks())
 
 
@@ -191,7 +193,7 @@ def test_a_chunk_longer_than_every_episode_is_refused():
     ("ends", "words"),
     [
         ({"action_low": (-0.5, 0.0)}, r"action_low=\[-0.5, 0.0\] has 2 numbers, but .* 1 actions"),
-        ({"action_high": ()}, r"action_high=\[\]: 0 numbers"),
+        ({"action_high": ()}, r"action_high=\[\] has 0 numbers"),
         ({"action_low": (0.9,)}, r"action_low=\[0.9\] is not below algorithm.action_high=\[0.6"),
     ],
 )
@@ -209,9 +211,9 @@ def test_ends_that_are_not_the_actions_own_are_refused(ends, words):
         ),
         ({"eta": 0.5}, "eta is not used with sampler=ddpm"),
         ({"num_heads": 2}, "num_heads is not used with network=unet"),
-        ({"network": "transformer", "widths": (8, 16)}, "tokens have one size"),
-        ({"network": "transformer", "time_size": 8}, "that of its tokens"),
-        ({"network": "transformer", "widths": (10, 10)}, "a multiple of heads=4"),
+        ({"network": "transformer", "widths": (8, 16)}, "need one width"),
+        ({"network": "transformer", "time_size": 8}, "it equals the token size"),
+        ({"network": "transformer", "widths": (10, 10)}, "a multiple of num_heads=4"),
         ({"horizon": 10}, "halves it 2 times. Use a multiple of 4"),
         ({"widths": (12, 16)}, "multiples of 8"),
         ({"widths": ()}, "Give at least one width"),
@@ -242,7 +244,7 @@ def test_large_networks_train_one_seed_after_another():
 
 
 def test_a_transformers_biases_norms_and_places_do_not_decay():
-    cfg = Config(network="transformer", widths=(8,), heads=2, weight_decay=0.5)
+    cfg = Config(network="transformer", widths=(8,), num_heads=2, weight_decay=0.5)
     adam = DiffusionPolicy(Spec((3,), 2), cfg).optimizers()["model"]
     names = [name for name, _ in DiffusionPolicy(Spec((3,), 2), cfg).head().named_parameters()]
     decayed = {n for n in names if not any(part in n for part in adam.undecayed)}
@@ -258,7 +260,7 @@ def test_seeds_of_a_large_network_train_one_after_another_and_say_so(tmp_path, c
         algorithm="diffusion_policy", out=str(tmp_path), tracker="none", **options, **hyper
     )
     assert [one["seeds_stacked"] for one in result.results] == [1, 1]
-    assert "one seed after another" in capsys.readouterr().out
+    assert "Seeds train one after another" in capsys.readouterr().out
     policy = policies.load(result.path / "seed_1" / "policy.bundle")
     assert (policy.spec.n_obs_steps, policy.spec.chunk_size, policy.spec.n_action_steps) == (
         2,

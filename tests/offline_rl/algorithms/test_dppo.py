@@ -1,4 +1,4 @@
-"""DPPO: from a run that denoises, through rollouts, to a better policy; what it refuses."""
+"""DPPO: from a pretrained policy, through rollouts, to a better policy; refused options."""
 
 import json
 from dataclasses import replace
@@ -44,12 +44,12 @@ TUNE |= {"compile": "never", "eval_episodes": 1, "tracker": "none", "show": Fals
 
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A task's name."""
+    """Register a task and return its name."""
     return registered(monkeypatch)
 
 
 def engine(**changes: Any) -> tuple[Engine, Rollouts]:
-    """Of one seed, with a rollout that the policy itself might have made."""
+    """Return an engine of one seed, with a rollout that its policy could have produced."""
     cfg, spec = Config(**(SMALL | changes)), Spec((3,), 2)
     how = Interaction(OnPolicy(), cfg)
     columns, carried = DPPO(spec, cfg, 1, how).columns()
@@ -83,7 +83,7 @@ def engine(**changes: Any) -> tuple[Engine, Rollouts]:
 
 
 def eager(**changes: Any) -> State:
-    """A learner of one seed, whose model has learned something."""
+    """Return the state of one seed whose model has been trained."""
     torch.manual_seed(0)
     cfg = Config(**(SMALL | changes))
     algorithm = DPPO(Spec((3,), 2), cfg, 1, Interaction(OnPolicy(), cfg))
@@ -94,7 +94,7 @@ def eager(**changes: Any) -> State:
 
 
 def loud(state: State, rows: int = 6) -> dict[str, torch.Tensor]:
-    """What a decision is made of."""
+    """Return the inputs of a decision."""
     draw = torch.Generator().manual_seed(1)
     seen = torch.randn(rows, state.algorithm.cfg.n_obs_steps, 3, generator=draw)
     shape = (rows, *state.algorithm.noise_shape)  # type: ignore[attr-defined]
@@ -102,7 +102,7 @@ def loud(state: State, rows: int = 6) -> dict[str, torch.Tensor]:
 
 
 def test_without_noise_on_the_way_a_decision_is_what_the_policy_would_do():
-    """Rounds before the last by the weights of before, the others by those that learn."""
+    """Early denoising steps use the pretrained weights, later ones the fine-tuned ones."""
     state = eager(eta=1e-6, sampling_floor=1e-7)
     given = loud(state)
     told = state.algorithm.decide(state, given)
@@ -118,7 +118,7 @@ def test_without_noise_on_the_way_a_decision_is_what_the_policy_would_do():
 
 
 def test_a_last_round_is_sampled_with_one_floor_and_judged_with_the_other():
-    """It has no deviation of its own: x - mean is 0.3 z, of which the density is N(0, 0.4)'s."""
+    """The last step has no noise of its own: x - mean is 0.3 z, with the density of N(0, 0.4)."""
     state = eager(sampling_floor=0.3, density_floor=0.4)
     given, executed = loud(state), torch.tensor([[1.0, 1.0]] * 3 + [[1.0, 0.0]] * 3)
     chain = state.algorithm.decide(state, given)["chain"]
@@ -134,7 +134,7 @@ def test_a_last_round_is_sampled_with_one_floor_and_judged_with_the_other():
 
 
 def test_advantages_of_a_rollout_are_those_of_a_plain_loop_over_two_rollouts():
-    """Decisions that an end cut short discount by the steps they took; a time-out bootstraps."""
+    """Decisions cut by an end are discounted by their executed steps; a time-out bootstraps."""
     gamma, trace, draw = 0.9, 0.8, np.random.default_rng(3)
     state = eager(n_action_steps=3, discount=gamma, trace=trace)
     shape, seen = (5, 2), (5, 2, 2, 3)
@@ -180,7 +180,7 @@ def test_advantages_of_a_rollout_are_those_of_a_plain_loop_over_two_rollouts():
 
 
 def test_the_ratio_is_one_on_a_first_pass_and_later_not():
-    """With rates of 0 no update moves anything, whatever the epoch."""
+    """With learning rates of 0 no update changes anything, in any epoch."""
     for rate, same in ((0.0, True), (1e-2, False)):
         e, _ = engine(policy_lr=rate, target_kl=1e9, sampling_floor=0.3, density_floor=0.4)
         e.run(1, ONLINE)
@@ -218,7 +218,7 @@ def test_one_round_can_be_tuned_alone():
 
 
 def test_a_clone_acts_on_as_it_acted_and_its_first_ratios_are_one(line: str, tmp_path: Path):
-    """By its average, with its normalizer, without its dropout: rates of 0 keep it so."""
+    """It acts with its averaged weights and normalizer, and without dropout."""
     more = {"algorithm.dropout": 0.3, "algorithm.normalize_observations": True, "seeds": 1}
     more |= {"algorithm.sampler": "ddim"}
     run = run_of("diffusion_policy", line, tmp_path, **CLONE | more)
@@ -273,7 +273,7 @@ def test_a_warm_up_counts_from_where_the_clone_ended():
 
 
 def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tmp_path: Path):
-    """While it collects, with episodes under way, and between two minibatches."""
+    """Killed during collection, with running episodes, and between two minibatches."""
     run = run_of("diffusion_policy", line, tmp_path, **CLONE, **{"algorithm.sampler": "ddim"})
     whole = finetune(run=run, **TUNE, name="whole").path
     # 48 steps, 6 updates, 48 steps, 6 updates on the clock
@@ -311,7 +311,7 @@ def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tm
 def test_what_comes_due_in_one_piece_of_work_is_done_at_its_end_at_the_latest(
     line: str, tmp_path: Path
 ):
-    """48 steps, 8 at a time, 6 updates, and both again: 44 and 88 on the clock are passed."""
+    """The clock counts 48 steps, 8 at a time, and 6 updates, twice: it passes 44 and 88."""
     run = run_of("diffusion_policy", line, tmp_path, **CLONE, **{"algorithm.sampler": "ddim"})
     path = finetune(run=run, **TUNE | {"name": "due", "eval_every": 44}).path
     rows = (path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
@@ -406,7 +406,9 @@ def test_a_run_without_densities_is_refused(
 
 
 def test_it_needs_a_run_and_episodes_as_long_as_a_decision(line: str, tmp_path: Path):
-    with pytest.raises(UserError, match="dppo fine-tunes a trained policy. Use offline-rl finetune"):
+    with pytest.raises(
+        UserError, match=r"dppo fine-tunes a trained policy. Use offline-rl finetune"
+    ):
         train(algorithm="dppo", task=line, num_updates=0, num_env_steps=48, show=False)
     envs.register("short", Line, max_episode_steps=1)
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)

@@ -1,4 +1,4 @@
-"""EDAC: the similarity of gradients in closed form, and its own gradient by pairs."""
+"""EDAC: gradient similarity in closed form, and its gradient by pairs."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -41,7 +41,7 @@ def test_similarity_in_closed_form(directions, value):
 
 
 def test_the_critics_update_equals_a_sum_over_pairs():
-    """In float64 by torch's own double backward, one pair of critics at a time."""
+    """Computed in float64 by torch's double backward, one pair of critics at a time."""
     first = start(EDAC, num_critics=3, init="fan_out", eta=5.0, critic_lr=2e-3, **SMALL)
     batch = replace(made_batch(), discount=torch.zeros(32))  # y = r, whatever was drawn
     state, metrics = advance(first, batch)
@@ -87,7 +87,7 @@ def test_bootstraps_after_a_truncation_but_not_after_a_termination():
 
 
 def test_on_a_processor_seeds_of_many_critics_learn_one_after_another():
-    """Where a layer of one seed's critics fills the cache; never on a GPU."""
+    """A layer of one seed's critics fills a CPU's cache; a GPU always stacks seeds."""
     spec = Spec((3,), 2)
     assert not EDAC(spec, EDAC.Config()).prefers_stacked_seeds("cpu")
     assert EDAC(spec, EDAC.Config()).prefers_stacked_seeds("cuda")

@@ -1,4 +1,4 @@
-"""f-DVL: conjugates by numeric maximization, and where V settles with each of them."""
+"""f-DVL: conjugates by numeric maximization, and the V that each of them gives."""
 
 import math
 from dataclasses import replace
@@ -32,7 +32,7 @@ GENERATORS = {
 
 @pytest.mark.parametrize(("function", "kind"), GENERATORS)
 def test_conjugates_are_the_maximum_over_densities(function, kind):
-    """For total variation up to y = 1/2, where it becomes infinite."""
+    """Total variation is checked up to y = 1/2, where it becomes infinite."""
     top = 0.5 if function is total_variation else 8.0
     y = torch.linspace(-6, top, 27, dtype=torch.float64)
     numeric = torch.stack([(W * value - GENERATORS[function, kind]).max() for value in y])
@@ -41,7 +41,7 @@ def test_conjugates_are_the_maximum_over_densities(function, kind):
 
 @pytest.mark.parametrize(("function", "kind"), GENERATORS)
 def test_their_slope_is_a_density(function, kind):
-    """By the envelope theorem f*'(y) is the maximizer: never negative, never falling."""
+    """f*'(y) is the maximizer (envelope theorem): never negative, never falling."""
     y = torch.linspace(-9, 9, 73, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(function(y, kind).sum(), y)
     assert slope.min() >= 0
@@ -71,8 +71,8 @@ def test_with_reverse_kl_it_is_xql():
     assert_equal_states(ours, xql)
 
 
-def settled(x: torch.Tensor, **config: object) -> float:
-    """The V of the least mean loss of x - V, on a grid."""
+def best_value(x: torch.Tensor, **config: object) -> float:
+    """Return the V with the smallest mean loss of x - V, on a grid."""
     algorithm = start(FDVL, **config, **SMALL).algorithm
     grid = torch.linspace(float(x.min()) - 1, float(x.max()) + 4, 5001, dtype=torch.float64)
     losses = torch.stack([algorithm.value_loss(x - v) for v in grid])
@@ -81,10 +81,10 @@ def settled(x: torch.Tensor, **config: object) -> float:
 
 @pytest.mark.parametrize("lam", [0.6, 0.75, 0.8, 0.9])
 def test_total_variation_finds_a_quantile(lam):
-    """That with a share (1 - lam) / lam above: 1/4 for lam = 0.8."""
+    """A share (1 - lam) / lam of Q is above V: 1/4 for lam = 0.8."""
     x = torch.randn(4001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     level = (2 * lam - 1) / lam
-    found = settled(x, divergence="total_variation", lam=lam)
+    found = best_value(x, divergence="total_variation", lam=lam)
     assert found == pytest.approx(x.quantile(level).item(), abs=0.01)
 
 
@@ -105,12 +105,12 @@ COIN = torch.tensor([0.0, 1.0], dtype=torch.float64)
     ],
 )
 def test_chi_square_on_a_fair_coin(conjugate, lam, value):
-    assert settled(COIN, conjugate=conjugate, lam=lam) == pytest.approx(value, abs=2e-3)
+    assert best_value(COIN, conjugate=conjugate, lam=lam) == pytest.approx(value, abs=2e-3)
 
 
 def test_the_temperature_is_a_unit_of_value():
-    once = settled(COIN, lam=0.6)
-    assert settled(5 * COIN, lam=0.6, temperature=5.0) == pytest.approx(5 * once, abs=0.01)
+    once = best_value(COIN, lam=0.6)
+    assert best_value(5 * COIN, lam=0.6, temperature=5.0) == pytest.approx(5 * once, abs=0.01)
 
 
 @pytest.mark.parametrize(

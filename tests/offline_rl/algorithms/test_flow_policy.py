@@ -1,4 +1,4 @@
-"""The flow policy: its loss written out, its times, and which way it flows."""
+"""Flow policy: its loss by hand, its times, and the direction of its flow."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_the_loss_is_that_of_the_direction_from_noise_to_chunk(levels: int):
 
 
 def test_times_are_nearer_to_the_noise():
-    """1 - t / 0.999 is of Beta(1.5, 1), whose mean is 0.6."""
+    """1 - t / 0.999 has a Beta(1.5, 1) distribution, whose mean is 0.6."""
     times = flow_targets(Recorded(), torch.zeros(100_000, 1, 1), 1, 1.5, 0.999).times
     assert times.mean().item() / 999 == pytest.approx(0.4, abs=0.01)
     assert times.min() >= 0
@@ -35,7 +35,7 @@ def test_times_are_nearer_to_the_noise():
 
 
 def test_a_network_that_knows_the_direction_is_led_to_the_chunk():
-    """The true direction at x and t toward `a` is (a - x) / (1 - t)."""
+    """The exact velocity at x and t toward `a` is (a - x) / (1 - t)."""
     head = start(FlowPolicy, 20, **OWN).algorithm.head()
     a = torch.linspace(-0.9, 0.9, 8).reshape(1, 4, 2)
     head.predict = lambda seen, x, times: (a - x) / (1 - times[:, None, None] / 1000)

@@ -1,4 +1,4 @@
-"""IQL: the shared learner with its losses equals IQL written out, and the facts of these losses."""
+"""IQL: its updates equal plain PyTorch, and properties of its losses."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ from policies.spec import Spec
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_updates_equal_plain_pytorch(deterministic, dropout):
-    """V first; the policy and Q with the new V; then the target. The policy's rate falls."""
+    """Order: V; policy and Q with the new V; target. The policy's learning rate decays."""
     config = {"expectile": 0.8, "beta": 2.0, "tau": 0.1, "dropout": dropout}
     rates = {"actor_lr": 1e-3, "critic_lr": 2e-3, "value_lr": 3e-3}
     first = start(IQL, 4, deterministic=deterministic, **config, **rates, **SMALL)
@@ -94,7 +94,7 @@ def test_updates_equal_plain_pytorch(deterministic, dropout):
 
 
 def test_expectile_of_a_fair_coin_is_the_expectile():
-    """Eq. 4 on {0, 1} with equal odds is least at v = expectile: solvable by hand."""
+    """Eq. 4 on {0, 1} with equal odds has its minimum at v = expectile."""
     for expectile in (0.5, 0.7, 0.9):
         v = torch.linspace(0, 1, 10_001)[:, None]
         loss = expectile_loss(torch.tensor([0.0, 1.0]) - v, expectile).mean(1)
@@ -107,7 +107,7 @@ def test_the_middle_expectile_is_half_the_squared_error():
 
 
 def test_weights_are_capped():
-    """A target critic that promises 1e3 everywhere: exp(3 * advantage) overflows, the cap not."""
+    """With target values of 1e3, exp(3 * advantage) overflows; the cap does not."""
     state = start(IQL, max_weight=70.0, **SMALL)
     critic = dict(state.params["critic_target"])
     critic["net.biases.2"] = critic["net.biases.2"] + 1e3
@@ -127,7 +127,7 @@ def test_the_policys_rate_is_zero_after_the_last_update():
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_prefers_the_better_of_two_demonstrated_actions(deterministic):
-    """Weights exp(3 (Q - V)) at V = 0.7, the expectile: the policy's mean is 0.45 in the limit."""
+    """Weights are exp(3 (Q - V)) with V = 0.7, the expectile; the limit of the mean is 0.45."""
     rates = {"actor_lr": 3e-3, "critic_lr": 3e-3, "value_lr": 3e-3, "tau": 0.1}
     state = start(IQL, 1000, spec=Spec((1,), 1), deterministic=deterministic, **rates, **SMALL)
     state, metrics = advance(state, *[two_actions()] * 300)

@@ -1,4 +1,4 @@
-"""LB-SAC: its rates follow the batch, its loss is a mean, and `train` uses its batch."""
+"""LB-SAC: learning rates scale with the batch, the loss is a mean, and `train` uses its batch."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_rates_grow_with_the_root_of_the_batch(batch_size, factor):
 
 
 def test_its_critics_share_one_mean():
-    """SAC-N's gradient over N; the policy's is SAC-N's."""
+    """The critic gradient is SAC-N's divided by N; the policy's is SAC-N's."""
     config = {"num_critics": 4, "init": "fan_out", **SMALL}
     ours, metrics = advance(start(LBSAC, batch_size=256, **config), made_batch())
     sac_n, theirs = advance(start(SACN, **config), made_batch())

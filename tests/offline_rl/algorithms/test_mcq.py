@@ -1,4 +1,4 @@
-"""MCQ: updates written out, its pseudo targets, and what an unseen action is worth to it."""
+"""MCQ: updates by hand, pseudo targets, and the value of unseen actions."""
 
 import math
 from dataclasses import replace
@@ -31,8 +31,8 @@ from policies.spec import Spec
 SMALL = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "vae_hidden": (16, 16)}
 
 
-def drawn(own, s, noise):
-    """Actions and log densities, by torch's own distribution."""
+def sample_actions(own, s, noise):
+    """Return actions and log densities of torch's distribution."""
     mean, log_std = perceptron(own, "trunk.", s).chunk(2, -1)
     std = log_std.clip(-5, 2).exp()
     pi = TransformedDistribution(Normal(mean, std), TanhTransform(cache_size=1))
@@ -42,7 +42,7 @@ def drawn(own, s, noise):
 
 @pytest.mark.parametrize("alpha", [None, 0.2])
 def test_updates_equal_plain_pytorch(alpha):
-    """VAE, temperature, critics, policy: each with what is new by then. Online pseudo targets."""
+    """Order: VAE, temperature, critics, policy. Pseudo targets use the online critics."""
     config = {"num_samples": 5, "num_policy_samples": 3, "bellman_share": 0.6, "tau": 0.1}
     rates = {"actor_lr": 1e-3, "critic_lr": 2e-3, "vae_lr": 3e-3}
     first = opinionated(start(MCQ, alpha=alpha, **config, **rates, **SMALL))
@@ -84,16 +84,16 @@ def test_updates_equal_plain_pytorch(alpha):
         temperature = 0.2
         if alpha is None:
             with torch.no_grad():
-                log_pi = drawn(policy, s, numbers(size, 2))[1]
+                log_pi = sample_actions(policy, s, numbers(size, 2))[1]
             step(adams[1], -(log_alpha * (log_pi - 2)).mean())
             temperature = log_alpha.exp().item()
 
         with torch.no_grad():
-            a2, log_pi2 = drawn(policy, s2, numbers(size, 2))
+            a2, log_pi2 = sample_actions(policy, s2, numbers(size, 2))
             q2 = torch.minimum(*[value(critic_target, k, s2, a2) for k in (0, 1)])
             y = r + discount * (q2 - temperature * log_pi2)
             both = torch.cat([s, s2])
-            own = drawn(policy, both, numbers(3, 2 * size, 2))[0]
+            own = sample_actions(policy, both, numbers(3, 2 * size, 2))[0]
             z = numbers(5, 2 * size, 4).clip(-0.5, 0.5)
             like = torch.cat([both.expand(5, -1, -1), z], -1)
             proposed = perceptron(vae, "decoder.", like).tanh()
@@ -102,7 +102,7 @@ def test_updates_equal_plain_pytorch(alpha):
         away = [((value(critic, k, both, own) - pseudo) ** 2).mean() for k in (0, 1)]
         step(adams[2], 0.6 * sum(td) + 0.4 * sum(away))
 
-        pi, log_pi = drawn(policy, s, numbers(size, 2))
+        pi, log_pi = sample_actions(policy, s, numbers(size, 2))
         q = torch.minimum(*[value(critic, k, s, pi) for k in (0, 1)])
         policy_loss = (temperature * log_pi - q).mean()
         step(adams[3], policy_loss)
@@ -123,7 +123,7 @@ def test_updates_equal_plain_pytorch(alpha):
 
 
 def plain_vae(params):
-    """The VAE's first latent number decodes to tanh z, between +-0.46; others are ignored."""
+    """Return a VAE whose first latent dimension decodes to tanh z, within +-0.46."""
     vae = params["vae"]
     for value in vae.values():
         value.zero_()
@@ -133,7 +133,7 @@ def plain_vae(params):
 
 
 def test_a_pseudo_target_is_the_smaller_of_the_critics_best():
-    """Q1 = a, Q2 = -a: the least best is 0.46; the best of the least would be below 0."""
+    """For Q1 = a, Q2 = -a the minimum of maxima is 0.46; the maximum of minima is below 0."""
     config = {**SMALL, "critic_hidden": (), "num_samples": 50}
     state = start(MCQ, spec=Spec((1,), 1), **config)
     plain_vae(state.params)
@@ -148,7 +148,7 @@ def test_a_pseudo_target_is_the_smaller_of_the_critics_best():
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_unseen_actions_are_worth_what_the_best_of_the_seen_is(share):
-    """One state, +-0.5 paid 1 and 0; the policy acts at -0.96, where the data has nothing."""
+    """One state, +-0.5 with rewards 1 and 0; the policy acts at -0.96, outside the data."""
     config = {"num_policy_samples": 4, "bellman_share": share, "alpha": 0.5}
     rates = {"actor_lr": 0.0, "critic_lr": 3e-3, "vae_lr": 0.0}
     data = one_step(two_actions().actions, two_actions().rewards)

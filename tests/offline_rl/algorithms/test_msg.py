@@ -1,4 +1,4 @@
-"""MSG: updates written out, critics that never hear of one another, and its bound."""
+"""MSG: updates by hand, independent critics, and its lower bound."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ from policies.spec import Spec
 @pytest.mark.parametrize("phase", ["update", "clone"])
 @pytest.mark.parametrize("random_weights", [True, False])
 def test_updates_equal_plain_pytorch(phase, random_weights):
-    """Every loss at the old parameters; a target and actions for each critic alone."""
+    """All losses use the old parameters; each critic has its own target and actions."""
     rates = {"actor_lr": 1e-3, "critic_lr": 2e-3, "alpha_lr": 1e-2}
     config = {"beta": -3.0, "conservatism": 0.7, "target_entropy": 0.5, "tau": 0.1}
     first = start(MSG, num_critics=3, random_weights=random_weights, **config, **rates, **SMALL)
@@ -92,7 +92,7 @@ def test_updates_equal_plain_pytorch(phase, random_weights):
 
 
 def test_a_critic_learns_the_same_whatever_the_others_believe():
-    """Independence, which a shared target would break."""
+    """Critics are independent; a shared target would break this."""
     first = start(MSG, num_critics=3, **SMALL)
     raised = {
         name: {k: torch.cat([v[:1], v[1:] + 1]) for k, v in first.params[name].items()}

@@ -1,4 +1,4 @@
-"""One step: where the teacher's rounds end, by hand; who may teach it, and that it learns."""
+"""One-step policy: the teacher's deterministic sampler by hand, valid teachers, and training."""
 
 import json
 import math
@@ -36,7 +36,7 @@ QUICK: dict[str, Any] = {"compile": "never", "eval_episodes": 1, "tracker": "non
 
 
 def state_of(algorithm: OneStep) -> State:
-    """Its own beginning; the teacher's two networks differ where it was tuned."""
+    """Return an initial state whose two teacher networks differ where it was fine-tuned."""
     tree = algorithm.initial()
     params = {name: dict(tensors) for name, tensors in tree["params"].items()}
     for name, value in params["teacher"].items():
@@ -45,13 +45,14 @@ def state_of(algorithm: OneStep) -> State:
 
 
 def by_hand(state: State, seen: torch.Tensor, noise: torch.Tensor, cfg: Config) -> torch.Tensor:
-    """Where the teacher's rounds end: a flow's and EDM's by definition, else by diffusers' DDIM.
+    """Return the end of the teacher's sampler: by definition for flow and EDM, or diffusers' DDIM.
 
     EDM (arXiv:2206.00364, eq. 1 and 5; arXiv:2303.01469, appendix C), along (x - D(x, t)) / t, down
-    to a deviation of 0.02 as in arXiv:2405.07503.
+    to a
+    standard deviation of 0.02 as in arXiv:2405.07503.
     """
 
-    def asked(x: torch.Tensor, time: float, round_: int) -> torch.Tensor:
+    def predict(x: torch.Tensor, time: float, round_: int) -> torch.Tensor:
         late = cfg.tuned is None or round_ >= cfg.num_inference_steps - cfg.tuned
         network = state.teacher if late else None
         times = torch.full(x.shape[:1], time)
@@ -62,7 +63,7 @@ def by_hand(state: State, seen: torch.Tensor, noise: torch.Tensor, cfg: Config) 
     x = noise
     if cfg.process == "flow":
         for k in range(cfg.num_inference_steps):
-            x = x + asked(x, 1000.0 * k / cfg.num_inference_steps, k) / cfg.num_inference_steps
+            x = x + predict(x, 1000.0 * k / cfg.num_inference_steps, k) / cfg.num_inference_steps
         return x.clip(-1, 1)
     if cfg.process == "edm":
         ends, x = (80 ** (1 / 7), 0.02 ** (1 / 7)), 80 * noise
@@ -72,7 +73,7 @@ def by_hand(state: State, seen: torch.Tensor, noise: torch.Tensor, cfg: Config) 
         ]
         for k, (t, following) in enumerate(pairwise(times)):
             root = math.sqrt(t**2 + 0.25)
-            told = asked(x / root, 250 * math.log(t), k)
+            told = predict(x / root, 250 * math.log(t), k)
             skip, out = 0.25 / ((t - 0.02) ** 2 + 0.25), 0.5 * (t - 0.02) / root
             guess = (skip * x + out * told).clip(-1, 1)
             x = x + (following - t) * (x - guess) / t
@@ -86,7 +87,7 @@ def by_hand(state: State, seen: torch.Tensor, noise: torch.Tensor, cfg: Config) 
     )
     made.set_timesteps(cfg.num_inference_steps)
     for k, time in enumerate(made.timesteps):
-        x = made.step(asked(x, float(time), k), int(time), x, eta=0.0).prev_sample
+        x = made.step(predict(x, float(time), k), int(time), x, eta=0.0).prev_sample
     return x.clip(-1, 1)
 
 
@@ -124,7 +125,7 @@ def test_the_loss_is_the_squared_distance_from_where_the_rounds_end(own: dict[st
 
 
 def test_the_loss_is_that_of_rl100s_head_which_was_compared_with_its_authors_code() -> None:
-    """`benchmarks.conformance`, rl100 (one_step); where all that is answered is executed."""
+    """See `benchmarks.conformance`, rl100 (one_step). Here all predicted actions are executed."""
     torch.manual_seed(0)
     shape = SMALL | {"n_action_steps": 3, "num_train_timesteps": 10}
     sizes = {"environments": 1, "decisions": 6, "batch_size": 6, "tuned": 5}
@@ -146,7 +147,7 @@ def test_the_loss_is_that_of_rl100s_head_which_was_compared_with_its_authors_cod
 
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A task's name."""
+    """Register a task and return its name."""
     return registered(monkeypatch)
 
 
@@ -154,7 +155,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_each_policy_that_denoises_is_taught_to_act_at_once(
     teacher: str, line: str, tmp_path: Path
 ) -> None:
-    """And the student ends nearer to its teacher than it began."""
+    """The student ends nearer to its teacher than it started."""
     more = {"algorithm.process": "edm"} if teacher == "edm" else {}
     clone = "flow_policy" if teacher == "flow_policy" else "diffusion_policy"
     run = run_of(clone, line, tmp_path, **CLONE, **more)
@@ -186,13 +187,13 @@ def test_each_policy_that_denoises_is_taught_to_act_at_once(
 
 
 def read_hyper(path: Path) -> dict[str, Any]:
-    """Of a run's first seed, as a config takes them."""
+    """Return the hyper-parameters of a run's first seed, as a config takes them."""
     found = json.loads((path / "seed_0" / "config.json").read_text())["hyper"]
     return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
 
 def head_input(policy: Any, seen: torch.Tensor) -> torch.Tensor:
-    """What its network is shown of raw observations."""
+    """Return the network input for raw observations."""
     (name,) = policy.bundle.normalizers
     normal = policy.bundle.normalizers[name]
     return policy.module.encode(
@@ -205,7 +206,7 @@ def test_who_denoises_nothing_is_no_teacher_and_its_sizes_are_the_students(
 ) -> None:
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)
     with pytest.raises(
-        UserError, match=r"algorithm\.num_inference_steps: the student's is its teacher's, 5"
+        UserError, match=r"algorithm\.num_inference_steps: student and teacher must both have 5"
     ):
         distill(
             run=run,

@@ -1,4 +1,4 @@
-"""What offline algorithms do otherwise in an environment: rates, weights, sources, returns."""
+"""Online training of offline algorithms: learning rates, weights, sources, returns."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ SMALL = {"hidden": (16, 16)}
 
 
 def online(state: State, **given: Any) -> State:
-    """The state's algorithm as it is in an environment, for 100 updates."""
+    """Return the state with its algorithm in the online phase, for 100 updates."""
     own = state.algorithm
     how = interaction(own_name(own), "a task", own.cfg, given)
     own.interaction = replace(how, num_updates=100)
@@ -45,7 +45,7 @@ def at_update(state: State, done: int) -> State:
 
 
 def test_a_rate_that_fell_to_nothing_offline_is_whole_again_online() -> None:
-    """IQL's policy after all of its 10 offline updates: still there, moving here."""
+    """IQL's policy after its 10 offline updates: constant offline, moving online."""
     state = start(IQL, num_updates=10, **SMALL)
     state.optimizer["policy"]["count"]["steps"] += 10
     batch = made_batch()
@@ -103,7 +103,7 @@ def test_a_value_for_each_seed_is_not_read_where_the_phase_has_its_own() -> None
 def test_ro2o_is_as_little_pessimistic_online_as_it_ever_gets_unless_told(
     given: dict[str, float], depth: float
 ) -> None:
-    """What is paid is the square of (deviations x their size); offline has just begun, at 2."""
+    """The loss is the square of pessimism x std; offline it has just started, at 2."""
     state = start(RO2O, **SMALL, pessimism=2.0, min_pessimism=0.5, num_samples=3, num_critics=3)
 
     def paid(state: State) -> float:
@@ -136,7 +136,7 @@ def cal_ql(**config: Any) -> Any:
 
 
 def episode(rewards: list[float], *, terminated: bool) -> Dataset:
-    """As the buffer gives it: rewards as they are learned from, the last row an end or a cut."""
+    """Return an episode of the buffer: training rewards, the last row terminated or truncated."""
     count = len(rewards)
     rows, flags = np.zeros((count, 2)), np.arange(count) == count - 1
     ends = (flags, flags & False) if terminated else (flags & False, flags)
@@ -144,7 +144,7 @@ def episode(rewards: list[float], *, terminated: bool) -> Dataset:
 
 
 def test_cal_qls_returns_of_an_online_episode_know_failure_by_the_data() -> None:
-    """Rewards of -1 and 0 become -5 and 5. A time-out in failure fails for ever after."""
+    """Rewards of -1 and 0 become -5 and 5. A time-out in failure fails forever."""
     ends = np.arange(6) == 5
     rows, raw = np.zeros((6, 2)), np.array([-1.0, -1, -1, 0, 0, 0])
     data = Dataset.from_arrays(rows, rows[:, :1], raw, ends & False, ends, rows)
@@ -166,18 +166,18 @@ def test_a_reward_of_failing_that_nothing_reads_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "option", "match"),
     [
-        ("iql", "decay_actor_lr", "offline alone"),
+        ("iql", "decay_actor_lr", "used offline only"),
         ("iql", "squashed", "networks and data have one value"),
-        ("cql", "bc_updates", "offline alone"),
+        ("cql", "bc_updates", "used offline only"),
         ("cql", "num_critics", "networks and data have one value"),
         ("cql", "policy_hidden", "networks and data have one value"),
-        ("spot", "vae_updates", "offline alone"),
+        ("spot", "vae_updates", "used offline only"),
         ("rebrac", "exploration_noise", "networks and data have one value"),
     ],
 )
 def test_what_online_phases_cannot_change_is_refused(name: str, option: str, match: str) -> None:
     cfg = algorithm_config(name, "a task", {})[0]
-    with pytest.raises(UserError, match=f"online.{option}: .*{match}"):
+    with pytest.raises(UserError, match=f"online.{option}.*{match}"):
         interaction(name, "a task", cfg, {option: getattr(cfg, option)})
 
 
@@ -215,7 +215,7 @@ def test_a_methods_batches_hold_the_data_as_its_paper_has_it(
 def test_what_is_learned_from_online_bootstraps_after_as_many_steps_as_asked(
     offline_fraction: Any,
 ) -> None:
-    """Rewards 1 and 10, three steps: 1 + g + g^2 of each, times ten; g^3 at the third step."""
+    """Rewards 1 and 10, three steps: (1 + g + g^2) times each and ten; g^3 at the third step."""
     buffers, gamma = [], 0.5
     for paid in (1.0, 10.0):
         rows = np.zeros((8, 3))
@@ -229,7 +229,7 @@ def test_what_is_learned_from_online_bootstraps_after_as_many_steps_as_asked(
         SPEC, cfg, 1, Interaction(cls.Online(offline_fraction=offline_fraction, n_step=3), cfg)
     )
 
-    def drawn(phase: str) -> set[tuple[float, float]]:
+    def sampled_rows(phase: str) -> set[tuple[float, float]]:
         source = learner.source(phase, Sources(*buffers))
         data = tree_map(lambda x: x[0], source.tensors())
         batch = source.sample(data, Recorded(), 400, gamma)
@@ -237,12 +237,12 @@ def test_what_is_learned_from_online_bootstraps_after_as_many_steps_as_asked(
 
     over = {(1.75, 0.125), (1.5, 0.25), (1.0, 0.5)}  # the last two rows have fewer steps left
     kinds = (10,) if offline_fraction == 0 else (1, 10)
-    assert drawn(ONLINE) == {(k * r, g) for r, g in over for k in kinds}
-    assert drawn("update") == {(1.0, 0.5)}
+    assert sampled_rows(ONLINE) == {(k * r, g) for r, g in over for k in kinds}
+    assert sampled_rows("update") == {(1.0, 0.5)}
 
 
 def test_wsrl_learns_from_its_own_experience_alone_and_not_before_its_warm_up() -> None:
-    """Offline rewards are 1e6: one of them in a batch would show in the target."""
+    """Offline rewards are 1e6: a single one in a batch would show in the target."""
     cls = algorithm_class("wsrl")
     rows, ends = np.zeros((20, 3)), np.arange(20) % 10 == 9
     data = Dataset.from_arrays(rows, rows[:, :2], np.full(20, 1e6), ends & False, ends, rows)

@@ -1,4 +1,4 @@
-"""An algorithm of somebody else's: one file anywhere, trained, evaluated, bundled and reported."""
+"""A user's algorithm in its own file: trained, evaluated, bundled and reported."""
 
 import hashlib
 import json
@@ -108,7 +108,7 @@ def test_so_is_a_class_that_can_be_imported(folder: Path, monkeypatch: pytest.Mo
 def test_its_runs_are_kept_like_others(
     named: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the name of its file, wherever that lies."""
+    """The run folder has the name of the file, wherever the file is."""
     monkeypatch.syspath_prepend(folder / "methods")
     named = named.format(folder=folder)
     assert train(named) == 0
@@ -158,7 +158,7 @@ from offline_rl.algorithms.common.config import BaseConfig"""
 
 
 def test_a_subclass_takes_its_parents_table_but_for_what_its_config_defines(folder: Path) -> None:
-    """IQL's row for AntMaze: expectile 0.9, beta 10, rewards less 1."""
+    """IQL's row for AntMaze: expectile 0.9, beta 10, rewards minus 1."""
     (folder / "child.py").write_text(CHILD)
     cfg, pattern = algorithm_config("child.py", "antmaze-umaze-v2", {})
     assert pattern == "antmaze-*"
@@ -170,7 +170,7 @@ def test_a_subclass_takes_its_parents_table_but_for_what_its_config_defines(fold
 
 
 def test_a_table_leaves_out_what_a_subclass_has_no_field_for(folder: Path) -> None:
-    """Its Config is not that of IQL, whose row has expectile, beta and reward_shift."""
+    """Its Config does not derive from IQL's, whose row has expectile, beta and reward_shift."""
     own = CHILD.replace("class Config(iql.Config)", "class Config(BaseConfig)")
     own += "\nConfig.discount = 0.99\n"
     own = own.replace("from offline_rl.algorithms import iql", IMPORTS)
@@ -259,7 +259,7 @@ def test_a_branch_on_what_is_learned_is_named_with_the_remedy(
 def test_a_run_is_of_one_code_wherever_its_file_is_named_from(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Changed, it is another run's; by another path, it is the same."""
+    """A changed file is another run; another path to the same file is not."""
     assert train("methods/mine.py") == 0
     run = folder / "runs" / "env_Pendulum-v1" / "mine" / "default"
     capsys.readouterr()

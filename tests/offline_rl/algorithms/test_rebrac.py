@@ -1,4 +1,4 @@
-"""ReBRAC: two periods written out, its two penalties, and whose next action is meant."""
+"""ReBRAC: two periods by hand, its two penalties, and the next actions it uses."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def with_next_actions(seed):
 
 
 def normalized_critic(own, member, observations, actions):
-    """Linear, ReLU, layer normalization, twice; then linear."""
+    """Return linear, ReLU, layer normalization, twice; then linear."""
     x = torch.cat([observations, actions], 1)
     for layer in (0, 1):
         x = x @ own[f"net.weights.{layer}"][member] + own[f"net.biases.{layer}"][member]
@@ -96,7 +96,7 @@ def test_two_periods_equal_plain_pytorch():
 
 @pytest.mark.parametrize("dimensions", [2, 4])
 def test_the_targets_penalty_sums_over_action_dimensions(dimensions):
-    """A target policy that says 0, next actions of 0.5: it costs gamma * beta 2 * |A| / 4."""
+    """A target policy of 0 and next actions of 0.5 give a penalty of gamma * beta 2 * |A| / 4."""
     batch = made_batch()
     shape = (len(batch.rewards), dimensions)
     batch = replace(batch, actions=torch.zeros(shape), next_actions=torch.full(shape, 0.5))
@@ -112,7 +112,7 @@ def test_the_targets_penalty_sums_over_action_dimensions(dimensions):
 
 
 def test_without_its_weights_the_data_is_only_evaluated():
-    """beta 1 = 0: the policy does not care for the data's actions; beta 2 = 0: nor the target."""
+    """beta 1 = 0: the policy ignores the data's actions; beta 2 = 0: the target does."""
     batch, config = with_next_actions(1), {"policy_bc": 0.0, "critic_bc": 0.0, "critic_lr": 0.0}
     other = replace(batch, actions=-batch.actions, next_actions=-batch.next_actions)
     (a, m), (b, n) = (advance(start(ReBRAC, **config, **SMALL), x, x) for x in (batch, other))
@@ -123,7 +123,7 @@ def test_without_its_weights_the_data_is_only_evaluated():
 
 
 def episodes():
-    """Three rows and a terminal one, three rows and a time limit; actions number the rows."""
+    """Return a terminated episode of four rows and one cut after three; actions number rows."""
     number = np.arange(8, dtype=np.float32)[:, None]
     ended, cut = number[:, 0] == 3, number[:, 0] == 7
     return Dataset.from_arrays(
@@ -154,7 +154,7 @@ def test_output_layers_start_small_and_hidden_biases_at_a_tenth():
 
 
 def test_finds_the_best_of_uniform_actions():
-    """One state, paid most at 0.3; the pull toward the data's mean, 0, is weak."""
+    """One state, the best reward at 0.3; the pull toward the data's mean, 0, is weak."""
     batches = [hill(k) for k in range(10)]
     actions, rewards = (torch.cat([getattr(b, k) for b in batches]) for k in ("actions", "rewards"))
     config = {"hidden": (32, 32), "actor_lr": 3e-3, "critic_lr": 3e-3, "policy_bc": 0.01}

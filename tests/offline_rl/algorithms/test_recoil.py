@@ -1,4 +1,4 @@
-"""ReCOIL: updates written out, the density ratio its objective finds, and whom it imitates."""
+"""ReCOIL: updates by hand, the density ratio of its objective, and whom it imitates."""
 
 import math
 from dataclasses import replace
@@ -97,8 +97,10 @@ def test_updates_equal_plain_pytorch(objective):
 
 
 def test_without_a_future_the_mixture_objective_finds_the_density_ratio():
-    """Chi-square has f'(w) = 2 (w - 1), and the dual's residual is 0 - Q: Q = 2 (1 - w), w being
-    (beta d_pi + (1 - beta) d_S) / (beta d_E + (1 - beta) d_S), without a discriminator."""
+    """Chi-square has f'(w) = 2 (w - 1), and the dual's residual is 0 - Q, so Q = 2 (1 - w).
+
+    w = (beta d_pi + (1 - beta) d_S) / (beta d_E + (1 - beta) d_S), without a discriminator.
+    """
     beta, counts = 0.3, torch.tensor([[1, 4, 3, 2], [5, 0, 1, 4], [2, 2, 6, 0]])  # S, E, pi
     rows = [torch.arange(4).repeat_interleave(c) for c in counts]
     d_S, d_E, d_pi = counts / 10
@@ -112,7 +114,7 @@ def test_without_a_future_the_mixture_objective_finds_the_density_ratio():
 
 
 def test_the_bounded_objective_weighs_pairs_of_both_kinds_by_their_number():
-    """Least where Q = (d_E bound + d_S y) / (d_E + d_S)."""
+    """The minimum is at Q = (d_E bound + d_S y) / (d_E + d_S)."""
     counts, y = torch.tensor([[1, 4, 5], [5, 1, 4]]), torch.tensor([-3.0, 1.0, 2.0])  # S, E
     rows = [torch.arange(3).repeat_interleave(c) for c in counts]
     d_S, d_E = counts / 10
@@ -124,7 +126,7 @@ def test_the_bounded_objective_weighs_pairs_of_both_kinds_by_their_number():
 
 @pytest.mark.parametrize("objective", ["bounded", "mixture"])
 def test_does_what_the_expert_does_and_not_what_most_of_the_data_does(objective):
-    """One state: the expert acts +0.5; of the other data three quarters act -0.5."""
+    """One state: the expert's action is +0.5; three quarters of the other data have -0.5."""
     expert = two_actions()
     expert = replace(expert, actions=torch.full_like(expert.actions, 0.5))
     few = (torch.arange(32) % 4 == 0).float()[:, None] - 0.5
@@ -153,7 +155,7 @@ def test_rewards_do_not_matter():
 
 
 def test_the_end_of_an_episode_is_the_worst_that_can_happen():
-    """-2 - 0.99 * 200 = -200, unless the recording was merely cut."""
+    """The target is -2 - 0.99 * 200 = -200, unless the episode was only truncated."""
     assert target_after(ReCOIL, terminated=True, **SMALL) == pytest.approx(-200)
     assert target_after(ReCOIL, terminated=False, **SMALL) > -100
 
@@ -161,7 +163,7 @@ def test_the_end_of_an_episode_is_the_worst_that_can_happen():
 def test_refuses_to_train_without_an_expert_or_with_one_of_another_task(tmp_path):
     data, other = save_small(tmp_path / "a.npz"), save_small(tmp_path / "b.npz", obs=4)
     keys = {"algorithm": "recoil", "task": "none", "dataset": str(data)}
-    with pytest.raises(UserError, match="needs expert demonstrations. Set expert_dataset="):
+    with pytest.raises(UserError, match=r"needs expert demonstrations. Set expert_dataset="):
         prepare(keys)
     with pytest.raises(UserError, match=r"b.npz has \[4\] and 2"):
         prepare({**keys, "expert_dataset": str(other)})

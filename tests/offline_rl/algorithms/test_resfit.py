@@ -1,4 +1,4 @@
-"""A frozen base and its correction: what is observed, learned, resumed, kept and refused."""
+"""Residual policies: observations, training, resuming, files, and refused options."""
 
 import json
 import signal
@@ -118,7 +118,7 @@ QUICK |= {"online.warmup_steps": 12, "online.critic_updates": 8, "eval_every": 1
 
 
 class Line(gymnasium.Env):
-    """A point on a line; at most 10 steps; it ends where it has gone too far."""
+    """A point on a line, at most 10 steps; it terminates too far from the center."""
 
     observation_space = Box(-np.inf, np.inf, (2,), np.float32)
     action_space = Box(-1, 1, (1,), np.float32)
@@ -130,34 +130,34 @@ class Line(gymnasium.Env):
 
     def step(self, action: np.ndarray):
         self.x, self.t = self.x + 0.3 * float(action[0]), self.t + 1
-        seen = np.array([self.x, self.t], np.float32)
-        return seen, -abs(self.x), abs(self.x) > 1.2, False, {}
+        observations = np.array([self.x, self.t], np.float32)
+        return observations, -abs(self.x), abs(self.x) > 1.2, False, {}
 
 
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A task's name."""
+    """Register a task and return its name."""
     monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     envs.register("line", Line, max_episode_steps=10)
     return "line"
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Callable[[str], str]:
-    """The name of a base in a file."""
+def base_name(tmp_path: Path) -> Callable[[str], str]:
+    """Return the name of a base policy defined in a file."""
     (tmp_path / "bases.py").write_text(BASE)
     return lambda name: f"{tmp_path}/bases.py:{name}"
 
 
 @pytest.fixture
 def data() -> Dataset:
-    """Demonstrations of the line's shape, of episodes of different lengths."""
+    """Return demonstrations in the line's shape, of different lengths."""
     draw = np.random.default_rng(0)
     ends = np.isin(np.arange(60), [4, 14, 17, 29, 44, 59])
-    seen, after = draw.normal(size=(60, 2)), draw.normal(size=(60, 2))
-    after[:-1][~ends[:-1]] = seen[1:][~ends[:-1]]
+    observations, after = draw.normal(size=(60, 2)), draw.normal(size=(60, 2))
+    after[:-1][~ends[:-1]] = observations[1:][~ends[:-1]]
     rest = (draw.uniform(-1, 1, (60, 1)), draw.uniform(size=60))
-    return Dataset.from_arrays(seen, *rest, ends & False, ends, after)
+    return Dataset.from_arrays(observations, *rest, ends & False, ends, after)
 
 
 def learn(base: str, data: Dataset, out: Path, steps: int = 40, **keys: Any):
@@ -171,14 +171,16 @@ def tensors(run: Path, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def bundle_of(line: str, tmp_path: Path, data: Dataset) -> str:
-    """Of a clone that plans."""
+    """Return a bundle of a behavior-cloned chunk policy."""
     keys = {
         "algorithm.network": "mlp",
         "algorithm.widths": [8, 16],
         "algorithm.num_train_timesteps": 4,
     }
     keys |= {"algorithm.horizon": 4, "algorithm.n_action_steps": 2, "batch_size": 8, "show": False}
-    keys = {k: v for k, v in keys.items() if k.removeprefix("algorithm.") in known("flow_policy")}
+    keys = {
+        k: v for k, v in keys.items() if k.removeprefix("algorithm.") in option_names("flow_policy")
+    }
     told = {"eval_episodes": 1, "tracker": "none", "compile": "never", "precision": "fp32"}
     made = train(
         algorithm="flow_policy", task=line, dataset=data, num_updates=2, out=str(tmp_path),
@@ -187,7 +189,7 @@ def bundle_of(line: str, tmp_path: Path, data: Dataset) -> str:
     return str(made.path / "seed_0" / "policy.bundle")
 
 
-def known(algorithm: str) -> set[str]:
+def option_names(algorithm: str) -> set[str]:
     from dataclasses import fields
 
     from offline_rl.algorithms.common.registry import algorithm_class
@@ -196,23 +198,25 @@ def known(algorithm: str) -> set[str]:
 
 
 def test_demonstrations_are_labeled_with_what_the_base_did_itself(
-    line: str, own: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    line: str, base_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Episodes that the base acted in, each from its number as a seed: the labels are its actions,
-    and after an end what it would have done next, though histories and chunks differ."""
+    """Episodes in which the base acted, seeded by their number: the labels are its actions.
+
+    After an end the label is its next action, with any history and chunk sizes.
+    """
     monkeypatch.setattr(with_base, "EPISODES", 2)  # side by side, of five
     env = envs.make_vector(line, 1)
-    base, rows, after_ends = base_of(own("Chunked"), env), [], []
+    base, rows, after_ends = base_of(base_name("Chunked"), env), [], []
     for episode in range(5):
         world = WithBase(env, base)
-        seen = world.reset([episode])
+        observations = world.reset([episode])
         for _ in range(10):
-            step = world.step(seen[BASE_ACTION])
-            rows.append((seen["observation"][0], seen[BASE_ACTION][0], step))
-            seen = step.observations
+            step = world.step(observations[BASE_ACTION])
+            rows.append((observations["observation"][0], observations[BASE_ACTION][0], step))
+            observations = step.observations
             if step.terminated[0] or step.truncated[0]:
                 break
-        after_ends.append(seen[BASE_ACTION][0])
+        after_ends.append(observations[BASE_ACTION][0])
     told = [row[2] for row in rows]
     arrays = np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
     arrays += tuple(
@@ -224,7 +228,9 @@ def test_demonstrations_are_labeled_with_what_the_base_did_itself(
     found = made.observations[BASE_ACTION]
     np.testing.assert_array_equal(found[: len(rows)], made.actions)
     np.testing.assert_array_equal(found[made.next_index[made.episode_ends]], after_ends)
-    apart = label_dataset(Dataset.from_arrays(*arrays, after + 1e-3), base)  # each stored for itself
+    apart = label_dataset(
+        Dataset.from_arrays(*arrays, after + 1e-3), base
+    )  # each stored for itself
     within = np.setdiff1d(np.arange(len(rows)), apart.episode_ends)
     assert (apart.next_index >= len(rows)).all()
     found = apart.observations[BASE_ACTION]
@@ -233,14 +239,14 @@ def test_demonstrations_are_labeled_with_what_the_base_did_itself(
 
 
 def test_environments_side_by_side_show_what_each_alone_shows(
-    line: str, own: Callable[[str], str]
+    line: str, base_name: Callable[[str], str]
 ) -> None:
-    """Whatever runs beside, in whatever order they end, a chunk is asked for once."""
+    """Independent of other environments and their ends, each chunk is predicted once."""
     env = envs.make_vector(line, 3)
-    base = base_of(own("Chunked"), env)
+    base = base_of(base_name("Chunked"), env)
     many = WithBase(env, base)
-    seen, running = many.reset([5, 6, 7]), np.arange(3)
-    shown = {k: [seen[BASE_ACTION][k]] for k in range(3)}
+    observations, running = many.reset([5, 6, 7]), np.arange(3)
+    shown = {k: [observations[BASE_ACTION][k]] for k in range(3)}
     for _ in range(9):
         step = many.step(np.full((len(running), 1), 0.3), running)
         for k, row in enumerate(running):
@@ -255,11 +261,11 @@ def test_environments_side_by_side_show_what_each_alone_shows(
 
 
 def test_an_episode_that_begins_beside_others_forgets_what_was_planned_before(
-    line: str, own: Callable[[str], str]
+    line: str, base_name: Callable[[str], str]
 ) -> None:
-    """The second of three, while all are in mid-chunk; the others go on with theirs."""
+    """The second of three environments restarts in mid-chunk; the others continue their chunks."""
     env = envs.make_vector(line, 3)
-    base, still = base_of(own("Chunked"), env), np.zeros((3, 1))
+    base, still = base_of(base_name("Chunked"), env), np.zeros((3, 1))
     begun, apart = WithBase(env, base), WithBase(envs.make_vector(line, 3), base)
     for world in (begun, apart):
         world.reset([5, 6, 7])
@@ -276,26 +282,26 @@ def test_an_episode_that_begins_beside_others_forgets_what_was_planned_before(
 
 
 def test_what_a_base_answers_beyond_the_range_is_shown_within_it(
-    line: str, own: Callable[[str], str]
+    line: str, base_name: Callable[[str], str]
 ) -> None:
-    """1.5 wherever it has moved."""
+    """The base returns 1.5 after the first step."""
     env = envs.make_vector(line, 2)
-    world = WithBase(env, base_of(own("later"), env))
+    world = WithBase(env, base_of(base_name("later"), env))
     assert world.reset([0, 1])[BASE_ACTION].tolist() == [[0], [0]]
     assert world.step(np.zeros((2, 1))).observations[BASE_ACTION].tolist() == [[1], [1]]
 
 
 def test_demonstrations_and_experience_are_both_learned_from_over_several_steps() -> None:
-    """Rewards 1 and 10, three steps: 1 + g + g^2 of each, times ten; a time-out bootstraps."""
+    """Rewards 1 and 10, three steps: (1 + g + g^2) times each and ten; a time-out bootstraps."""
     rows, ends, gamma = 8, np.arange(8) % 4 == 3, 0.5
     buffers = []
     for paid in (1.0, 10.0):
-        seen = {"joints": np.zeros((rows, 3)), BASE_ACTION: np.zeros((rows, 2))}
+        observations = {"joints": np.zeros((rows, 3)), BASE_ACTION: np.zeros((rows, 2))}
         told = {"actions": np.zeros((rows, 2)), "rewards": np.full(rows, paid)}
         told |= {"terminated": ends & (np.arange(rows) > 4), "truncated": ends}
         told["truncated"] = ends & ~told["terminated"]
         buffer = ReplayBuffer({"joints": (3,), BASE_ACTION: (2,)}, 2, rows)
-        buffer.append(0, {"observations": seen, "next_observations": seen, **told})
+        buffer.append(0, {"observations": observations, "next_observations": observations, **told})
         buffers.append(buffer)
     source = small({"n_step": 3}).source(ONLINE, Sources(*buffers))
     tensors = {name: {k: v[0] for k, v in part.items()} for name, part in source.tensors().items()}
@@ -352,15 +358,15 @@ def test_a_policy_that_acts_on_rewards_is_no_base(line: str, data: Dataset, tmp_
 def test_the_correction_begins_at_nothing_and_stays_within_its_scale() -> None:
     torch.manual_seed(0)
     actor = ResidualActor(5, 2, [8], scale=0.1)
-    seen = torch.rand(64, 5) * 2 - 1
-    assert torch.equal(actor.act(seen), seen[:, -2:])
+    observations = torch.rand(64, 5) * 2 - 1
+    assert torch.equal(actor.act(observations), observations[:, -2:])
     for weight in actor.trunk.weights:
         torch.nn.init.normal_(weight, std=9.0)
-    moved = actor.act(seen)
-    assert (moved - seen[:, -2:]).abs().max() <= 0.1 + 1e-6
-    assert (moved - seen[:, -2:]).abs().max() > 0.09
+    moved = actor.act(observations)
+    assert (moved - observations[:, -2:]).abs().max() <= 0.1 + 1e-6
+    assert (moved - observations[:, -2:]).abs().max() > 0.09
     assert moved.abs().max() <= 1
-    noisy = actor.explore(seen, Random(torch.tensor(0), torch.tensor(0)))
+    noisy = actor.explore(observations, Random(torch.tensor(0), torch.tensor(0)))
     assert noisy.abs().max() <= 1
 
 
@@ -374,12 +380,12 @@ def small(online: dict[str, Any] | None = None, **values: Any) -> ResFiT:
 def batch(size: int = 32) -> Batch:
     draw = torch.Generator().manual_seed(0)
 
-    def seen() -> dict[str, torch.Tensor]:
+    def observations() -> dict[str, torch.Tensor]:
         base = torch.rand(size, 2, generator=draw) * 2 - 1
         return {"joints": torch.randn(size, 3, generator=draw), BASE_ACTION: base}
 
     rest = [torch.rand(size, *shape, generator=draw) for shape in ((2,), (), ())]
-    return Batch(seen(), *rest, seen())
+    return Batch(observations(), *rest, observations())
 
 
 def state_of(algorithm: ResFiT, done: int) -> State:
@@ -388,7 +394,7 @@ def state_of(algorithm: ResFiT, done: int) -> State:
 
 
 def test_the_actor_stands_still_until_the_critics_have_learned_alone() -> None:
-    """Five updates alone are eight, since they come by fours."""
+    """Five critic-only updates are eight, because updates come in fours."""
     algorithm = small({"critic_updates": 5, "utd": 4.0}, actor_lr=1e-2)
     for done in (3, 7, 8):
         state = state_of(algorithm, done)
@@ -405,7 +411,7 @@ def test_the_actor_stands_still_until_the_critics_have_learned_alone() -> None:
 
 
 def test_the_target_is_of_the_clipped_sum_and_the_least_of_different_critics() -> None:
-    """Float64 by hand, without noise; with it the target's action is within the noise's clip."""
+    """Float64 by hand, without noise. With noise the target's action is within the noise clip."""
     algorithm, drawn = small({"critic_updates": 0}, target_noise=False, num_min_critics=4), batch()
     state = state_of(algorithm, 0)
     y = algorithm.target(state, drawn, torch.tensor(True))
@@ -420,7 +426,7 @@ def test_the_target_is_of_the_clipped_sum_and_the_least_of_different_critics() -
 
 
 def pushing(params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Of an actor whose correction is its scale, 0.1, whatever it sees."""
+    """Return an actor whose residual action is its scale, 0.1, for any observation."""
     last = [name for name in params if name.endswith("trunk.biases.1")]
     return {**params, last[0]: torch.full_like(params[last[0]], 50.0)}
 
@@ -452,33 +458,33 @@ def test_target_and_actor_see_the_clipped_sum_and_the_target_those_networks_that
 
 
 def test_exploration_has_its_deviation_whatever_the_scale_is() -> None:
-    """Nor is it clipped, as the target's noise is: a third of these are beyond 0.3."""
+    """Exploration noise is not clipped like the target's: a third of it is beyond 0.3."""
     for scale, noise in ((0.01, 0.05), (0.5, 0.05), (0.5, 0.3)):
         actor = ResidualActor(3, 2, [8], scale=scale, noise=noise)
-        seen = torch.zeros(20_000, 3)
-        noisy = actor.explore(seen, Random(torch.tensor(0), torch.tensor(0)))
+        observations = torch.zeros(20_000, 3)
+        noisy = actor.explore(observations, Random(torch.tensor(0), torch.tensor(0)))
         assert noisy.std().item() == pytest.approx(noise, rel=0.02)
 
 
 def test_what_was_seen_with_a_base_leaves_as_the_tasks_own_data(
-    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
+    line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
-    path = learn(own("simple"), data, tmp_path, keep_data=True, seeds=1).path
+    path = learn(base_name("simple"), data, tmp_path, keep_data=True, seeds=1).path
     found = read(path / "seed_0" / "experience.hdf5")
     assert (found.observations.shape[1:], found.num_rows) == ((2,), 40)
     starts = found.observations[found.episode_starts]
     assert starts[:, 1].tolist() == [0] * len(starts)  # raw: the step within the episode
     np.testing.assert_allclose(found.rewards, -np.abs(found.next_observations[:, 0]), atol=1e-5)
-    learn(own("simple"), found, tmp_path / "again", seeds=1)
+    learn(base_name("simple"), found, tmp_path / "again", seeds=1)
 
 
 def test_demonstrations_that_are_not_learned_from_normalize_all_the_same(
-    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
+    line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
     transforms = list[Any]()
     for offline_fraction in (0.5, 0.0):
         keys = {"seeds": 1, "online.offline_fraction": offline_fraction}
-        path = learn(own("simple"), data, tmp_path / str(offline_fraction), **keys).path
+        path = learn(base_name("simple"), data, tmp_path / str(offline_fraction), **keys).path
         folder = SeedFolder(path, 0)
         transforms.append(folder.load(max(folder.checkpoints()))[1]["transform"])
     assert transforms[0] == transforms[1]
@@ -493,12 +499,12 @@ def test_pictures_are_seen_by_actor_and_critics_and_the_bases_action_by_the_acto
     spec = Spec({"camera": (24, 24, 3), BASE_ACTION: (2,)}, 2)
     algorithm, draw = ResFiT(spec, cfg, 10, how), torch.Generator().manual_seed(0)
 
-    def seen() -> dict[str, torch.Tensor]:
+    def observations() -> dict[str, torch.Tensor]:
         camera = torch.randint(0, 256, (8, 24, 24, 3), generator=draw, dtype=torch.uint8)
         return {"camera": camera, BASE_ACTION: torch.rand(8, 2, generator=draw) - 0.5}
 
     rest = [torch.rand(8, *shape, generator=draw) for shape in ((2,), (), ())]
-    drawn = Batch(seen(), *rest, seen())
+    drawn = Batch(observations(), *rest, observations())
     state = state_of(algorithm, 0)
     new, metrics = algorithm.update(state, drawn, 0)
     assert all(value.isfinite() for value in metrics.values())
@@ -528,27 +534,29 @@ def test_critics_are_squared_each_for_itself_unless_the_code_is_asked_for() -> N
 
 
 def test_work_comes_in_the_papers_order() -> None:
-    """Nothing in the warm-up, then the critics alone at once, then so many a step."""
+    """No updates in the warm-up, then critic-only updates at once, then a number per step."""
     online = Online(warmup_steps=100, critic_updates=50, utd=4.0)
     assert [online.updates_due(n, 8, 4) for n in (0, 99, 100)] == [0, 0, 0]
     assert [online.updates_due(n, 8, 4) for n in (101, 102)] == [52 + 4, 52 + 8]
-    seen = {BASE_ACTION: np.array([0.95, -0.2])}
-    drawn = np.stack([online.warmup_action(np.random.default_rng(k), seen, 2) for k in range(200)])
+    observations = {BASE_ACTION: np.array([0.95, -0.2])}
+    drawn = np.stack(
+        [online.warmup_action(np.random.default_rng(k), observations, 2) for k in range(200)]
+    )
     assert drawn.max() == 1
-    assert np.abs(drawn - seen[BASE_ACTION]).max() <= 0.2
+    assert np.abs(drawn - observations[BASE_ACTION]).max() <= 0.2
     assert np.abs(drawn[:, 1] + 0.2).max() > 0.19
 
 
 def test_the_first_evaluation_is_the_bases_and_what_was_learned_is_resumed_in_mid_chunk(
-    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
+    line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
-    whole = learn(own("Chunked"), data, tmp_path / "whole")
+    whole = learn(base_name("Chunked"), data, tmp_path / "whole")
     told = (whole.path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
     first = json.loads(told[0])
     env = envs.make_vector(line, 2)
-    world = WithBase(env, base_of(own("Chunked"), env))
-    seen, returns, running = world.reset(first["seeds"]), np.zeros(2), np.arange(2)
-    actions = seen[BASE_ACTION].copy()
+    world = WithBase(env, base_of(base_name("Chunked"), env))
+    observations, returns, running = world.reset(first["seeds"]), np.zeros(2), np.arange(2)
+    actions = observations[BASE_ACTION].copy()
     while len(running):
         step = world.step(actions[running], running)
         returns[running] += step.rewards
@@ -562,11 +570,11 @@ def test_the_first_evaluation_is_the_bases_and_what_was_learned_is_resumed_in_mi
             raise KeyboardInterrupt
 
     keys = {"eval_every": 25, "checkpoint_every": 25}
-    told = {**QUICK, "task": "line", "base": own("Chunked"), "dataset": data, **keys}
+    told = {**QUICK, "task": "line", "base": base_name("Chunked"), "dataset": data, **keys}
     told |= {"algorithm": "resfit", "num_updates": 0, "num_env_steps": 40, "watch": stop}
     with pytest.raises(KeyboardInterrupt):
         train(**told, out=str(tmp_path / "cut"))
-    again = learn(own("Chunked"), data, tmp_path / "cut", **keys)
+    again = learn(base_name("Chunked"), data, tmp_path / "cut", **keys)
     for seed in (0, 1):
         one, two = tensors(whole.path, seed), tensors(again.path, seed)
         assert one.keys() == two.keys()
@@ -587,34 +595,34 @@ def test_the_first_evaluation_is_the_bases_and_what_was_learned_is_resumed_in_mi
 @pytest.mark.parametrize("overlap", [False, True])
 def test_who_asks_to_stop_while_the_critics_learn_alone_is_heard_and_nothing_is_lost(
     line: str,
-    own: Callable[[str], str],
+    base_name: Callable[[str], str],
     data: Dataset,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Any,
     overlap: bool,
 ) -> None:
-    """The evaluation due at that step waits for the rest of the updates."""
+    """The evaluation due at that step waits for the remaining updates."""
     keys: dict[str, Any] = {"online.critic_updates": 80, "eval_every": 13, "overlap": overlap}
     keys |= {"steps": 20, "seeds": 1}
-    whole = learn(own("Chunked"), data, tmp_path / "whole", **keys)
+    whole = learn(base_name("Chunked"), data, tmp_path / "whole", **keys)
     run = Engine.run
 
-    def asked(engine: Engine, updates: int, phase: str) -> None:
+    def request_stop(engine: Engine, updates: int, phase: str) -> None:
         run(engine, updates, phase)
         if engine.updates == 28:
             signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "run", asked)
+        patch.setattr(Engine, "run", request_stop)
         patch.setattr(trainer, "PROGRESS_EVERY_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
-            learn(own("Chunked"), data, tmp_path / "cut", **keys, show=True)
+            learn(base_name("Chunked"), data, tmp_path / "cut", **keys, show=True)
     assert "28 of 84 updates before the next step" in capsys.readouterr().out
     folder = SeedFolder(whole.path, 0)
     cut = SeedFolder(tmp_path / "cut" / folder.path.relative_to(tmp_path / "whole").parent, 0)
     assert max(cut.checkpoints()) == (13, 28)
-    again = learn(own("Chunked"), data, tmp_path / "cut", **keys)
+    again = learn(base_name("Chunked"), data, tmp_path / "cut", **keys)
     one, two = tensors(whole.path), tensors(again.path)
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -640,10 +648,13 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
     file = made.path / "seed_0" / "policy.bundle"
     policy = policies.load(file)
     assert policy.bundle.base is not None
-    own, rows = policy.bundle.normalizers, data.observations[: data.num_rows].astype(np.float64)
-    assert own[BASE_ACTION].is_identity
-    np.testing.assert_allclose(own["observation"].mean, rows.mean(0), atol=1e-6)
-    np.testing.assert_allclose(own["observation"].scale, rows.std(0), rtol=1e-6)
+    normalizers, rows = (
+        policy.bundle.normalizers,
+        data.observations[: data.num_rows].astype(np.float64),
+    )
+    assert normalizers[BASE_ACTION].is_identity
+    np.testing.assert_allclose(normalizers["observation"].mean, rows.mean(0), atol=1e-6)
+    np.testing.assert_allclose(normalizers["observation"].scale, rows.std(0), rtol=1e-6)
     first = policies.load(base).bundle.weights
     for name, weight in policy.bundle.base.weights.items():
         np.testing.assert_array_equal(weight, first[name])
@@ -654,11 +665,11 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
         evaluate(run=str(file), episodes=2, base=base)
     untouched = play(policies.load(base), envs.make_vector(line, 2)).returns
     assert played != untouched.tolist()
-    seen, state = np.array([[0.5, 0.0], [0.1, 0.0]], np.float32), None
+    observations, state = np.array([[0.5, 0.0], [0.1, 0.0]], np.float32), None
     for _ in range(3):
         kept = state
-        chunk, state = policy.act(seen, kept)
-        again, _ = policy.act(seen, kept)
+        chunk, state = policy.act(observations, kept)
+        again, _ = policy.act(observations, kept)
         np.testing.assert_array_equal(chunk, again)
         assert chunk.shape == (2, 1, 1)
     pytest.importorskip("onnxruntime")
@@ -670,7 +681,7 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
     for player in players:
         player.reset([3, 4])
     for _ in range(5):
-        one, two = (player.step(seen) for player in players)
+        one, two = (player.step(observations) for player in players)
         np.testing.assert_allclose(one, two, atol=1e-4)
 
 
@@ -683,17 +694,20 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
     ],
 )
 def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
-    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path, name: str, fault: str
+    line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path, name: str, fault: str
 ) -> None:
     found = rf"the base policy failed in step 0.*:{name}.*{fault}.*for the 5th time in a row"
     with pytest.raises(UserError, match=found):
-        learn(own(name), data, tmp_path, 200, seeds=1, **{"online.warmup_steps": 150})
+        learn(base_name(name), data, tmp_path, 200, seeds=1, **{"online.warmup_steps": 150})
 
 
 @pytest.mark.parametrize(
     ("keys", "fault"),
     [
-        ({"base": "wide"}, r"returned shape \[1, 1, 3\] for one observation, expected actions \[1, 1\]"),
+        (
+            {"base": "wide"},
+            r"returned shape \[1, 1, 3\] for one observation, expected actions \[1, 1\]",
+        ),
         ({"base": "absent"}, r"there is no absent in .*bases\.py"),
         (
             {"base": "degrees"},
@@ -720,14 +734,14 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
 )
 def test_what_cannot_be_is_refused_in_one_sentence(
     line: str,
-    own: Callable[[str], str],
+    base_name: Callable[[str], str],
     data: Dataset,
     tmp_path: Path,
     keys: dict[str, Any],
     fault: str,
 ) -> None:
     told = {**QUICK, "base": "simple", "task": line, "dataset": data} | keys
-    told["base"] = own(told["base"])
+    told["base"] = base_name(told["base"])
     told = {k: v for k, v in told.items() if v is not None}
     with pytest.raises(UserError, match=fault):
         finetune(**told, out=str(tmp_path / "no"), num_env_steps=20)
@@ -735,11 +749,11 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 
 
 def test_a_run_goes_on_with_the_class_it_was_begun_with(
-    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
+    line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
-    learn(own("simple"), data, tmp_path / "out", 2, seeds=1)
+    learn(base_name("simple"), data, tmp_path / "out", 2, seeds=1)
     with pytest.raises(UserError, match="was started with another base"):
-        learn(own("Chunked"), data, tmp_path / "out", 2, seeds=1)
+        learn(base_name("Chunked"), data, tmp_path / "out", 2, seeds=1)
 
 
 @pytest.mark.parametrize(
@@ -750,9 +764,9 @@ def test_a_run_goes_on_with_the_class_it_was_begun_with(
     ],
 )
 def test_a_base_that_is_nearly_named_is_named(
-    line: str, own: Callable[[str], str], tmp_path: Path, base: str, fault: str
+    line: str, base_name: Callable[[str], str], tmp_path: Path, base: str, fault: str
 ) -> None:
-    own("simple")
+    base_name("simple")
     (tmp_path / "run" / "seed_0").mkdir(parents=True)
     (tmp_path / "run" / "seed_0" / "policy.bundle").touch()
     with pytest.raises(UserError, match=fault):
@@ -760,18 +774,18 @@ def test_a_base_that_is_nearly_named_is_named(
 
 
 def test_demonstrations_of_another_task_are_refused_before_the_base_sees_them(
-    line: str, own: Callable[[str], str], tmp_path: Path
+    line: str, base_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     rows = (np.zeros((6, 3)), np.zeros((6, 1)), np.zeros(6), np.arange(6) == 5)
     found = r"observations \[3\] and 1 actions, task line has \[2\] and 1"
     with pytest.raises(UserError, match=found):
-        learn(own("Chunked"), Dataset.from_arrays(*rows), tmp_path)
+        learn(base_name("Chunked"), Dataset.from_arrays(*rows), tmp_path)
 
 
 def test_what_a_base_answers_in_other_units_to_demonstrations_is_told_of(
-    line: str, own: Callable[[str], str], data: Dataset
+    line: str, base_name: Callable[[str], str], data: Dataset
 ) -> None:
-    base = base_of(own("later"), envs.make_vector(line, 1))
+    base = base_of(base_name("later"), envs.make_vector(line, 1))
     made, moved = label_dataset(data, base), data.observations[: data.num_rows, 1] > 0
     np.testing.assert_array_equal(made.observations[BASE_ACTION][: data.num_rows, 0], moved)
     told = f"{moved.mean():.0%} of base={base.name}'s actions on it are clipped to [-1, 1]"
@@ -779,15 +793,15 @@ def test_what_a_base_answers_in_other_units_to_demonstrations_is_told_of(
 
 
 def test_a_correction_of_code_is_played_with_its_base_and_says_so_without(
-    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
+    line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
 ) -> None:
-    made = learn(own("Chunked"), data, tmp_path / "out", seeds=1, show=True)
+    made = learn(base_name("Chunked"), data, tmp_path / "out", seeds=1, show=True)
     assert "evaluate and play are to be given base= as well" in capsys.readouterr().out
     file = str(made.path / "seed_0" / "policy.bundle")
-    assert policies.load(file).bundle.provenance["base"] == own("Chunked")
+    assert policies.load(file).bundle.provenance["base"] == base_name("Chunked")
     with pytest.raises(UserError, match=r"does not hold: add base=.*bases\.py:Chunked"):
         evaluate(run=file, episodes=2)
-    told = evaluate(run=file, episodes=2, json=True, base=own("Chunked"))
+    told = evaluate(run=file, episodes=2, json=True, base=base_name("Chunked"))
     assert json.loads(told)["bundles"][0]["returns"] == made.results[0]["returns"]
     run = offline_rl.load(made.path)
     assert run.evaluate(2).returns.tolist() == made.results[0]["returns"]
@@ -810,29 +824,33 @@ def test_what_only_the_environment_says_of_itself_is_in_the_specification() -> N
 
 
 def test_an_evaluation_that_the_base_breaks_is_left_out_but_for_the_last_until_five_in_a_row(
-    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
+    line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
 ) -> None:
     keys = {"steps": 20, "seeds": 1, "show": True, "dataset": None, "online.offline_fraction": 0.0}
-    made = learn(own("Tired"), data, tmp_path / "tired", eval_every=10, **keys)
+    made = learn(base_name("Tired"), data, tmp_path / "tired", eval_every=10, **keys)
     assert made.results[0]["mean_return"] is not None
     told = capsys.readouterr().out
     assert (told.count("this evaluation is skipped"), told.count("so it is repeated")) == (2, 1)
     rows = (made.path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
     assert [json.loads(row)["env_steps"] for row in rows] == [20]
-    found = r"failed in the evaluation after 20 steps .*the model is gone.*for the 5th time in a row"
+    found = (
+        r"failed in the evaluation after 20 steps .*the model is gone.*for the 5th time in a row"
+    )
     with pytest.raises(UserError, match=found):
-        learn(own("crowded"), data, tmp_path / "five", eval_every=5, **keys)
+        learn(base_name("crowded"), data, tmp_path / "five", eval_every=5, **keys)
 
 
-def test_a_base_is_not_asked_where_an_episode_is_over(line: str, own: Callable[[str], str]) -> None:
+def test_a_base_is_not_asked_where_an_episode_is_over(
+    line: str, base_name: Callable[[str], str]
+) -> None:
     env = envs.make_vector(line, 1)
-    world = WithBase(env, base_of(own("near"), env))
-    step, seen = None, world.reset([0])
+    world = WithBase(env, base_of(base_name("near"), env))
+    step, observations = None, world.reset([0])
     while step is None or not step.terminated[0]:
-        step = world.step(seen[BASE_ACTION])
-        seen = step.observations
-    assert abs(seen["observation"][0, 0]) > 1.2
-    assert seen[BASE_ACTION] == 0
+        step = world.step(observations[BASE_ACTION])
+        observations = step.observations
+    assert abs(observations["observation"][0, 0]) > 1.2
+    assert observations[BASE_ACTION] == 0
 
 
 @pytest.mark.parametrize(
@@ -860,21 +878,21 @@ def test_the_field_in_which_a_base_differs_is_named(
     field: str, one: dict[str, Any], two: dict[str, Any]
 ) -> None:
     plain: dict[str, Any] = {"channels": (2,), "action_dim": 1}
-    own, here = Spec(**{**plain, **one}), Spec(**{**plain, **two})
-    assert str(spec_difference(own, here)).startswith(f"{field}: the policy has ")
-    assert spec_difference(own, own) is None
+    policy_spec, here = Spec(**{**plain, **one}), Spec(**{**plain, **two})
+    assert str(spec_difference(policy_spec, here)).startswith(f"{field}: the policy has ")
+    assert spec_difference(policy_spec, policy_spec) is None
 
 
 def test_who_corrects_nothing_takes_no_base(
-    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path
+    line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="base= is read by resfit; iql corrects no policy"):
-        train(algorithm="iql", task=line, base=own("simple"), dataset=data, out=str(tmp_path))
+        train(algorithm="iql", task=line, base=base_name("simple"), dataset=data, out=str(tmp_path))
 
 
 def test_demonstrations_out_of_the_corrections_reach_are_told_of(
-    line: str, own: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
+    line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
 ) -> None:
-    learn(own("simple"), data, tmp_path, steps=2, seeds=1, show=True)
+    learn(base_name("simple"), data, tmp_path, steps=2, seeds=1, show=True)
     share = np.mean(np.abs(data.actions[:, 0] - 0.25) > 0.1)
     assert f"{share:.0%} of its actions are further than scale=0.1" in capsys.readouterr().out

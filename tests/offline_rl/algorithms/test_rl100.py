@@ -1,4 +1,4 @@
-"""RL-100: its phases in order, its gate, its one-step head; what it refuses."""
+"""RL-100: its phases in order, its gate, its one-step head, and refused options."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -49,12 +49,12 @@ LAST = "network.trunk.biases.1"
 
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A task's name."""
+    """Register a task and return its name."""
     return registered(monkeypatch)
 
 
 def dataset(rows: int = 400) -> Dataset:
-    """A point that goes where it is sent; what is paid best is 0.8, in both directions."""
+    """Return data of a point that moves as commanded; the best reward is at (0.8, 0.8)."""
     draw, ends = np.random.default_rng(0), np.arange(rows) % 10 == 9
     seen, actions = draw.normal(size=(rows, 3)), draw.uniform(-1, 1, (rows, 2))
     after = seen + 0.3 * np.concatenate([actions, actions[:, :1]], 1)
@@ -63,7 +63,7 @@ def dataset(rows: int = 400) -> Dataset:
 
 
 def engine(seeds: Sequence[int] = (0,), **changes: Any) -> Engine:
-    """At its start."""
+    """Return an engine at its initial state."""
     cfg, spec, data = Config(**(SMALL | changes)), Spec((3,), 2), dataset()
     how = Interaction(RL100.Online(), cfg)
     columns, carried = RL100(spec, cfg, 1, how).columns()
@@ -76,7 +76,7 @@ def engine(seeds: Sequence[int] = (0,), **changes: Any) -> Engine:
 
 @pytest.fixture(scope="module")
 def judged() -> dict[str, torch.Tensor]:
-    """A seed's state, whose critics and model know the data."""
+    """Return the state of a seed with trained critics and transition model."""
     e = engine(dynamics_lr=3e-3, critic_lr=3e-3)
     e.run(150, "judge")
     assert e.metrics("judge")["held_out_error"][0] < 1
@@ -85,13 +85,13 @@ def judged() -> dict[str, torch.Tensor]:
 
 
 def test_what_acted_is_what_goes_on_after_imitation_and_its_optimizer_begins_anew():
-    """In all its rounds, also in those that were the clone's before."""
+    """All denoising steps are copied, including those that were the pretrained policy's."""
     e = engine(tuned=1, imitation_lr=1e-2, average=0.1)
     e.run(3, "imitate")
     before = e.seed_state(0)
     acted = {k.split("/")[2]: v for k, v in before.items() if k.startswith("params/policy/network")}
     learned = {k.split("/")[2]: v for k, v in before.items() if k.startswith("params/model/")}
-    assert not same(acted, learned)
+    assert not are_equal(acted, learned)
     assert any(v.any() for k, v in before.items() if k.startswith("optimizer/model/"))
     e.run(1, "settle")
     after = e.seed_state(0)
@@ -107,13 +107,13 @@ def test_what_acted_is_what_goes_on_after_imitation_and_its_optimizer_begins_ane
 
 
 def moments() -> dict[str, Any]:
-    """An optimizer's state in which seven steps have been, the last of them no number."""
+    """Return an optimizer state after seven steps, the last of them NaN."""
     lost = torch.tensor([1.0, float("nan")])
     return {"model": {"count": {"steps": torch.tensor(7)}, "first": {LAST: lost}}}
 
 
-def compared(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -> Any:
-    """The gate's answer where the model's answers are lowered: before, after, metrics."""
+def run_gate(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -> Any:
+    """Return the gate's state before and after, and its metrics, with lowered model predictions."""
     cfg = Config(**(SMALL | changes))
     algorithm: Any = RL100(Spec((3,), 2), cfg).for_phase("compare")
     params: dict[str, dict[str, torch.Tensor]] = {}
@@ -136,7 +136,7 @@ def compared(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -
 
 
 def test_scores_are_the_least_critics_values_along_what_elites_imagine(judged):
-    """Two decisions from each start; member 2 is no elite, and knows nothing."""
+    """Two decisions from each start; member 2 is no elite and is untrained."""
     cfg = Config(**(SMALL | {"imagined": 4}))
     algorithm: Any = RL100(Spec((3,), 2), cfg).for_phase("compare")
     params: dict[str, dict[str, torch.Tensor]] = {}
@@ -178,39 +178,39 @@ def test_scores_are_the_least_critics_values_along_what_elites_imagine(judged):
     assert told["model_error"] == pytest.approx(0.25)
 
 
-def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+def are_equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[k], b[k]) for k in a)
 
 
 def test_the_gate_refuses_a_policy_that_does_the_opposite_and_restores_bit_for_bit(
     judged,
 ):
-    before, after, told = compared(judged, 3.0)
+    before, after, told = run_gate(judged, 3.0)
     assert told["accepted"] == 0
     assert told["score_after"] < told["score_before"]
     for network in ("behavior", "model", "policy"):
-        assert same(before["behavior"], after[network])
+        assert are_equal(before["behavior"], after[network])
 
 
 def test_what_is_as_good_passes_without_a_margin_and_not_with_one(judged):
-    """Values are negative here: the margin is of their size."""
-    assert compared(judged, 0.0, margin=0.0)[2]["accepted"] == 1
-    _, _, told = compared(judged, 0.0, margin=0.05)
+    """Values are negative here; the margin is relative to their magnitude."""
+    assert run_gate(judged, 0.0, margin=0.0)[2]["accepted"] == 1
+    _, _, told = run_gate(judged, 0.0, margin=0.05)
     assert told["accepted"] == 0
     assert told["score_before"] < 0
     assert told["score_after"] == told["score_before"]
 
 
 def test_without_a_gate_all_passes_and_without_rollback_the_model_goes_on_from_what_failed(judged):
-    before, after, _ = compared(judged, 3.0, gate=False)
-    assert same(before["model"], after["behavior"])
-    before, after, _ = compared(judged, 3.0, rollback=False)
-    assert same(before["model"], after["model"])
-    assert same(before["behavior"], after["behavior"])
+    before, after, _ = run_gate(judged, 3.0, gate=False)
+    assert are_equal(before["model"], after["behavior"])
+    before, after, _ = run_gate(judged, 3.0, rollback=False)
+    assert are_equal(before["model"], after["model"])
+    assert are_equal(before["behavior"], after["behavior"])
 
 
 def test_each_stacked_seed_decides_for_itself(judged):
-    """The second one's model does the opposite of what is paid."""
+    """The second seed's model does the opposite of what is rewarded."""
     e = engine((0, 1), margin=0.0)
     for s in range(2):
         e.load_seed_state(s, judged | {"counters/seed": torch.tensor(s)})
@@ -218,7 +218,7 @@ def test_each_stacked_seed_decides_for_itself(judged):
     e.state["params"]["model"][LAST][1] -= 3
     e.run(1, "compare")
     assert e.metrics("compare")["accepted"].tolist() == [1, 0]
-    assert same(kept, e.state["params"]["model"])
+    assert are_equal(kept, e.state["params"]["model"])
 
 
 @pytest.mark.parametrize("gate", [True, False])
@@ -234,11 +234,11 @@ def test_a_one_step_head_shares_its_policys_fate_at_the_gate(judged, gate):
     e.run(1, "compare")
     assert e.metrics("compare")["accepted"][0] == (not gate)
     for network in ("student", "student_before"):
-        assert same(wanted, e.state["params"][network])
+        assert are_equal(wanted, e.state["params"][network])
 
 
 def test_chains_on_the_datas_states_have_ratio_one_and_lead_to_what_is_paid(judged):
-    """Which an untrained policy's actions, near 0, are far from."""
+    """An untrained policy's actions, near 0, are far from the rewarded ones."""
     e = engine(offline_lr=3e-3, gate=False, sampling_floor=0.3, density_floor=0.3)
     e.load_seed_state(0, judged)
     seen = torch.from_numpy(np.random.default_rng(1).normal(size=(1, 50, 2, 3))).float()
@@ -278,7 +278,7 @@ def test_a_model_that_fits_nothing_is_refused_with_its_error():
 
 @pytest.mark.parametrize("process", ["ddpm", "flow"])
 def test_where_the_last_rounds_alone_are_tuned_the_others_stay_the_policys(process: str):
-    """What an answer depends on is no number where the weights are none."""
+    """Outputs are NaN wherever they depend on weights that are NaN."""
     changes = {"tuned": 1, "process": process, "decisions": 8, "batch_size": 8}
     cfg = Config(**(SMALL | changes))
     algorithm: Any = RL100(Spec((3,), 2), cfg).for_phase("improve")
@@ -320,7 +320,7 @@ def test_where_the_last_rounds_alone_are_tuned_the_others_stay_the_policys(proce
 
 
 def test_the_one_step_head_learns_where_the_policy_ends():
-    """From the same noise; after imitation of nothing at all, which leaves the policy alone."""
+    """From equal noise, after imitation with learning rate 0, which does not change the policy."""
     e = engine(one_step="joint", imitation_lr=1e-2, average=0.0)
     e.run(1, "imitate")
     first = e.metrics("imitate")["student_loss"][0]
@@ -372,7 +372,7 @@ CLONE = ON_A_LINE | {"algorithm.sampler": "ddim", "algorithm.num_inference_steps
 
 
 def test_killed_between_two_pieces_and_resumed_equals_undisturbed(line: str, tmp_path: Path):
-    """New episodes, which are data from then on, among them."""
+    """New episodes, which join the data, are included."""
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)
     data = {"dataset": str(tmp_path / "line.hdf5")}
     whole = finetune(run=run, **TUNE, **data, name="whole").path
@@ -389,7 +389,7 @@ def test_killed_between_two_pieces_and_resumed_equals_undisturbed(line: str, tmp
     again = finetune(run=run, **keys).path
     one, two = (SeedFolder(path, 0).checkpoints() for path in (whole, again))
     first, second = load_file(one[max(one)]), load_file(two[max(two)])
-    assert same(first, second)
+    assert are_equal(first, second)
     assert int(first["buffer/kept_sizes"]) > 0
     rows = [json.loads(x) for x in (whole / "seed_0" / "metrics.jsonl").read_text().splitlines()]
     assert sum("train/accepted" in row for row in rows) == 1

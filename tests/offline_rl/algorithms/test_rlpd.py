@@ -1,4 +1,4 @@
-"""RLPD: a cycle written out, different critics in every target, half of each source everywhere."""
+"""RLPD: a period by hand, different critics in every target, half of each batch per source."""
 
 import math
 
@@ -19,8 +19,8 @@ from policies import Spec
 CYCLE = 3
 
 
-def begun(**config: object) -> State:
-    """A learner of three places a cycle, three critics."""
+def start_period(**config: object) -> State:
+    """Return a learner with three critics and a period of three."""
     state = start(RLPD, **{**SMALL, "num_critics": 3, "num_min_critics": 2, **config})
     algorithm = state.algorithm
     algorithm.interaction = Interaction(Online(utd=CYCLE), algorithm.cfg)
@@ -28,7 +28,7 @@ def begun(**config: object) -> State:
 
 
 def valued(params: dict[str, Tensor], x: Tensor) -> Tensor:
-    """[E, B]: linear, layer norm, ReLU, as often as there are norms, then linear; in float64."""
+    """Return Q, [E, B], in float64: linear, layer norm, ReLU for each norm, then linear."""
     p = {k: v.double() for k, v in params.items()}
     layers = len([k for k in p if k.startswith("net.weights.")])
     for k in range(layers - 1):
@@ -39,7 +39,7 @@ def valued(params: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 def acted(params: dict[str, Tensor], s: Tensor) -> Tensor:
-    """The policy's outputs, [B, 2 A], in float64."""
+    """Return the policy's outputs, [B, 2 A], in float64."""
     p = {k: v.double() for k, v in params.items()}
     layers = len([k for k in p if k.startswith("trunk.weights.")])
     for k in range(layers):
@@ -49,8 +49,8 @@ def acted(params: dict[str, Tensor], s: Tensor) -> Tensor:
 
 
 def test_a_cycle_is_the_papers_with_the_actor_in_its_last_place() -> None:
-    """Losses by hand: the mean over critics of squared errors to the least of two drawn ones."""
-    state = begun(tau=0.1, initial_alpha=0.5, actor_lr=1e-3, critic_lr=1e-3, alpha_lr=1e-2)
+    """By hand: mean over critics of squared errors to the minimum of two sampled critics."""
+    state = start_period(tau=0.1, initial_alpha=0.5, actor_lr=1e-3, critic_lr=1e-3, alpha_lr=1e-2)
     for i in range(CYCLE):
         batch, before = made_batch(i), state
         now = State(state.algorithm, state.params, state.optimizer, Recorded(i))
@@ -84,8 +84,8 @@ def differ(one: State, two: State, network: str) -> bool:
 
 
 def test_targets_take_the_least_of_different_critics_drawn_anew() -> None:
-    """Critics 0, 1, 2 answer their own number: the least of two different ones is never 2."""
-    state = begun(backup_entropy=False)
+    """Critics 0, 1, 2 return their index: the minimum of two different ones is never 2."""
+    state = start_period(backup_entropy=False)
     for value in state.params["critic_target"].values():
         value.zero_()
     last = max(name for name in state.params["critic_target"] if "biases" in name)

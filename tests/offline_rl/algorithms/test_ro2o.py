@@ -1,4 +1,4 @@
-"""RO2O: updates written out draw by draw, and the facts of its three regularizers."""
+"""RO2O: updates by hand, sample by sample, and properties of its three regularizers."""
 
 import numpy as np
 import pytest
@@ -124,7 +124,7 @@ def test_without_perturbations_nothing_changes_and_nothing_is_paid():
 
 
 def test_more_perturbations_are_at_least_as_bad():
-    """The worst of a set is no less than the worst of a part of it."""
+    """The worst of a set is at least the worst of a subset."""
     state, moves = start(RO2O, num_critics=3, **SMALL), torch.rand(8, 1, 3) - 0.5
 
     def smoothness(count):
@@ -137,7 +137,7 @@ def test_more_perturbations_are_at_least_as_bad():
 
 @pytest.mark.parametrize("values", [[1.0, 2.0, 4.0], [2.0, 2.0, 2.0]])
 def test_uncertainty_lowers_critics_where_they_disagree_and_only_there(values):
-    """Critics that are constant: its gradient in each is 2 depth std / 3, the same for all."""
+    """With constant critics its gradient is 2 depth std / 3 in each of them."""
     table = torch.tensor(values, requires_grad=True)
 
     def critic(s, a):

@@ -1,4 +1,4 @@
-"""SAC: one update written out, and the policy and temperature it settles at."""
+"""SAC: an update by hand, and the policy and temperature it converges to."""
 
 import math
 
@@ -76,7 +76,7 @@ def test_updates_equal_plain_pytorch():
 
 @pytest.mark.parametrize(("log_pi", "rises"), [(2.1, True), (1.9, False)])
 def test_the_temperature_rises_when_entropy_is_below_its_target(log_pi, rises, monkeypatch):
-    """Two action dimensions: the target entropy is -2, a log density of 2."""
+    """For two action dimensions the target entropy is -2, which is a log density of 2."""
 
     def sample(self, observations, random, samples=None):
         pi = self.act(observations)
@@ -88,7 +88,7 @@ def test_the_temperature_rises_when_entropy_is_below_its_target(log_pi, rises, m
 
 
 def test_policy_becomes_the_boltzmann_policy():
-    """Paid 1 - 4 (a - 0.3)^2 at temperature 0.1: the best policy is Normal(0.3, sqrt(0.1 / 8))."""
+    """Reward 1 - 4 (a - 0.3)^2, temperature 0.1: the best policy is Normal(0.3, sqrt(0.1 / 8))."""
     config = {"actor_lr": 3e-3, "critic_lr": 3e-3, "alpha_lr": 0.0, "initial_alpha": 0.1}
     state = start(SAC, spec=Spec((1,), 1), hidden=(32, 32), **config)
     state, _ = advance(state, *map(hill, range(400)))

@@ -1,4 +1,4 @@
-"""SAC-N: updates written out, and what a minimum over equal and unequal critics does."""
+"""SAC-N: updates by hand, and the minimum over equal and unequal critics."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ from offline_rl.algorithms.sac_n import SACN
 
 
 def test_updates_equal_plain_pytorch():
-    """Temperature, policy, critics, target: each with what is already new."""
+    """Order: temperature, policy, critics, target, each with the parameters updated before."""
     rates = {"actor_lr": 1e-3, "critic_lr": 2e-3, "alpha_lr": 1e-2}
     first = start(SACN, num_critics=5, init="fan_out", tau=0.1, **rates, **SMALL)
     batches = made_batch(1), made_batch(2)
@@ -68,7 +68,7 @@ def test_updates_equal_plain_pytorch():
 
 
 def test_critics_that_agree_cost_nothing():
-    """Four copies of one critic act and bootstrap as two."""
+    """Four copies of one critic act and bootstrap like two."""
     params = start(SACN, num_critics=2, **SMALL).params
     found = []
     for count in (2, 4):
@@ -99,7 +99,7 @@ def test_the_least_of_critics_lies_where_order_statistics_say():
 
 
 def test_networks_start_as_edacs():
-    """Hidden biases 0.1, outputs hardly above 0, and each critic by its own fan-in."""
+    """Hidden biases are 0.1, outputs nearly 0, and each critic has its own fan-in."""
     params = start(SACN, num_critics=50, hidden=(32, 32)).params
     for name, bound in (("policy", 1e-3), ("critic", 3e-3)):
         weights = [v for k, v in params[name].items() if "weights" in k]

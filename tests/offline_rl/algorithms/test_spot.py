@@ -1,4 +1,4 @@
-"""SPOT: both phases written out, and what its density term does and does not do."""
+"""SPOT: both phases by hand, and properties of its density penalty."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ SMALL = {"hidden": (16, 16), "vae_hidden": (16, 16)}
 
 
 def unlikelihood(own, s, a, noise, beta):
-    """beta / (2 |A|) times the negative bound of a decoder of variance beta / 4."""
+    """Return beta / (2 |A|) times the negative bound of a decoder with variance beta / 4."""
     mean, log_std = perceptron(own, "encoder.", torch.cat([s, a], 1)).chunk(2, 1)
     std = log_std.clip(-4, 15).exp()
     decoded = perceptron(own, "decoder.", torch.cat([s, mean + std * noise], 1)).tanh()
@@ -116,7 +116,7 @@ def test_two_periods_equal_plain_pytorch_and_leave_the_vae_alone(dropout):
 
 
 def test_the_policy_does_not_see_the_scale_of_q():
-    """Q is divided by its mean size: a critic a thousand times larger asks for the same step."""
+    """Q is divided by its mean magnitude: a critic a thousand times larger gives the same step."""
     state, batch = start(SPOT, critic_lr=0.0, **SMALL), made_batch()
     critic = dict(state.params["critic"])
     larger = critic | {k: 1000 * v for k, v in critic.items() if k.endswith(".2")}
@@ -135,14 +135,14 @@ def trained(data, **config):
 
 
 def test_between_two_demonstrated_actions_it_takes_the_better_one_whole():
-    """+-0.5, paid 1 and 0: near the better one, where the density is, not between them."""
+    """Actions +-0.5 with rewards 1 and 0: the policy is near the better one, not between them."""
     batch = two_actions()
     state = trained(one_step(batch.actions, batch.rewards), support_weight=5.0)
     assert action(state) == pytest.approx(0.5, abs=0.12)
 
 
 def test_within_the_datas_support_it_goes_where_q_is_highest():
-    """Uniform actions, paid most at 0.3: all are likely, so that the reward decides."""
+    """All uniform actions are likely, so the reward, best at 0.3, decides."""
     batches = [hill(k) for k in range(10)]
     actions, rewards = (torch.cat([getattr(b, k) for b in batches]) for k in ("actions", "rewards"))
     state = trained(one_step(actions, rewards), support_weight=0.05)

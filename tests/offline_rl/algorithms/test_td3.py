@@ -1,4 +1,4 @@
-"""TD3: two periods written out, and what its three devices do."""
+"""TD3: two periods by hand, and the effect of its three components."""
 
 import pytest
 import torch
@@ -67,12 +67,12 @@ def test_two_periods_equal_plain_pytorch():
 
 
 def first_noise(update, shape):
-    """The update's first normal numbers."""
+    """Return the first normal numbers of an update."""
     return Recorded(update).normal(shape).double()
 
 
 def test_noise_beyond_the_clip_does_not_count():
-    """Infinite deviation leaves only +-clip: the same target as the noise's sign times the clip."""
+    """With an infinite standard deviation, the noise is its sign times the clip."""
     state, batch = start(TD3, policy_noise=1e9, noise_clip=0.25, **SMALL), made_batch()
     target = state.algorithm.target(state, batch)
     signs = first_noise(0, batch.actions.shape).float().sign()
@@ -82,7 +82,7 @@ def test_noise_beyond_the_clip_does_not_count():
 
 
 def test_climbs_to_the_best_action():
-    """Paid 1 - 4 (a - 0.3)^2 for uniform actions, so 0.3 is best."""
+    """Uniform actions have rewards 1 - 4 (a - 0.3)^2, so 0.3 is best."""
     state = start(TD3, spec=Spec((1,), 1), hidden=(32, 32), actor_lr=3e-3, critic_lr=3e-3)
     state, _ = advance(state, *map(hill, range(400)))
     assert action(state) == pytest.approx(0.3, abs=0.1)

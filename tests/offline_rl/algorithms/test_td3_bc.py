@@ -1,4 +1,4 @@
-"""TD3+BC: two periods written out, its lambda, and what it adds to cloning."""
+"""TD3+BC: two periods by hand, its lambda, and the effect of its Q term."""
 
 from dataclasses import replace
 
@@ -70,7 +70,7 @@ def test_two_periods_equal_plain_pytorch():
 
 
 def test_the_policy_does_not_see_the_scale_of_q():
-    """lambda divides by mean |Q|: a critic a thousand times larger asks for the same step."""
+    """lambda divides by mean |Q|: a critic a thousand times larger gives the same step."""
     state, batch = start(TD3BC, critic_lr=0.0, **SMALL), made_batch()
     critic = dict(state.params["critic"])
     last = [k for k in critic if k.endswith(".2")]

@@ -1,4 +1,4 @@
-"""WSRL: a block written out, critics drawn perhaps twice, and whose networks it takes over."""
+"""WSRL: a period by hand, critics sampled with replacement, and initialization from a run."""
 
 from dataclasses import replace
 
@@ -27,15 +27,15 @@ SIZES = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "num_critics": 3}
 BLOCK = 3
 
 
-def begun(**config: object) -> State:
-    """A learner of blocks of three."""
+def start_period(**config: object) -> State:
+    """Return a learner with a period of three."""
     state = start(WSRL, **{**SIZES, **config})
     state.algorithm.interaction = Interaction(Online(utd=BLOCK), state.algorithm.cfg)
     return state
 
 
 def normalized(params: dict[str, Tensor], prefix: str, x: Tensor) -> Tensor:
-    """Linear, layer norm, ReLU, as often as there are norms, then linear; in float64."""
+    """Return linear, layer norm, ReLU for each norm, then linear, in float64."""
     p = {k.removeprefix(prefix): v.double() for k, v in params.items() if k.startswith(prefix)}
     layers = len([k for k in p if k.startswith("weights.")])
     for k in range(layers - 1):
@@ -46,20 +46,20 @@ def normalized(params: dict[str, Tensor], prefix: str, x: Tensor) -> Tensor:
 
 
 def acted(params: dict[str, Tensor], s: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """An action and its log density; the deviation's logarithm is scaled and shifted."""
+    """Return an action and its log density; the log standard deviation is scaled and shifted."""
     mean, log_std = normalized(params, "trunk.", s).chunk(2, -1)
     scale, shift = params["affine"].double()
     return squashed(torch.cat([mean, scale * log_std + shift], -1), noise.double())
 
 
 def valued(params: dict[str, Tensor], s: Tensor, a: Tensor) -> Tensor:
-    """[E, B]."""
+    """Return Q, [E, B]."""
     return normalized(params, "net.", torch.cat([s, a], -1))[..., 0]
 
 
 def test_a_block_is_the_authors_with_the_actor_in_its_last_place() -> None:
-    """Least of all critics for the actor, of two drawn ones without entropy for the target."""
-    state = begun(tau=0.1, initial_alpha=0.5, actor_lr=1e-3, alpha_lr=1e-2)
+    """Actor: minimum of all critics. Target: minimum of two sampled ones, without entropy."""
+    state = start_period(tau=0.1, initial_alpha=0.5, actor_lr=1e-3, alpha_lr=1e-2)
     for i in range(BLOCK):
         batch, before = made_batch(i), state
         now = State(state.algorithm, state.params, state.optimizer, Recorded(i))
@@ -81,8 +81,8 @@ def test_a_block_is_the_authors_with_the_actor_in_its_last_place() -> None:
 
 
 def test_the_same_critic_may_be_drawn_twice() -> None:
-    """Critics 0, 1, 2 answer their own number: the least of two is 2 in a ninth of the draws."""
-    state = begun()
+    """Critics 0, 1, 2 return their index: the minimum of two is 2 in a ninth of the draws."""
+    state = start_period()
     for value in state.params["critic_target"].values():
         value.zero_()
     last = max(name for name in state.params["critic_target"] if "biases" in name)
@@ -99,9 +99,9 @@ def test_the_same_critic_may_be_drawn_twice() -> None:
 def test_the_best_of_several_next_actions_is_worth_no_less_than_one() -> None:
     batch = made_batch()
     one, best = (
-        begun(max_target_backup=backup, num_samples=30).algorithm for backup in (False, True)
+        start_period(max_target_backup=backup, num_samples=30).algorithm for backup in (False, True)
     )
-    state = begun()
+    state = start_period()
     y = [x.target(replace(state, random=Recorded()), batch, torch.tensor(0.0)) for x in (one, best)]
     alive = batch.discount > 0
     assert (y[1] - y[0])[alive].mean() > 0
@@ -122,7 +122,7 @@ def test_it_acts_and_values_as_the_run_that_it_goes_on_from(
     torch.manual_seed(3)
     other = cls(SPEC, cls.Config(**config))
     theirs = {k: v + 0.1 for k, v in flatten(other.initial()).items()}
-    own = begun(initial_alpha=0.7)
+    own = start_period(initial_alpha=0.7)
     tree = {"params": own.params, "optimizer": own.optimizer}
     taken = own.algorithm.initialize_from(flatten(tree), theirs)
     for name, value in taken.items():
@@ -143,7 +143,7 @@ def test_a_run_of_other_networks_is_refused_by_a_tensors_name(
 ) -> None:
     torch.manual_seed(3)
     other = cql.CQL(SPEC, cql.Config(**{**SIZES, **config}))
-    own = begun()
+    own = start_period()
     tree = flatten({"params": own.params, "optimizer": own.optimizer})
     with pytest.raises(ValueError, match=match):
         own.algorithm.initialize_from(tree, flatten(other.initial()))
@@ -161,7 +161,7 @@ def test_bootstraps_after_a_truncation_but_not_after_a_termination() -> None:
 
 
 def test_squashed_iql_clones_by_the_density_of_a_squashed_normal() -> None:
-    """Weights of 1: the loss is the data's mean negative log density; Q is that of one critic."""
+    """With weights of 1 the loss is the data's mean negative log density; Q is one critic's."""
     sizes = {
         "hidden": (16, 16),
         "num_critics": 3,

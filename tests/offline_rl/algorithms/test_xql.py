@@ -1,4 +1,4 @@
-"""XQL: updates written out, its soft maximum on a coin, and Huber's error."""
+"""XQL: updates by hand, its soft maximum on a coin, and its Huber loss."""
 
 import math
 from types import SimpleNamespace
@@ -55,7 +55,7 @@ def test_updates_equal_plain_pytorch(config):
         s, a, r, discount, s2 = doubles(batch)
         random = Recorded(count)
 
-        def least(actions, s=s):
+        def min_q(actions, s=s):
             return torch.minimum(*[value_of(net, s, actions) for net in targets]).detach()
 
         seen = a
@@ -65,14 +65,14 @@ def test_updates_equal_plain_pytorch(config):
         if cfg.random_actions:
             uniform = 2 * random.uniform((cfg.random_actions, *a.shape)).double() - 1
             seen = torch.cat([seen, uniform])  # [1 + N, B, A]
-        q_seen = least(seen)
+        q_seen = min_q(seen)
         for _ in range(cfg.value_updates):
             z = ((q_seen - value(s)[:, 0]) / cfg.temperature).clip(max=cfg.max_clip)
             value_loss = (z.exp() - z - 1).mean() / math.exp(max(z.max().item(), -1))
             descend(value_loss, value_adam)
 
         with torch.no_grad():
-            weight = torch.exp(3 * (least(a) - value(s)[:, 0])).clip(max=100)
+            weight = torch.exp(3 * (min_q(a) - value(s)[:, 0])).clip(max=100)
             y = r + discount * value(s2)[:, 0]
         log_pi = Normal(policy(s).tanh(), log_std.exp()).log_prob(a).sum(1)
         policy_loss = -(weight * log_pi).mean()
@@ -95,7 +95,7 @@ def test_updates_equal_plain_pytorch(config):
 
 @pytest.mark.parametrize("temperature", [0.25, 1.0])
 def test_value_of_a_fair_coin_is_its_soft_maximum(temperature):
-    """Paid 0 or 1: V = t log((1 + e^(1/t)) / 2), and the policy prefers the better action."""
+    """Rewards 0 or 1: V = t log((1 + e^(1/t)) / 2), and the policy prefers the better action."""
     rates = {"actor_lr": 1e-2, "critic_lr": 1e-2, "value_lr": 1e-2, "tau": 0.1}
     state = start(XQL, 1000, spec=Spec((1,), 1), temperature=temperature, **rates, **PLAIN)
     state, metrics = advance(state, *[two_actions()] * 150)

@@ -1,4 +1,4 @@
-"""Critics of an ensemble: which are drawn, and what gradients they get."""
+"""Ensemble critics: sampled members and their gradients."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ def at(update: int) -> Any:
 
 
 def test_drawn_critics_and_their_gradients_are_those_of_an_index() -> None:
-    """One that is drawn twice has the sum of both gradients."""
+    """A member that is drawn twice has the sum of both gradients."""
     twice = 0
     for update in range(8):
         q, same = (torch.arange(12.0).reshape(3, 4).requires_grad_() for _ in range(2))

@@ -1,4 +1,4 @@
-"""Denoising as decisions: means, densities and replayed chains, without the code under test."""
+"""Denoising steps as actions: means, densities and replayed chains, by independent code."""
 
 import math
 
@@ -28,12 +28,12 @@ every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 
 
 def answer(x: Tensor, times: Tensor) -> Tensor:
-    """A network of sorts."""
+    """Return the prediction of a toy network."""
     return torch.sin(3 * x) + times[..., None, None] / 500
 
 
 def chains(table: Table, tuned: int, floor: float = 0.1) -> tuple[Tensor, Tensor]:
-    """And the noise that they came of."""
+    """Return chains and the noise they were sampled with."""
     torch.manual_seed(0)
     noise = torch.randn(7, len(table) + 1, 4, 2, dtype=torch.float64)
     return sample_chain(table, answer, answer, noise, tuned=tuned, floor=floor, cut=3.0), noise
@@ -50,7 +50,7 @@ def test_a_chain_without_floor_ends_where_the_policy_s_own_sampler_does(table: T
 
 @every_table
 def test_densities_are_those_of_normal_distributions_around_each_round_s_mean(table: Table):
-    """With the floor of the density, which is not that of sampling."""
+    """The floor of the density differs from that of sampling."""
     tuned, floor = 3, 0.2
     chain, _ = chains(table, tuned)
     found = replay_log_prob(table, answer, chain, floor)
@@ -71,7 +71,7 @@ def test_a_density_integrates_to_one_and_its_mean_is_the_round_s():
 
 @every_table
 def test_a_replayed_chain_has_the_ratio_one_to_the_bit(table: Table):
-    """Rounds that are drawn from a batch, in whatever order, are as probable as the whole chain."""
+    """Denoising steps drawn in any order have the log density of the complete chain."""
     chain, _ = chains(table, 3)
     old = replay_log_prob(table, answer, chain, 0.1)
     k = torch.tensor([2, 0, 1, 1, 0, 2, 2])
@@ -110,7 +110,7 @@ def test_rounds_before_the_last_ask_the_base_alone():
 
 
 def test_a_flow_s_fresh_noise_keeps_its_share_of_x():
-    """One chunk alone was taught, 0.3 everywhere: at time t x is t 0.3 + (1 - t) noise."""
+    """The only chunk is 0.3 everywhere, so at time t x is t 0.3 + (1 - t) noise."""
 
     def direction(x: Tensor, times: Tensor) -> Tensor:
         return (0.3 - x) / (1 - times[:, None, None] / 1000)  # E[a - noise | x]

@@ -1,4 +1,4 @@
-"""The transition model: what its members learn from, which are asked, and what they answer."""
+"""Transition model: training rows, elites, and sampled changes."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ MEMBERS = 4
 
 
 class Learner:
-    """All that `fitted` asks of an algorithm."""
+    """The part of an algorithm that `update_dynamics` uses."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -28,7 +28,7 @@ class Learner:
         return {"dynamics": Adam(1e-2)}
 
 
-def begun() -> State:
+def initial_state() -> State:
     learner: Any = Learner()
     params = {
         k: {n: p.detach() for n, p in m.named_parameters()} for k, m in learner.modules.items()
@@ -38,15 +38,15 @@ def begun() -> State:
 
 
 def rows(count: int = 20) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, changes, and which are held out: every fifth."""
+    """Return inputs, changes, and the held-out mask: every fifth row."""
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(count, 3, generator=draw)
     return x, x[:, :2] - 0.5 * x[:, 2:], (torch.arange(count) % 5 == 0).float()
 
 
 def test_members_learn_the_likelihood_of_what_is_not_held_out_and_nothing_of_the_rest():
-    """-2 log N(change), its constant left out, and the distance of the variance's bounds."""
-    state, (x, change, held_out) = begun(), rows()
+    """The loss is -2 log N(change) without its constant, plus the width of the variance bounds."""
+    state, (x, change, held_out) = initial_state(), rows()
     new, told = dynamics.update_dynamics(state, x, change, held_out)
     mean, log_variance = state.dynamics(x)
     density = Normal(mean.double(), (0.5 * log_variance).exp().double())
@@ -64,8 +64,8 @@ def test_members_learn_the_likelihood_of_what_is_not_held_out_and_nothing_of_the
 
 
 def test_how_well_a_member_fits_follows_its_error_on_what_is_held_out():
-    """A fiftieth of the way at a time; 1 is no better than the mean change."""
-    state, (x, change, held_out) = begun(), rows()
+    """The running error moves 2 % per update; 1 is no better than the mean change."""
+    state, (x, change, held_out) = initial_state(), rows()
     new, told = dynamics.update_dynamics(state, x, change, held_out)
     error = (state.dynamics(x)[0] - change).square().sum(-1)[:, held_out == 1].mean(1)
     share = error / (change - change.mean(0)).square().sum(0).sum() * (len(change) - 1)
@@ -80,7 +80,7 @@ def test_how_well_a_member_fits_follows_its_error_on_what_is_held_out():
 
 
 def test_each_row_is_answered_by_its_own_member_with_that_ones_spread():
-    state, (x, _, _) = begun(), rows(8)
+    state, (x, _, _) = initial_state(), rows(8)
     member = torch.tensor([0, 3, 1, 2, 2, 1, 3, 0])
     noise = torch.randn(8, 2, generator=torch.Generator().manual_seed(2))
     found = dynamics.sample_change(state, x, member, noise)
@@ -92,7 +92,7 @@ def test_each_row_is_answered_by_its_own_member_with_that_ones_spread():
 
 @pytest.mark.parametrize(("told", "log_variance"), [(1e3, 0.5), (-1e3, -10.0)])
 def test_a_variance_stays_between_its_bounds(told: float, log_variance: float):
-    state = begun()
+    state = initial_state()
     last = max(name for name in state.params["dynamics"] if "biases" in name)
     state.params["dynamics"][last][..., 2:] = told  # two means, then two variances
     found = state.dynamics(torch.zeros(1, 3))[1]

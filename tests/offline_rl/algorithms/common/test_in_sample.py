@@ -1,4 +1,4 @@
-"""The loss that XQL, f-DVL and ReCOIL share, and what the learner hands on."""
+"""Gumbel loss of XQL, f-DVL and ReCOIL, and the learner that uses it."""
 
 import math
 
@@ -11,7 +11,7 @@ INF = math.inf
 
 
 def lowest(x: torch.Tensor, temperature: float) -> float:
-    """The V at which the mean loss of x - V over this one batch is least, by bisection."""
+    """Return the V that minimizes the mean loss of x - V over one batch, by bisection."""
     low, high = x.min() - 1, x.max() + 1
     for _ in range(60):
         v = ((low + high) / 2).requires_grad_()
@@ -45,7 +45,7 @@ def test_the_rescaling_leaves_one_batchs_direction_alone():
 
 @pytest.mark.parametrize(("size", "fixed_point"), [(64, 0.448), (256, 0.483), (1024, 0.495)])
 def test_the_rescaling_biases_small_batches_low(size, fixed_point):
-    """Of a standard normal at temperature 1 the minimum is 1/2; batches settle below it."""
+    """For a standard normal at temperature 1 the minimum is 1/2; batches converge below it."""
     x = torch.randn(400_000 // size * 8, size, generator=torch.Generator().manual_seed(1))
 
     def slope(v):

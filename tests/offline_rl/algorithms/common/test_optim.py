@@ -1,4 +1,4 @@
-"""Adam against torch's own, step by step, and its schedule."""
+"""Adam and its schedules against torch's, step by step."""
 
 import pytest
 import torch
@@ -8,15 +8,15 @@ from offline_rl.algorithms.common.optim import Adam, cosine, warm_up
 
 
 def problem() -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
-    """Parameters, and twenty gradients whose sizes span five orders of magnitude."""
+    """Return parameters, and twenty gradients whose sizes span five orders of magnitude."""
     torch.manual_seed(0)
     params = {"weight": torch.randn(4, 3), "bias": torch.randn(3)}
     sizes = torch.logspace(-4, 1, 20)
     return params, [{k: size * torch.randn_like(v) for k, v in params.items()} for size in sizes]
 
 
-def theirs(optimizer, params, gradients, *, max_grad_norm=None, schedule=None):
-    """The parameters after torch's optimizer has taken the steps, in float64."""
+def torch_result(optimizer, params, gradients, *, max_grad_norm=None, schedule=None):
+    """Return the parameters after the steps of torch's optimizer, in float64."""
     leaves = {k: v.double().requires_grad_() for k, v in params.items()}
     adam = optimizer(leaves.values())
     scheduler = schedule and schedule(adam)
@@ -31,7 +31,7 @@ def theirs(optimizer, params, gradients, *, max_grad_norm=None, schedule=None):
     return {k: v.detach().float() for k, v in leaves.items()}
 
 
-def ours(adam, params, gradients):
+def adam_result(adam, params, gradients):
     state = adam.init(params)
     for gradient in gradients:
         params, state = adam.step(params, gradient, state)
@@ -72,8 +72,8 @@ def ours(adam, params, gradients):
 @pytest.mark.parametrize("steps", [1, 20])
 def test_equals_torchs(adam, optimizer, extras, steps):
     params, gradients = problem()
-    expected = theirs(optimizer, params, gradients[:steps], **extras)
-    stepped, state = ours(adam, params, gradients[:steps])
+    expected = torch_result(optimizer, params, gradients[:steps], **extras)
+    stepped, state = adam_result(adam, params, gradients[:steps])
     assert state["count"]["steps"].item() == steps
     for name, value in expected.items():
         torch.testing.assert_close(stepped[name], value, atol=1e-6, rtol=1e-6)
@@ -94,7 +94,7 @@ def test_stacked_learning_rates_are_those_of_single_runs():
     rates = torch.tensor([1e-2, 1e-4])
 
     def one(lr):
-        return ours(Adam(lr, beta1=lr * 50), params, gradients[:3])[0]
+        return adam_result(Adam(lr, beta1=lr * 50), params, gradients[:3])[0]
 
     stacked = vmap(one)(rates)
     for s, lr in enumerate(rates):

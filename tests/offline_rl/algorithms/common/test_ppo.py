@@ -1,4 +1,4 @@
-"""Advantages, clips and scales of rollouts, each beside a plain loop or a closed form."""
+"""Advantages, clips and reward scales, against plain loops and closed forms."""
 
 import math
 
@@ -24,10 +24,11 @@ def column(*numbers: float) -> torch.Tensor:
 
 
 def test_an_episode_with_a_time_out_inside_is_cut_there_and_bootstraps():
-    """Four decisions: the second runs into the time limit, the fourth terminates.
+    """Four decisions: the second ends with the time limit, the fourth terminates.
 
-    By hand, gamma 0.5, lambda 0.5: chunks of 2 steps discount by 0.25, that of the time-out took
-    one step alone, 0.5. A_1 holds V = 8 behind the time-out and nothing of what came then.
+    By hand with gamma 0.5 and lambda 0.5: chunks of 2 steps have a discount of 0.25. The chunk with
+    the
+    time-out has one step and 0.5. A_1 contains V = 8 after the time-out and nothing of later steps.
     """
     found = gae(
         column(1, 2, 0, 4),

@@ -1,4 +1,4 @@
-"""A damaged table is one sentence that names the file, the row and what is wrong with it."""
+"""Damaged per-task tables: the error names the file, the row and the fault."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from offline_rl.utils.errors import UserError
     ("text", "fault"),
     [
         ("tuned: {", "not readable as YAML"),
-        ("- tuned", "YAML|must map names to values"),
+        ("- tuned", "YAML|names and their values are expected"),
         ("tunedd: {}", "unknown key 'tunedd'; did you mean tuned"),
         ("tuned: 3", "tuned is 3"),
         ("parity: [bf16]", r"parity is \['bf16'\]"),
-        ("tuned: {hopper-*: 3}", "hopper-.*: 3 is no row"),
-        ("tuned: {3: {beta: 1.0}}", "3: .* is no row"),
+        ("tuned: {hopper-*: 3}", "hopper-.*: 3 must map names to values"),
+        ("tuned: {3: {beta: 1.0}}", "3: .* must map names to values"),
         ("tuned: {hopper-*: {betta: 1.0}}", "hopper-.*: .*betta'; did you mean .*beta"),
         ("tuned: {hopper-*: {beta: high}}", "hopper-.*: beta='high': expected a number"),
         ("tuned: {hopper-*: {beta: -1.0}}", "hopper-.*: beta=-1.0 is not at least 0"),

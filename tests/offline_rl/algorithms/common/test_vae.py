@@ -1,4 +1,4 @@
-"""The VAE's bound against torch's distributions, and what it says of actions."""
+"""VAE: its bound against torch's distributions, and its samples."""
 
 import math
 
@@ -10,7 +10,7 @@ from offline_rl.algorithms.common.vae import VAE
 
 
 class Numbers:
-    """A source of random numbers."""
+    """Random source for tests."""
 
     def __init__(self, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -19,17 +19,17 @@ class Numbers:
         return torch.randn(tuple(shape), generator=self.generator)
 
 
-def made() -> tuple[VAE, torch.Tensor, torch.Tensor]:
+def vae_and_batch() -> tuple[VAE, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     return VAE(3, 2, (16, 16)), torch.randn(5, 3), torch.rand(5, 2)
 
 
 def test_its_terms_are_the_evidence_lower_bound():
-    """A decoder of variance beta / 4: -ELBO = (2 / beta) sum error + sum KL + a constant.
+    """A decoder of variance beta / 4 gives -ELBO = (2 / beta) sum error + sum KL + constant.
 
-    Times beta / (2 |A|) that is the mean error plus beta times the mean KL, as |z| = 2 |A|.
+    Times beta / (2 |A|), this is the mean error plus beta times the mean KL, as |z| = 2 |A|.
     """
-    (vae, s, a), beta, actions = made(), 0.5, 2
+    (vae, s, a), beta, actions = vae_and_batch(), 0.5, 2
     error, kl = vae.terms(s, a, Numbers())
     mean, log_std = vae.encode(s, a)
     z = Normal(mean, log_std.exp())
@@ -44,7 +44,7 @@ def test_its_terms_are_the_evidence_lower_bound():
 
 
 def test_the_kl_term_vanishes_for_the_prior_alone():
-    vae, s, a = made()
+    vae, s, a = vae_and_batch()
     for weight, bias in zip(vae.encoder.weights, vae.encoder.biases, strict=True):
         weight.data.zero_()
         bias.data.zero_()
@@ -54,7 +54,7 @@ def test_the_kl_term_vanishes_for_the_prior_alone():
 
 
 def test_samples_come_from_the_middle_of_the_prior():
-    """One decoder weight from z to the action: what is sampled never exceeds tanh(0.5)."""
+    """With one decoder weight from z to the action, samples never exceed tanh(0.5)."""
     vae = VAE(1, 1, ())
     vae.decoder.weights[0].data = torch.tensor([[0.0], [1.0], [0.0]])
     vae.decoder.biases[0].data.zero_()
@@ -65,7 +65,7 @@ def test_samples_come_from_the_middle_of_the_prior():
 
 
 def test_it_tells_seen_actions_from_unseen_ones():
-    """Actions of +-0.5 in one state: 0 is not among them, though it is their mean."""
+    """The data has actions +-0.5 in one state: 0, their mean, is unlikely."""
     torch.manual_seed(0)
     vae, random = VAE(1, 1, (32, 32)), Numbers()
     adam = torch.optim.Adam(vae.parameters(), lr=1e-2)
