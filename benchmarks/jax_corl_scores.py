@@ -124,7 +124,7 @@ def run(algorithm: str, options: Options) -> None:
             scores = saved["scores"].tolist()
             peer.load([saved[f"{k}"] for k in range(len(peer.arrays()))])
     while len(scores) * every < options.updates:
-        peer.learn(every, stretch=len(scores))
+        peer.learn(every, block=len(scores))
         scores.append(evaluate(peer, task, options.episodes))
         write_atomically(state, partial(save, about=about, scores=scores, arrays=peer.arrays()))
         print(name, len(scores) * every, format_mean_std(scores[-1], 1), flush=True)

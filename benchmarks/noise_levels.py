@@ -73,7 +73,7 @@ class HeldOut:
         rows = trainer.transform.normalizer(channels.take(self.data.observations, self.rows))
         observations = channels.map_channels(lambda x: torch.from_numpy(x[:, None]), rows)
         params = {k: v[0] for k, v in state["params"]["policy"].items()}
-        chunks: Tensor = algorithm.unit(self.actions)  # type: ignore[attr-defined]
+        chunks: Tensor = algorithm.normalize_actions(self.actions)  # type: ignore[attr-defined]
         alpha = torch.tensor(cosine_alphas(NUM_TIMESTEPS), dtype=torch.float32)[self.times][
             ..., None, None
         ]

@@ -1,4 +1,4 @@
-"""The speed harness: contenders in processes of their own, the table, and what is refused."""
+"""Speed harness: contenders in separate processes, the table, and invalid options."""
 
 import json
 import sys
@@ -57,7 +57,7 @@ def train(config):
 """
 
 
-def test_a_contender_does_as_many_updates_as_it_is_told():
+def test_a_contender_does_the_requested_number_of_updates():
     contender = Contender({"kind": "eager", "algorithm": "td3_bc", "device": "cpu"})
     try:
         assert contender.facts["n"] == 1
@@ -80,7 +80,7 @@ def test_a_checkouts_own_loop_is_held_at_its_log(tmp_path: Path):
         contender.stop()
 
 
-def test_a_contender_that_stops_says_why(tmp_path: Path):
+def test_a_contender_that_stops_reports_the_reason(tmp_path: Path):
     job = {"kind": "corl", "algorithm": "iql", "checkout": str(tmp_path), "device": "cpu"}
     with pytest.raises(UserError, match="FileNotFoundError"):
         Contender(job)
@@ -97,7 +97,7 @@ def test_no_speed_is_reported_of_a_contender_that_computes_nan(tmp_path: Path):
     contender.stop()
 
 
-def test_ours_and_the_baselines_are_checked_for_nan_and_for_programs_that_were_replaced():
+def test_contenders_are_checked_for_nan_and_for_replaced_programs():
     learner, plain = engine("bc", 1, "fp32", "cpu", False), TD3BC(OBS, ACT)
     assert (fault(learner), plain_fault(plain)) == (None, None)
     learner.fallbacks["update"] = "uncompiled"
@@ -109,7 +109,7 @@ def test_ours_and_the_baselines_are_checked_for_nan_and_for_programs_that_were_r
     assert plain_fault(plain) == "the parameters are not finite"
 
 
-def test_a_contender_that_was_killed_is_told_of_by_name():
+def test_a_killed_contender_is_named_in_the_error():
     contender = Contender({"kind": "eager", "algorithm": "td3_bc", "device": "cpu"})
     contender.process.kill()
     contender.process.wait()
@@ -119,12 +119,12 @@ def test_a_contender_that_was_killed_is_told_of_by_name():
 
 
 def test_products_of_an_update_are_counted():
-    """Behavior cloning: one forward pass, and two of the same size backward but for the input."""
+    """Behavior cloning: one forward pass, and two of its size backward, without the input layer."""
     learner = engine("bc", 1, "fp32", "cpu", False)
     batch, width = learner.batch_size, learner.algorithm.cfg.hidden
     sizes = [OBS, *width, ACT]
     layers = [2 * batch * a * b for a, b in zip(sizes, sizes[1:], strict=False)]
-    assert learner.work().flops == 3 * sum(layers) - layers[0]
+    assert learner.update_cost().flops == 3 * sum(layers) - layers[0]
 
 
 @pytest.mark.parametrize("algorithm", ["rebrac", "recoil", "decision_transformer"])
@@ -142,7 +142,7 @@ def test_the_plain_u_net_is_as_large_as_ours_and_its_chunks_lie_within_episodes(
     assert sizes[0] == sizes[1]
     data = {k: torch.from_numpy(v) for k, v in arrays().items()}
     windows = diffusion.Windows(data, 64)
-    ends = (windows.starts[:, None] + torch.arange(diffusion.WINDOW - 1)) % 1000 == 999
+    ends = (windows.starts[:, None] + torch.arange(diffusion.HORIZON - 1)) % 1000 == 999
     assert not ends.any()
     assert len(windows.starts) == 100 * (1000 - 15)
     diffusion.Learner(plain, "cpu").train(windows.sample())
@@ -150,8 +150,8 @@ def test_the_plain_u_net_is_as_large_as_ours_and_its_chunks_lie_within_episodes(
 
 def test_ratios_and_the_share_of_bare_products():
     def row(kind: str, rate: float, seeds: int = 1, **more: object) -> dict[str, object]:
-        own = {"algorithm": "iql", "kind": kind, "precision": "bf16", "seeds": seeds}
-        return own | {"updates_per_second": rate, "compile_seconds": 4.0} | more
+        common = {"algorithm": "iql", "kind": kind, "precision": "bf16", "seeds": seeds}
+        return common | {"updates_per_second": rate, "compile_seconds": 4.0} | more
 
     per_product = 2 * 2048 * 256 * 256
     rows = [
@@ -162,12 +162,11 @@ def test_ratios_and_the_share_of_bare_products():
         row("products", 10, flops=float(per_product)),
         row("ours", 800, seeds=8, flops=per_product / 160),
     ]
-    found = table_row(rows[-1], rows)
-    half = ["iql", "ours", "bf16", "8", "800", "8.00", "16.00", "2.00", "1", "50 %", "4"]
-    assert found == half
+    expected = ["iql", "ours", "bf16", "8", "800", "8.00", "16.00", "2.00", "1", "50 %", "4"]
+    assert table_row(rows[-1], rows) == expected
 
 
-def test_all_contenders_are_asked_for():
+def test_jobs_contain_all_contenders():
     options = bench.BenchOptions(d3rlpy=True, corl="c", jax_corl="j", unifloral="u", seeds=[1, 8])
     kinds = [job["kind"] for job in jobs("iql", options, "cpu")]
     assert kinds == ["eager", *["ours"] * 4, "d3rlpy", "corl", "jax_corl", "jax_corl", "unifloral"]
@@ -201,7 +200,7 @@ class Starting:
         self.stopped.append(self.kind)
 
 
-def test_contenders_start_side_by_side_on_a_gpu_and_none_outlives_one_that_fails(
+def test_contenders_start_in_parallel_on_a_gpu_and_all_stop_if_one_fails(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(hardware, "num_cores", lambda: 3)
@@ -239,12 +238,12 @@ def test_rows_of_another_machine_are_not_mixed_in(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_whole_command_keeps_what_others_measured(tmp_path: Path):
+def test_bench_keeps_earlier_rows_of_other_algorithms(tmp_path: Path):
     other = {"algorithm": "iql", "kind": "eager", "precision": "fp32", "seeds": 1, "blocks": [1]}
     other |= {"updates_per_second": 123.0, "compile_seconds": 1.0}
     other |= {"block_seconds": 9.5, "commit": "0123456789"}
-    before = {"machine": hardware.describe_machine(), "rows": [other], "profiles": []}
-    (tmp_path / "speed-cpu.json").write_text(json.dumps(before))
+    stored = {"machine": hardware.describe_machine(), "rows": [other], "profiles": []}
+    (tmp_path / "speed-cpu.json").write_text(json.dumps(stored))
     text = bench.bench(
         algorithms=["td3_bc"],
         seeds=[1],
@@ -256,20 +255,20 @@ def test_the_whole_command_keeps_what_others_measured(tmp_path: Path):
     )
     assert "ours" in text
     assert "1 of 9.5 s at 0123456: iql; 2 of 0.1 s at " in text
-    found = json.loads((tmp_path / "speed-cpu.json").read_text())
-    assert [row["kind"] for row in found["rows"]] == ["eager", "eager", "ours", "products"]
-    assert found["rows"][0] == other
+    rows = json.loads((tmp_path / "speed-cpu.json").read_text())["rows"]
+    assert [row["kind"] for row in rows] == ["eager", "eager", "ours", "products"]
+    assert rows[0] == other
     assert (tmp_path / "speed-cpu.png").stat().st_size > 1000
-    assert "/" not in "".join(str(row.get("checkout")) for row in found["rows"])
+    assert "/" not in "".join(str(row.get("checkout")) for row in rows)
     assert torch.get_num_threads() >= 1
     assert sys.executable not in (tmp_path / "speed-cpu.json").read_text()
 
 
-def test_decisions_are_timed_by_each_runtime_that_can(tmp_path: Path, capsys):
-    """Without a graph there is nothing for onnxruntime."""
+def test_decisions_are_timed_for_each_supported_runtime(tmp_path: Path, capsys):
+    """A bundle without an ONNX graph is not timed with onnxruntime."""
     bundle, file = follower(tmp_path / "a.bundle"), tmp_path / "latency.json"
-    told = [str(file), f"arm={bundle}", "seconds=0.01", "runtimes=[torch,numpy,onnx]"]
-    assert latency.main(told) == 0
+    arguments = [str(file), f"arm={bundle}", "seconds=0.01", "runtimes=[torch,numpy,onnx]"]
+    assert latency.main(arguments) == 0
     rows = json.loads(file.read_text())["rows"]
     assert [(row["policy"], row["runtime"]) for row in rows] == [("arm", "torch"), ("arm", "numpy")]
     for row in rows:
@@ -281,7 +280,7 @@ def test_decisions_are_timed_by_each_runtime_that_can(tmp_path: Path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("script", "typed", "said"),
+    ("script", "argument", "message"),
     [
         (parity, "task=neorl2/DMSD", "did you mean tasks"),
         (parity, "algorithms=td3_bd", "did you mean td3_bc"),
@@ -297,34 +296,34 @@ def test_decisions_are_timed_by_each_runtime_that_can(tmp_path: Path, capsys):
     ],
 )
 def test_a_mistyped_option_of_a_script_is_one_sentence(
-    script: ModuleType, typed: str, said: str, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, argument: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert figures.run_command(script.main, [typed]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    assert figures.run_command(script.main, [argument]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
-def test_a_base_is_named_before_its_share_is_measured(capsys):
+def test_residual_speed_needs_a_base(capsys):
     assert residual_speed.main(["steps=3"]) == 2
-    assert "name the base first" in capsys.readouterr().err
+    assert "first argument must be the base" in capsys.readouterr().err
 
 
-def test_jax_corl_learns_from_the_transitions_that_d4rls_rule_takes():
-    """Of two episodes, the first cut: its last row is no transition."""
+def test_jax_corl_uses_the_transitions_of_d4rls_rule():
+    """The first of two episodes is truncated, so its last row is not a transition."""
     ends = np.arange(8) % 4 == 3
-    seen = np.arange(8, dtype=np.float32)[:, None]
-    cut, over = ends & (np.arange(8) < 4), ends & (np.arange(8) > 4)
-    data = Dataset.from_arrays(seen, seen / 8, seen[:, 0], over, cut, seen + 1)
-    found = jax_corl_scores.columns(data)
-    assert found["observations"][:, 0].tolist() == [0, 1, 2, 4, 5, 6, 7]
-    assert found["next_observations"][:, 0].tolist() == [1, 2, 3, 5, 6, 7, 8]
-    assert found["terminals"].tolist() == [0] * 6 + [1]
-    assert {column.dtype for column in found.values()} == {np.dtype(np.float32)}
+    states = np.arange(8, dtype=np.float32)[:, None]
+    truncated, terminated = ends & (np.arange(8) < 4), ends & (np.arange(8) > 4)
+    data = Dataset.from_arrays(states, states / 8, states[:, 0], terminated, truncated, states + 1)
+    columns = jax_corl_scores.columns(data)
+    assert columns["observations"][:, 0].tolist() == [0, 1, 2, 4, 5, 6, 7]
+    assert columns["next_observations"][:, 0].tolist() == [1, 2, 3, 5, 6, 7, 8]
+    assert columns["terminals"].tolist() == [0] * 6 + [1]
+    assert {column.dtype for column in columns.values()} == {np.dtype(np.float32)}
 
 
 class Counting:
-    """In JAX-CORL's place: five numbers that grow by one an update, and by the stretch's number."""
+    """Stub of JAX-CORL: five numbers that grow by 1 per update, and by the block's number."""
 
     updates = 2
 
@@ -332,8 +331,8 @@ class Counting:
         assert settings == {"max_steps": 8, "env_name": "gym/hopper-medium-replay"}
         self.state = np.zeros(5)
 
-    def learn(self, updates: int, stretch: int) -> None:
-        self.state = self.state + updates + stretch
+    def learn(self, updates: int, block: int) -> None:
+        self.state = self.state + updates + block
 
     def arrays(self) -> list[np.ndarray]:
         return [self.state]
@@ -344,67 +343,67 @@ class Counting:
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The command's arguments, of a checkout that is none; results go to the test's folder."""
+    """Return arguments of the command with a stub checkout; results go to the test's folder."""
     (tmp_path / "peer" / "algos").mkdir(parents=True)
     monkeypatch.setattr(jax_corl_scores, "JaxCorl", Counting)
     monkeypatch.setattr(jax_corl_scores, "FOLDER", tmp_path / "results")
-    monkeypatch.setattr(jax_corl_scores, "evaluated", lambda peer, *_: peer.state.tolist())
-    told = {"checkout": tmp_path / "peer", "out": tmp_path / "out", "algorithms": "[iql]"}
-    return [*(f"{k}={v}" for k, v in told.items()), "updates=8", "every=2", "episodes=1"]
+    monkeypatch.setattr(jax_corl_scores, "evaluate", lambda peer, *_: peer.state.tolist())
+    keys = {"checkout": tmp_path / "peer", "out": tmp_path / "out", "algorithms": "[iql]"}
+    return [*(f"{k}={v}" for k, v in keys.items()), "updates=8", "every=2", "episodes=1"]
 
 
-def test_jax_corls_runs_go_on_where_they_were_killed(
+def test_jax_corls_runs_resume_after_a_kill(
     counting: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     save, saved = jax_corl_scores.save, []
 
-    def killed(path: Path, **kept: object) -> None:
+    def save_twice(path: Path, **values: object) -> None:
         if len(saved) == 2:
             raise KeyboardInterrupt
-        saved.append(kept)
-        save(path, **kept)
+        saved.append(values)
+        save(path, **values)
 
-    monkeypatch.setattr(jax_corl_scores, "save", killed)
+    monkeypatch.setattr(jax_corl_scores, "save", save_twice)
     with pytest.raises(KeyboardInterrupt):
         jax_corl_scores.main(counting)
     assert not list((tmp_path / "results").glob("*.json"))
     other = [x for x in counting if not x.startswith("episodes")] + ["episodes=2"]
-    with pytest.raises(UserError, match="of other options"):
+    with pytest.raises(UserError, match="saved with other options"):
         jax_corl_scores.main(other)
     monkeypatch.setattr(jax_corl_scores, "save", save)
     jax_corl_scores.main(counting)
     (file,) = (tmp_path / "results").glob("*.json")
     assert json.loads(file.read_text())["scores"] == [[n] * 5 for n in (2.0, 5.0, 9.0, 14.0)]
     assert "9.5 ±" not in (page := (tmp_path / "results" / "README.md").read_text())
-    assert "| 14.0 ± 0.0 | 7.5 ± 0.0 |" in page  # of the four there are
+    assert "| 14.0 ± 0.0 | 7.5 ± 0.0 |" in page  # the mean of all four
     monkeypatch.setattr(jax_corl_scores, "JaxCorl", None)
     jax_corl_scores.main(counting)  # nothing is left to do
 
 
 @pytest.mark.parametrize("wrong", ["every=3", "updates=9"])
-def test_what_jax_corl_cannot_do_in_whole_steps_is_refused(wrong: str, counting: list[str]):
+def test_numbers_of_updates_must_be_multiples_of_jax_corls(wrong: str, counting: list[str]):
     key = wrong.split("=")[0]
     arguments = [*(x for x in counting if not x.startswith(key)), wrong]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Counting, "__init__", lambda self, *_, **__: None)
-        with pytest.raises(UserError, match="2 updates at a time; give multiples"):
+        with pytest.raises(UserError, match=r"2 updates per call\. Use multiples"):
             jax_corl_scores.main(arguments)
 
 
-def test_jax_corls_scores_stand_beside_ours_of_as_many_updates(
+def test_jax_corls_scores_are_compared_with_ours_after_equal_updates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """Ours are those of a kept study."""
-    found = {"task": "neorl2/DMSD", "algorithm": "bc", "updates": 100_000, "commit": "abc"}
-    found["scores"] = [[0.0, 0.0], [10.0, 20.0]]
-    (tmp_path / "a.json").write_text(json.dumps(found))
+    """Our scores come from a stored study."""
+    result = {"task": "neorl2/DMSD", "algorithm": "bc", "updates": 100_000, "commit": "abc"}
+    result["scores"] = [[0.0, 0.0], [10.0, 20.0]]
+    (tmp_path / "a.json").write_text(json.dumps(result))
     monkeypatch.setattr(jax_corl_scores, "FOLDER", tmp_path)
     page = jax_corl_scores.page()
     assert "| 15.0 ± 5.0 | 7.5 ± 2.5 | 61.8 ± 1.0 | 61.9 ± 0.2 |" in page
-    (tmp_path / "a.json").write_text(json.dumps(found | {"updates": 900}))
+    (tmp_path / "a.json").write_text(json.dumps(result | {"updates": 900}))
     assert "61.8" not in jax_corl_scores.page()
 
 
-def test_what_is_no_checkout_of_jax_corl_is_refused(capsys: pytest.CaptureFixture[str]):
+def test_a_folder_that_is_not_a_checkout_of_jax_corl_is_refused(capsys: pytest.CaptureFixture[str]):
     assert figures.run_command(jax_corl_scores.main, ["checkout=/none"]) == 2
-    assert "checkout=/none: no checkout of JAX-CORL" in capsys.readouterr().err
+    assert "checkout=/none is not a checkout of JAX-CORL" in capsys.readouterr().err

@@ -155,11 +155,12 @@ def save(path: Path, numbers: Arrays) -> None:
 
 def load(case: Case, our_results: Arrays) -> Arrays:
     """Return the recorded numbers; `our_results` has their shapes."""
+    current = {our_side.recorded_name(case.algorithm, name): name for name in our_results}
     with np.load(recording_path(case)) as file:
-        names, flat = file["names"], file["numbers"]
+        names, flat = [current.get(str(name), str(name)) for name in file["names"]], file["numbers"]
     ends = np.cumsum([our_results[name].size for name in names])
     return {
-        str(name): values.reshape(our_results[name].shape)
+        name: values.reshape(our_results[name].shape)
         for name, values in zip(names, np.split(flat, ends[:-1]), strict=True)
     }
 

@@ -6,7 +6,7 @@ references' interpreters import this module too, so it uses NumPy only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,14 +16,16 @@ EXPERT = 1000  # offset from an update's number to the seed of its expert batch
 Arrays = dict[str, np.ndarray]
 
 
-def parameters(shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+def parameters(
+    shapes: Mapping[str, tuple[int, ...]], key: Callable[[str], str] | None = None
+) -> Arrays:
     """Return random parameters, uniform in +-1/2; gains of normalization are centered at 1.
 
     Target networks differ from the networks that they follow. A `scale`, which is not trained, is
-    1/4 on both sides.
+    1/4 on both sides. key: sort key of the names; values are drawn in this order.
     """
     rng, values = np.random.RandomState(SEED), {}
-    for name in sorted(shapes):
+    for name in sorted(shapes, key=key):
         center = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         values[name] = np.asarray(center + rng.uniform(-0.5, 0.5, shapes[name]))
         if name.endswith("/scale"):

@@ -93,14 +93,34 @@ def make(case: Case) -> Algorithm:
     return algorithm.for_phase(case.phase)
 
 
-def parameters(algorithm: Algorithm) -> Arrays:
-    """Return the initial parameters; names are `<network>/<parameter>`."""
+# modules renamed since the recordings were made, new name -> name in the recording
+RENAMED = {
+    "act": {
+        "self_attention": "own",
+        "cross_attention": "recall",
+        "norm_self": "norm_own",
+        "norm_cross": "norm_recall",
+    }
+}
+
+
+def recorded_name(algorithm: str, name: str) -> str:
+    """Return the name of a parameter or quantity at the time of the recording."""
+    renamed = RENAMED.get(algorithm, {})
+    return ".".join(renamed.get(part, part) for part in name.split("."))
+
+
+def parameters(algorithm: Algorithm, name: str = "") -> Arrays:
+    """Return the initial parameters; keys are `<network>/<parameter>`.
+
+    name: the algorithm's name. Values are drawn in the order of the recorded names.
+    """
     shapes = {
         f"{network}/{name}": tuple(p.shape)
         for network, module in algorithm.modules.items()
         for name, p in module.named_parameters()
     }
-    return inputs.parameters(shapes)
+    return inputs.parameters(shapes, key=partial(recorded_name, name))
 
 
 def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
@@ -221,7 +241,7 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
     """
     with float64_mode():
         algorithm = make(case)
-        start = parameters(algorithm)
+        start = parameters(algorithm, case.algorithm)
         arrays: Arrays = {f"params/{name}": x for name, x in start.items()}
         params: dict[str, dict[str, Tensor]] = {}
         for name, x in start.items():

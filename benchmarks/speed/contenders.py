@@ -15,7 +15,7 @@ from benchmarks.speed.clock import ACT, OBS, Clock, arrays, synchronizer
 from benchmarks.speed.eager import BASELINES, Buffer, plain_fault
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data import Dataset
-from offline_rl.engine.compile import captured
+from offline_rl.engine.compile import capture_graph
 from offline_rl.engine.engine import Engine, Precision, set_gpu_precision
 from offline_rl.training.sources import offline_source
 from offline_rl.utils import hardware
@@ -58,10 +58,10 @@ def run_ours(
     learner = engine(algorithm, seeds, precision, device, compile)
     learner.capture &= not profile
     period = learner.algorithm.period
-    work = learner.work()
-    clock.facts = {"flops": work.flops / seeds}
+    cost = learner.update_cost()
+    clock.facts = {"flops": cost.flops / seeds}
     if device == "cpu":
-        clock.facts["threads"] = work.threads(hardware.num_cores(), precision)
+        clock.facts["threads"] = cost.threads(hardware.num_cores(), precision)
         torch.set_num_threads(clock.facts["threads"])
     learner.programs()
     clock.facts["compile_seconds"] = learner.compile_seconds
@@ -78,7 +78,7 @@ def fault(learner: Engine) -> str | None:
     """Return why the speed of `learner` means nothing; None if it means something."""
     if learner.fallbacks:
         return f"compiled updates are wrong on this machine; it used {learner.fallbacks}"
-    if not learner.finite().all():
+    if not learner.finite_seeds().all():
         return f"the parameters are not finite after {learner.updates} updates"
     return None
 
@@ -148,7 +148,7 @@ def run_products(clock: Clock, precision: Precision, device: str) -> None:
                 multiply()
             return out
 
-        multiply, count = captured(repeat), PRODUCTS
+        multiply, count = capture_graph(repeat), PRODUCTS
     while True:
         multiply()
         clock.tick(count, wait)

@@ -157,11 +157,11 @@ class JaxCorl:
         self.state = self._step(self.state, self.dataset, keys)
         return key
 
-    def learn(self, updates: int, stretch: int) -> None:
-        """Do this many updates, with the batches and noise of stretch number `stretch`."""
+    def learn(self, updates: int, block: int) -> None:
+        """Do this many updates, with the batches and noise of block number `block`."""
         import jax
 
-        key = jax.random.PRNGKey(stretch)
+        key = jax.random.PRNGKey(block)
         for _ in range(updates // self.updates):
             key = self.step(key)
 
