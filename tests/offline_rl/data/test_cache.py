@@ -9,7 +9,7 @@ import pytest
 from small_data import save_small
 
 from offline_rl.data import cache as module
-from offline_rl.data.cache import cached
+from offline_rl.data.cache import load_cached
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.read import read
 
@@ -27,7 +27,7 @@ def open_one(path: Path, cache: Path, parsed: list[Path], **options: object) -> 
         data = read(path)
         return replace(data, extras={"costs": np.arange(data.num_rows, dtype=np.float32)})
 
-    return cached(path, options, parse, cache)
+    return load_cached(path, options, parse, cache)
 
 
 def same(a: Dataset, b: Dataset) -> bool:

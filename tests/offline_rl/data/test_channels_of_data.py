@@ -76,7 +76,7 @@ def test_taken_rows_keep_their_pictures() -> None:
     [
         (lambda p, s: {"picture": p.astype(np.float32)}, "observations/picture has type float32"),
         (lambda p, s: {"picture": np.moveaxis(p, 3, 1)}, "Move the colors to the end"),
-        (lambda p, s: {"picture": p[..., 0]}, r"pictures are \[N, height, width, colors\]"),
+        (lambda p, s: {"picture": p[..., 0]}, r"images are \[N, height, width, colors\]"),
         (lambda p, s: {"picture": p[:-1]}, "observations/picture 6"),
         (lambda p, s: {"state": s * np.nan}, "observations/state has nan first in row 0"),
     ],
@@ -93,7 +93,7 @@ def test_a_bad_channel_is_named(change: Any, sentence: str) -> None:
     [
         (lambda p, s: {"state": s}, "next_observations/picture is missing"),
         (lambda p, s: {"picture": p, "state": s, "side": p}, "next_observations/side is without"),
-        (lambda p, s: {"picture": p[:, :2], "state": s}, "the two must be alike"),
+        (lambda p, s: {"picture": p[:, :2], "state": s}, "The two must be equal"),
     ],
 )
 def test_what_is_seen_next_has_the_same_channels_of_the_same_shapes(
@@ -127,8 +127,8 @@ def test_written_channels_are_read_again_to_the_bit(tmp_path: Path, writer: Any)
 
 def test_the_cache_keeps_channels(tmp_path: Path) -> None:
     data = made()
-    cached.keep(data, tmp_path / "x" / "a-b")
-    again = cached.mapped(tmp_path / "x" / "a-b")
+    cached.write_entry(data, tmp_path / "x" / "a-b")
+    again = cached.open_entry(tmp_path / "x" / "a-b")
     assert again.checksum() == data.checksum()
     assert list(again.observations) == list(data.observations)
 

@@ -15,7 +15,7 @@ from test_robomimic_layout import demos
 from offline_rl.cli.main import main
 from offline_rl.data import Dataset
 from offline_rl.data.containers.raw import open_raw
-from offline_rl.data.convert import convert, following
+from offline_rl.data.convert import convert, required_next
 from offline_rl.data.formats.minari import NAME
 from offline_rl.data.info import info
 from offline_rl.data.read import read
@@ -100,9 +100,9 @@ def test_some_time_outs_with_and_some_without_a_next_observation_are_refused(tmp
     arrays["timeouts"][[2, 5, 8]] = True
     data = read(save(tmp_path / "a.hdf5", arrays))
     mixed = data.take(np.array([0, 1, 3, 4, 5, 6, 7, 8]))  # row 1 is followed by the row left out
-    assert following(data) == "none"
+    assert required_next(data) == "none"
     with pytest.raises(UserError, match=r"2 rows have no next observation .*drop_unusable=true"):
-        following(mixed)
+        required_next(mixed)
 
 
 def test_a_jump_inside_an_episode_needs_all_next_observations(tmp_path: Path):
@@ -120,7 +120,7 @@ def test_what_is_there_is_never_overwritten(tmp_path: Path, target: str):
     path = with_costs(tmp_path)
     convert(path, tmp_path / target)
     stored = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
-    with pytest.raises(UserError, match=f"{target} is there already"):
+    with pytest.raises(UserError, match=f"{target} already exists"):
         convert(path, tmp_path / target)
     assert {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()} == stored
 
@@ -162,9 +162,9 @@ def test_minaris_layout_to_the_letter(tmp_path: Path):
 
 def test_a_name_that_minari_would_not_find_is_refused(tmp_path: Path):
     data = read(with_costs(tmp_path))
-    with pytest.raises(UserError, match="hopper: Minari's data sets are called name-v0"):
+    with pytest.raises(UserError, match="hopper: names of Minari data sets are name-v0"):
         write_minari(data, tmp_path / "hopper")
-    with pytest.raises(UserError, match="end the path so"):
+    with pytest.raises(UserError, match="End the path with a/b-v0"):
         write_minari(data, tmp_path / "b-v0", dataset_id="a/b-v0")
     write_minari(data, tmp_path / "a" / "b-v0", dataset_id="a/b-v0", metadata={"author": "me"})
     with open_raw(tmp_path / "a" / "b-v0") as raw:
@@ -202,11 +202,11 @@ def test_the_command_line_converts_and_says_so(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["a.hdf5"], "data convert: see offline-rl data --help"),
+        (["a.hdf5"], "data convert: wrong arguments. See offline-rl data --help"),
         (["a.hdf5", "b.npz", "observations_keys=[a]"], "did you mean observation_keys"),
         (["a.hdf5", "b.npz", "format=rlds"], "one of d4rl, npz, minari"),
         (["a.hdf5", "b.npz", "dataset_id=a-v0"], "dataset_id is Minari's"),
-        (["a.hdf5", "a.hdf5"], "is there already"),
+        (["a.hdf5", "a.hdf5"], "already exists"),
         (["nothing.hdf5", "b.npz"], "no such file"),
     ],
 )

@@ -61,7 +61,7 @@ def test_one_that_lacks_what_its_writer_puts_in_is_told_as_its_own(
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (pickle.dumps({"observations": [1]}), "a pickle. To load one runs whatever"),
+        (pickle.dumps({"observations": [1]}), "a pickle. Loading a pickle can run any code"),
         (b"PAR1\x15\x04\x15 and so on", "a Parquet table.*pandas.read_parquet"),
         (b"obs_0,obs_1,action,reward\n0.1,0.2,0,1\n", "a table of text.*pandas.read_csv"),
         (b"\x00\x01\x02\x03 nothing", "not a data set: it begins with"),

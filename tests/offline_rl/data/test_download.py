@@ -183,7 +183,8 @@ def test_what_is_there_needs_no_request(host: Host, body: bytes, tmp_path: Path,
     shipped = tmp_path / "share" / "embedded"
     shipped.mkdir(parents=True)
     (tmp_path / "suite" / "a.npz").rename(shipped / "a.npz")
-    monkeypatch.setattr("envs.paths.share", lambda name: tmp_path / "share")
+    module = sys.modules["offline_rl.data.load"]  # the package has a function of this name
+    monkeypatch.setattr(module, "share", lambda name: tmp_path / "share")
     assert download([card], tmp_path) == [shipped / "a.npz"]
     assert host.requests == []
 
@@ -193,7 +194,7 @@ def test_a_damaged_or_another_file_there_is_named_and_kept(host: Host, body: byt
     path = tmp_path / "suite" / "a.npz"
     path.parent.mkdir()
     path.write_bytes(body[:-100])
-    with pytest.raises(UserError, match=r"a\.npz.*cut short or damaged.*Delete it"):
+    with pytest.raises(UserError, match=r"a\.npz.*incomplete or damaged.*Delete it"):
         download([a_card(url)], tmp_path)
     with pytest.raises(UserError, match=r"not the published file.*Delete it"):
         download([a_card(url, sha256=sha256(body))], tmp_path)
@@ -237,7 +238,7 @@ def test_a_later_call_resumes_at_the_address_where_it_began(
 ):
     gone = host.says("/gone", status(404))
     card = a_card(gone, host.says("/a", send(body, stop=20_000)))
-    assert "broke off after 20,000 of" in refused(card, tmp_path, Patience(tries=1))
+    assert "ended after 20,000 of" in refused(card, tmp_path, Patience(tries=1))
     assert begun(tmp_path) == body[:20_000]
     host.says("/a", send(body))
     host.requests.clear()
@@ -390,7 +391,7 @@ def test_another_length_is_refused_before_the_first_byte(host: Host, body: bytes
 
 def test_fewer_bytes_than_announced_are_no_file(host: Host, body: bytes, tmp_path: Path):
     url = host.says("/a", send(body, ranges=False, length=len(body) + 5))
-    assert f"broke off after {len(body):,} of {len(body) + 5:,}" in refused(a_card(url), tmp_path)
+    assert f"ended after {len(body):,} of {len(body) + 5:,}" in refused(a_card(url), tmp_path)
 
 
 def test_without_a_length_the_contents_decide(host: Host, body: bytes, tmp_path: Path):
@@ -478,7 +479,7 @@ def test_a_disk_without_room_is_told_before_the_first_byte(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: few)
         sentence = refused(card, tmp_path)
-    assert f"{len(body):,} bytes are to come and 1,234 are free" in sentence
+    assert f"{len(body):,} more bytes are needed and 1,234 are free" in sentence
     assert len(host.requests) == 1  # no other address makes room
     assert list((tmp_path / "suite").iterdir()) == []
 

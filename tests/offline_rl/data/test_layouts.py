@@ -13,7 +13,7 @@ from test_zarr_layout import pusht
 
 from offline_rl.data.containers.raw import open_raw
 from offline_rl.data.formats.common import ReadOptions
-from offline_rl.data.formats.recognize import FORMATS, formats, parse, recognize
+from offline_rl.data.formats.recognize import FORMATS, format_names, parse, recognize
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import FileFormat
@@ -53,7 +53,7 @@ MADE = {
 def test_a_file_is_recognized_under_a_misleading_name(tmp_path: Path, layout: str):
     path = MADE[layout](tmp_path / "made").rename(tmp_path / "hopper_medium-v2.zarr")
     with open_raw(path) as raw:
-        fitting = [module for module in FORMATS if module.missed(raw) is None]
+        fitting = [module for module in FORMATS if module.mismatch(raw) is None]
         assert recognize(raw) is fitting[0]
         complaints: list[str] = []
         assert parse(raw, ReadOptions(), complaints.append).layout == layout
@@ -78,7 +78,7 @@ def test_done_alone_may_be_a_time_limit_unless_the_layout_is_named(tmp_path: Pat
     arrays = in_neorl2_words(with_next(two_episodes()))
     del arrays["truncated"]
     path = save(tmp_path / "buffer.npz", arrays)
-    with pytest.raises(UserError, match=r"'done', which may tell .* format=neorl2"):
+    with pytest.raises(UserError, match=r"'done', which may mark .* format=neorl2"):
         read(path)
     assert np.flatnonzero(read(path, format="neorl2").terminated).tolist() == [2]
 
@@ -112,7 +112,7 @@ def test_a_format_that_does_not_fit_or_exist_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("format", get_args(FileFormat))
 def test_every_format_selects_one_layout(format: str):
-    assert sum(format in formats(layout) for layout in FORMATS) == 1
+    assert sum(format in format_names(layout) for layout in FORMATS) == 1
 
 
 def one_of_acts(path: Path) -> Path:
@@ -189,7 +189,7 @@ def test_an_option_that_means_nothing_in_a_layout_is_refused(
     tmp_path: Path, layout: str, option: dict
 ):
     (name,) = option
-    with pytest.raises(UserError, match=f"{name} means nothing in the layout of {layout}"):
+    with pytest.raises(UserError, match=f"{name} has no meaning in the layout of {layout}"):
         read(MADE[layout](tmp_path / "made"), **option)
 
 

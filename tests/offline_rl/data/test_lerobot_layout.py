@@ -250,7 +250,7 @@ def test_a_video_that_is_missing_damaged_or_too_short_is_named(tmp_path: Path):
     file = path / "videos" / TOP / "chunk-000" / "file-000.mp4"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 3])
-    with pytest.raises(UserError, match=r"file-000\.mp4: a video that cannot be decoded \([^/]*\)"):
+    with pytest.raises(UserError, match=r"file-000\.mp4: the video cannot be decoded \([^/]*\)"):
         read(path, observation_keys=CAMERAS)
     encode_video(file, seen_by(0)[:6], fps=10)
     with pytest.raises(
@@ -258,10 +258,10 @@ def test_a_video_that_is_missing_damaged_or_too_short_is_named(tmp_path: Path):
     ):
         read(path, observation_keys=CAMERAS)
     encode_video(file, seen_by(0), fps=20)
-    with pytest.raises(UserError, match=r"video has 20 pictures a second, and 10 are said"):
+    with pytest.raises(UserError, match=r"video has 20 frames per second, but the data set says 10"):
         read(path, observation_keys=CAMERAS)
     encode_video(file, seen_by(0, side=32), fps=10)
-    with pytest.raises(UserError, match=r"pictures of \[32, 36, 3\] where \[16, 20, 3\] is said"):
+    with pytest.raises(UserError, match=r"images of shape \[32, 36, 3\], but \[16, 20, 3\] is stated"):
         read(path, observation_keys=CAMERAS)
     file.unlink()
     with pytest.raises(UserError, match="there is no such video"):
@@ -290,8 +290,8 @@ def test_pictures_of_different_sizes_or_of_another_than_is_said_are_refused(tmp_
     shown = [np.zeros((6 + (row == 7), 5, 3), np.uint8) for row in range(ROWS)]
     described = {"observation.image": {"dtype": "image", "shape": [6, 5, 3]}}
     for name, pictures, sentence in (
-        ("a", shown, r"its pictures differ in size: \[\[6, 5, 3\], \[7, 5, 3\]\]"),
-        ("b", [shown[7]] * ROWS, r"pictures of \[7, 5, 3\] where \[6, 5, 3\] is said"),
+        ("a", shown, r"its images differ in size: \[\[6, 5, 3\], \[7, 5, 3\]\]"),
+        ("b", [shown[7]] * ROWS, r"images of shape \[7, 5, 3\], but \[6, 5, 3\] is stated"),
     ):
         made = frames() | {"observation.image": [png(picture) for picture in pictures]}
         path = lerobot(tmp_path / name, made, LENGTHS, features=described)
@@ -353,7 +353,7 @@ def test_a_truncated_table_is_refused(tmp_path: Path):
         table = path / "data" / "chunk-000" / f"{name}.parquet"
         content = table.read_bytes()
         table.write_bytes(content[: len(content) // 2])
-        with pytest.raises(UserError, match="cut short or damaged"):
+        with pytest.raises(UserError, match="incomplete or damaged"):
             read(path)
         table.write_bytes(content)
 
@@ -379,8 +379,8 @@ def without_action(part: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        (holes, r"action is cut short or damaged \(1 of 10 cells are empty"),
-        (ragged, r"action is cut short or damaged \(its lists differ in length: \[1, 2\]"),
+        (holes, r"action is incomplete or damaged \(1 of 10 cells are empty"),
+        (ragged, r"action is incomplete or damaged \(its lists differ in length: \[1, 2\]"),
         (without_action, "no array 'action'"),
     ],
 )
@@ -447,7 +447,7 @@ def test_names_rate_and_what_actions_reach_are_told(tmp_path: Path):
     assert (spec.action_low, spec.action_high) == ((-90.0, 4.0), (30.0, 6.0))
     assert (spec.action_names, spec.observation_names) == (("pan", "lift"), ("x", "y", "z"))
     assert spec.rate_hz == 10
-    assert any("stand for the least and the greatest" in note for note in data.notes)
+    assert any("stand for the minimum and maximum" in note for note in data.notes)
     own = read(path, action_range=[-100.0, 100.0])
     np.testing.assert_allclose(own.actions, degrees / 100, atol=1e-6)
     stats["action"]["min"] = ["low"]

@@ -1,6 +1,7 @@
 """find and load: where files are looked for, and that only the right bytes count."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,8 @@ def test_the_embedded_set_comes_second(stored: Path, tmp_path: Path, monkeypatch
     shipped = tmp_path / "share" / "embedded"
     shipped.mkdir(parents=True)
     (shipped / "a.hdf5").write_bytes(stored.read_bytes())
-    monkeypatch.setattr("envs.paths.share", lambda name: tmp_path / "share")
+    module = sys.modules["offline_rl.data.load"]  # the package has a function of this name
+    monkeypatch.setattr(module, "share", lambda name: tmp_path / "share")
     card = a_card(File("a.hdf5", "suite/a.hdf5"))
     assert find_file(card, tmp_path) == stored
     stored.unlink()

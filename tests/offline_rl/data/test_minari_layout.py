@@ -238,7 +238,7 @@ BAD = {
     ),
     "other widths": (
         changed("observations", np.zeros((3, 4))),
-        r"observations have \[3\] and \[4\] numbers a step in different episodes",
+        r"observations have shapes \[3\] and \[4\] per step in different episodes",
     ),
     "NaN": (changed("rewards", [0, np.nan]), "rewards has nan first in row 4"),
     "text": (changed("rewards", ["a", "b"]), "rewards has type .* numbers are expected"),
@@ -286,14 +286,14 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float):
     path = minari(tmp_path / "a-v0", episodes([3, 2])) / "data" / "main_data.hdf5"
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(UserError, match="cut short or damaged"):
+    with pytest.raises(UserError, match="incomplete or damaged"):
         read(path.parent)
 
 
 def test_minaris_other_data_formats_are_named(tmp_path: Path):
     folder = minari(tmp_path / "a-v0", episodes([3]))
     (folder / "data" / "main_data.hdf5").unlink()
-    with pytest.raises(UserError, match="of Minari's data formats hdf5 is read"):
+    with pytest.raises(UserError, match="Of Minari's data formats, only hdf5 is read"):
         read(folder)
 
 

@@ -158,7 +158,7 @@ def test_every_suite_is_read_as_d4rl_reads_it_where_that_is_asked_for(tmp_path: 
     assert len(kept["r"]) == len(arrays["rewards"]) - 1
     assert equal(read(path, **options, terminate_on_end=True), kept)
     differs = not equal(read(path, max_episode_steps=limit), qlearning_dataset(arrays, limit))
-    assert differs == (made.ours != "the same")
+    assert differs == (made.ours != "nothing")
 
 
 def test_terminate_on_end_alone_means_nothing(tmp_path: Path):
@@ -231,11 +231,11 @@ BAD = {
     "missing": (changed("rewards", None), "no array 'rewards' or 'reward' in this HDF5 file"),
     "near match": (
         changed("rewards", None) | {"Rewards": np.zeros(1003)},
-        "no array 'rewards' or 'reward', but 'Rewards'. If that is meant, rename it 'rewards'",
+        "no array 'rewards' or 'reward', but 'Rewards'. If this is the array, rename it 'rewards'",
     ),
     "ambiguous done": (
         changed("terminals", None) | {"dones": np.zeros(1003)},
-        "but 'dones', which may tell the task's end or the recording's",
+        "but 'dones', which may mark the end of the task or of the recording",
     ),
     "NaN": (changed("observations", nan_at(70)), "observations has nan first in row 70, and 2 of"),
     "infinite": (changed("rewards", np.full(1003, np.inf)), "rewards has inf first in row 0"),
@@ -253,7 +253,7 @@ BAD = {
     "text": (changed("rewards", np.array([b"x"] * 1003)), "rewards has type .* numbers"),
     "widths": (
         changed("next_observations", np.zeros((1003, 4))),
-        r"next_observations have \[4\] numbers a step and observations \[3\]",
+        r"next_observations have shape \[4\] per step and observations \[3\]",
     ),
     "empty": ({key: a[:0] for key, a in two_episodes().items()}, "there are no rows"),
     "minari": (
@@ -280,7 +280,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, name: str, share: float):
     path = save(tmp_path / name, two_episodes())
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(UserError, match="cut short or damaged"):
+    with pytest.raises(UserError, match="incomplete or damaged"):
         read(path)
 
 
@@ -290,7 +290,7 @@ def test_a_damaged_npz_member_is_named(tmp_path: Path):
     content = bytearray(path.read_bytes())
     content[2000:2100] = bytes(100)  # within observations, the first member
     path.write_bytes(content)
-    with pytest.raises(UserError, match="observations is cut short or damaged"):
+    with pytest.raises(UserError, match="observations is incomplete or damaged"):
         read(path)
 
 
@@ -305,7 +305,7 @@ def test_a_damaged_hdf5_chunk_is_named(tmp_path: Path):
     content = bytearray(path.read_bytes())
     content[place : place + 64] = bytes(64)
     path.write_bytes(content)
-    with pytest.raises(UserError, match="rewards is cut short or damaged"):
+    with pytest.raises(UserError, match="rewards is incomplete or damaged"):
         read(path)
 
 

@@ -194,7 +194,7 @@ def test_a_camera_that_one_demonstration_lacks_or_sees_smaller_is_named(tmp_path
         for group in ("obs", "next_obs"):
             made[name][group]["front"] = np.full((3 - k, side, side, 3), 9, np.uint8)
     path = robomimic(tmp_path / "a.hdf5", made)
-    with pytest.raises(UserError, match=r"observations/front have \[6, 6, 3\] and \[8, 8, 3\]"):
+    with pytest.raises(UserError, match=r"observations/front have shapes \[6, 6, 3\] and \[8, 8, 3\]"):
         read(path, observation_keys=["front", "object"])
     del made["demo_1"]["obs"]["front"]
     path = robomimic(tmp_path / "b.hdf5", made)
@@ -258,5 +258,5 @@ def test_missing_demonstrations_are_noted_and_missing_rows_refused(tmp_path: Pat
 def test_a_truncated_file_is_refused(tmp_path: Path):
     path = robomimic(tmp_path / "a.hdf5", demos([3, 2]))
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(UserError, match="cut short or damaged"):
+    with pytest.raises(UserError, match="incomplete or damaged"):
         read(path)

@@ -66,7 +66,7 @@ def test_rewards_are_divided_by_the_range_of_returns_then_scaled_and_shifted():
 @pytest.mark.parametrize("rewards", [[1.0, 2.0, 2.0, 1.0], [0.0] * 4])
 def test_equal_returns_have_no_range(rewards):
     data, cfg = replace(dataset(), rewards=np.array(rewards)), Preprocessing(normalize_returns=True)
-    with pytest.raises(UserError, match=r"every episode returns .*normalize_returns=false"):
+    with pytest.raises(UserError, match=r"every episode has the return .*normalize_returns=false"):
         Transform.fit(cfg, data, (3,))
 
 

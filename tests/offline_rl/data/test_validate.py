@@ -119,7 +119,7 @@ DOUBTFUL = {
     "no time-outs": (without(short(), "timeouts"), "there are no time-outs"),
     "open end": (short() | {"timeouts": np.arange(12) == 7}, "no flag after its 4 rows"),
     "jump": (unflagged_end(), "next_observations in row 7 is not the observation of the row after"),
-    "no jump": (end_that_is_none(), "the end flagged in row 5 is none"),
+    "no jump": (end_that_is_none(), "row 5 is flagged as an end, but its next_observations is the observation"),
     "too long": (
         short() | {"timeouts": np.arange(12) == 11},
         "1 episodes are longer than the limi",
@@ -132,7 +132,8 @@ DOUBTFUL = {
 def test_equal_rewards_are_doubted_only_where_they_are_stored(tmp_path: Path):
     arrays = with_next(short()) | {"rewards": np.ones(12)}
     (problem,) = found(tmp_path, arrays)
-    assert problem[1].endswith("rewards: 1 in every row. Is a sensor dead, or a field unset?")
+    sentence = "rewards: 1 in every row. Check for a dead sensor or a field that was never set."
+    assert problem[1].endswith(sentence)
     path = save(tmp_path / "without.hdf5", without(arrays, "rewards"))
     (only,) = validate(path, options=ReadOptions(format="plain"))
     assert only.sentence.endswith("no rewards are stored: all are 0")
@@ -174,7 +175,7 @@ def discrete(actions: np.ndarray) -> Arrays:
 FAULTY = {
     "discrete": (
         discrete(np.arange(12) % 4),
-        "actions are whole numbers from 0 to 3, one a step: discrete",
+        "actions are whole numbers from 0 to 3, one per step. These are discrete",
     ),
     "discrete, two": (discrete(np.arange(12)[:, None] % 2), "whole numbers from 0 to 1"),
     "discrete, as floats": (discrete(np.arange(12.0) % 3), "whole numbers from 0 to 2"),

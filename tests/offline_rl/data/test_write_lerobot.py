@@ -99,8 +99,8 @@ def test_the_metadata_say_what_lerobot_asks_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"fps": 12.5}, "LeRobot counts whole frames a second"),
-        ({"side": 15, "video": True}, "keep them as images"),
+        ({"fps": 12.5}, "LeRobot requires a whole number"),
+        ({"side": 15, "video": True}, "Write them as images"),
     ],
 )
 def test_what_cannot_be_written_leaves_nothing(
@@ -115,5 +115,5 @@ def test_what_cannot_be_written_leaves_nothing(
 def test_a_folder_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "mine").write_text("")
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="already exists"):
         write_lerobot(made(), tmp_path / "a", fps=20, task="touch it")

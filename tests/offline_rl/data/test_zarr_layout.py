@@ -109,7 +109,7 @@ def test_pictures_of_whole_numbers_become_bytes_beside_vectors(tmp_path: Path):
 
 def test_pictures_of_parts_or_with_the_colors_first_are_refused(tmp_path: Path):
     halves = pusht() | {"data/img": pusht()["data/img"] / 255}
-    with pytest.raises(UserError, match="data/img has type float32; pictures are uint8"):
+    with pytest.raises(UserError, match="data/img has type float32; images are uint8"):
         read(zarr(tmp_path / "a.zarr", halves), observation_keys=["img"], **PIXELS)
     first = pusht() | {"data/img": np.moveaxis(pusht()["data/img"], 3, 1).astype(np.uint8)}
     with pytest.raises(UserError, match=r"data/img has shape .* Move the colors"):
@@ -192,7 +192,7 @@ def test_a_truncated_chunk_is_refused(tmp_path: Path):
     path = zarr(tmp_path / "a.zarr", pusht())
     chunk = path / "data" / "state" / "1.0"
     chunk.write_bytes(chunk.read_bytes()[:-8])
-    with pytest.raises(UserError, match=r"data/state is cut short or damaged .*size 18 into shape"):
+    with pytest.raises(UserError, match=r"data/state is incomplete or damaged .*size 18 into shape"):
         read(path, **PIXELS)
 
 
@@ -201,7 +201,7 @@ def test_a_truncated_archive_is_refused(tmp_path: Path):
     content = path.read_bytes()
     for share in (0.1, 0.9):
         path.write_bytes(content[: int(len(content) * share)])
-        with pytest.raises(UserError, match="cut short or damaged"):
+        with pytest.raises(UserError, match="incomplete or damaged"):
             read(path)
 
 
@@ -237,10 +237,10 @@ def test_python_objects_are_never_unpickled(tmp_path: Path):
     ("change", "sentence"),
     [
         ({"chunks": [0, 5]}, "its chunks are empty"),
-        ({"chunks": [4]}, "described as nothing that can be read"),
-        ({"shape": ["ten", 5]}, "described as nothing that can be read"),
-        ({"zarr_format": 1}, "described as nothing that can be read"),
-        ({"compressor": {"id": "zlib", "strength": 9}}, "described as nothing that can be read"),
+        ({"chunks": [4]}, "has metadata that cannot be read"),
+        ({"shape": ["ten", 5]}, "has metadata that cannot be read"),
+        ({"zarr_format": 1}, "has metadata that cannot be read"),
+        ({"compressor": {"id": "zlib", "strength": 9}}, "has metadata that cannot be read"),
         ({"dtype": "<x9"}, "has type <x9; numbers are expected"),
         ({"dtype": [["a", "<f4"]]}, "numbers are expected"),
     ],
@@ -278,7 +278,7 @@ def test_absent_shards_of_format_3_are_noted_and_damaged_ones_refused(tmp_path: 
     assert any("data/state: 1 chunks have no file" in note for note in data.notes)
     content[-3] ^= 1  # of the index, which has a checksum
     shard.write_bytes(content)
-    with pytest.raises(UserError, match="data/state is cut short or damaged"):
+    with pytest.raises(UserError, match="data/state is incomplete or damaged"):
         read(path, **PIXELS)
 
 

@@ -98,7 +98,7 @@ def test_out_of_memory_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.M
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(Engine, "run", run)
-    with pytest.raises(UserError, match=r"2 seeds side by side .* 1 seeds at a time would need"):
+    with pytest.raises(UserError, match=r"2 seeds in parallel .* 1 seeds at a time would need"):
         train(**options(tmp_path, out=str(tmp_path / "a")))
 
 

@@ -157,7 +157,7 @@ def test_an_interruption_while_the_temporary_file_is_made_leaves_nothing(
 def test_a_full_disk_is_said_in_a_sentence_and_older_checkpoints_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As safetensors tells it: an error of its own."""
+    """safetensors raises its own type of error, not OSError."""
     folder = SeedFolder(tmp_path, 0)
     folder.save(Done(updates=5), {"w": torch.ones(1)}, {})
 
@@ -165,7 +165,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_older_checkpoints_stay(
         raise SafetensorError("Error while serializing: I/O error: No space left on device")
 
     monkeypatch.setattr("offline_rl.training.run_folder.save_file", full)
-    with pytest.raises(UserError, match=r"could not be written: .*No space left.*is kept"):
+    with pytest.raises(UserError, match=r"could not be written: .*No space left.*are kept"):
         folder.save(Done(updates=10), {"w": torch.ones(1)}, {})
     assert [done.updates for done in folder.checkpoints()] == [5]
     assert not list(tmp_path.rglob("*.tmp"))
