@@ -37,6 +37,7 @@ from real_robot.robot import Robot
 
 MEMORY = Path("/dev/shm")
 TICKS_S = 20.0  # length of the ring of rows, longer than any delay of the writer
+WATCHDOG_END_S = 1.0  # in which the watchdog of a run that ended is gone
 RECORDER_AGE_NS = 1_000_000_000
 CONSOLE_AGE_NS = 500_000_000
 LACKS = "lacks"  # file with the measurement that inference waits for; empty: none
@@ -100,22 +101,48 @@ class Session:
     def claim(self) -> BinaryIO:
         """Lock the arm for this process until it ends, or the file is closed.
 
-        Raises UserError if another process commands the arm.
+        Raises UserError if another process commands the arm, or if the watchdog of an earlier run
+        still watches it: that watchdog may write to the arm once more.
         """
-        from real_robot.robots.config import arm_identity
-
-        arm = arm_identity(self.robot, adapter=self.adapter, **self.changes)
-        name = f"robot-{os.getuid()}-{hashlib.sha256(arm.encode()).hexdigest()[:16]}.lock"
-        folder = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
-        file = (folder / name).open("a+b")
+        file = self._lock_file("lock")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             raise UserError(
-                f"another run commands {self.robot} ({arm}): end that run first"
+                f"another run commands {self.robot} ({self._arm()}): end that run first"
             ) from None
+        until = time.monotonic() + WATCHDOG_END_S
+        with self._lock_file("watchdog") as watchdog:
+            while True:
+                try:
+                    fcntl.flock(watchdog, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return file
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        file.close()
+                        raise UserError(
+                            f"the watchdog of an earlier run still watches {self.robot} "
+                            f"({self._arm()}): end that run first"
+                        ) from None
+                    time.sleep(0.01)
+
+    def claim_watch(self) -> BinaryIO:
+        """Keep later runs from the arm until this process, the watchdog, has ended."""
+        file = self._lock_file("watchdog")
+        fcntl.flock(file, fcntl.LOCK_SH)
         return file
+
+    def _arm(self) -> str:
+        """Return the port or name that identifies the arm."""
+        from real_robot.robots.config import arm_identity
+
+        return arm_identity(self.robot, adapter=self.adapter, **self.changes)
+
+    def _lock_file(self, suffix: str) -> BinaryIO:
+        name = f"robot-{os.getuid()}-{hashlib.sha256(self._arm().encode()).hexdigest()[:16]}"
+        folder = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+        return (folder / f"{name}.{suffix}").open("a+b")
 
     def ended(self, words: Words) -> bool:
         """Return True if a child process must end: it was told to, or the console is gone."""

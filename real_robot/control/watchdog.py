@@ -116,10 +116,10 @@ def watch(session: Session, now_ns: Callable[[], int] = time.monotonic_ns) -> No
         if session.ended(words):
             return
         time.sleep(POLL_MS / 1000)
+    lock = session.claim_watch()
     robot.connect()
-    ask_for_real_time(
-        PRIORITY + 1, whole=True
-    )  # above the priority of control, and with all memory locked
+    # above the priority of control, and with all memory locked
+    ask_for_real_time(PRIORITY + 1, whole=True)
     watchdog, last_reason = Watchdog(robot, words), ""
     try:
         # the run may be ending because an armed owner died, before the watchdog has noticed it
@@ -130,6 +130,7 @@ def watch(session: Session, now_ns: Callable[[], int] = time.monotonic_ns) -> No
                 (session.path / "watchdog.fired").write_text(last_reason)
     finally:
         robot.close()
+        lock.close()
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What every test of the robot's part shares: numbers near 0 are what they are."""
+"""Fixture of all robot tests: denormal numbers are not flushed to 0."""
 
 import sys
 
@@ -7,6 +7,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_flush_to_zero() -> None:
-    """An engine that an earlier test made has the processor take them for 0 from then on."""
+    """Undo the flush-to-zero mode that an engine of an earlier test has set."""
     if torch := sys.modules.get("torch"):
         torch.set_flush_denormal(False)

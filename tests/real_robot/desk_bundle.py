@@ -1,4 +1,4 @@
-"""A policy for the desk arm that nobody trained: it brings it near the pose it is made ready in."""
+"""Untrained policy for the desk arm. It moves the arm near its ready pose."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from policies.heads.deterministic import DeterministicActor
 
 def write_desk_bundle(path: Path) -> Path:
     env = Reach(1)
-    seen = Channel(
+    channel = Channel(
         "observation",
         env.observation_shape,
         units=env.observation_units,
         names=env.observation_names,
     )
     spec = Spec(
-        (seen,),
+        (channel,),
         len(env.action_names),
         action_low=tuple(env.action_low.tolist()),
         action_high=tuple(env.action_high.tolist()),

@@ -1,4 +1,4 @@
-"""A robot in memory and a clock that only goes when told: what the tests move."""
+"""Robot in memory and a simulated clock, for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope
 
 JOINTS = ("shoulder", "elbow")
-CURRENT_A_RAD = 0.2  # a soft servo's current by its error
+CURRENT_A_RAD = 0.2  # A/rad; current of a soft servo per position error
 ARM = """
 <mujoco>
   <worldbody>
@@ -65,7 +65,7 @@ def spec(rate_hz: float = 200.0, workspace: Workspace | None = None, **changes: 
 
 
 def workspace(folder: Path) -> Workspace:
-    """The tool may not go beyond x = 0.45 m; both links stretched, it is at 0.5 m."""
+    """Return a workspace up to x = 0.45 m. With both links stretched, the tool is at 0.5 m."""
     path = folder / "arm.xml"
     path.write_text(ARM)
     box = np.array([-0.6, -0.6, -0.1]), np.array([0.45, 0.6, 0.1])
@@ -73,11 +73,11 @@ def workspace(folder: Path) -> Workspace:
 
 
 class Clock:
-    """Simulated nanoseconds; `sleep_until` returns late by what `lateness` says."""
+    """Simulated clock in ns. `sleep_until` returns late by `lateness`."""
 
     def __init__(self) -> None:
         self.now = 1_000_000_000
-        self.lateness: dict[int, int] = {}  # ns, by the number of the sleep
+        self.lateness: dict[int, int] = {}  # number of the sleep -> ns
         self.sleeps = 0
         self.suspended = 0  # ns
 
@@ -96,7 +96,7 @@ class Clock:
 
 
 class MemoryRobot:
-    """Joints that follow their goals with a short lag, and a list of all that ever arrived."""
+    """Robot whose joints follow their goals with a short lag. It records all goals."""
 
     def __init__(self, clock: Clock, robot: RobotSpec, q: np.ndarray | None = None) -> None:
         self.spec, self.clock = robot, clock
@@ -104,12 +104,12 @@ class MemoryRobot:
         self.q = np.zeros(count) if q is None else q.astype(float)
         self.dq, self.goal = np.zeros(count), self.q.copy()
         self.torque, self.connected, self.seq, self.last_ns = False, False, 0, clock.now_ns()
-        self.arrived: list[tuple[int, np.ndarray]] = []  # (ns, q) of every goal that came
+        self.arrived: list[tuple[int, np.ndarray]] = []  # (ns, q) of every received goal
         self.calls: list[str] = []
         # faults
         self.code, self.frozen, self.silent = Code.OK, False, False
         self.status = np.zeros(count, int)
-        self.offset = np.zeros(count)  # of the encoder, which the servo goes by too
+        self.offset = np.zeros(count)  # offset of the encoder, for the servo, too
         self.blocked = np.zeros(count, bool)
         self.current = np.full(count, 0.1)
         self.lag_s = 0.02
@@ -165,7 +165,7 @@ class MemoryRobot:
         return Sent(Code.OK, command.time_ns, q)
 
     def encoder_leapt(self) -> None:
-        """Whoever judges by what arrived begins anew: goals go with the encoder."""
+        """Drop the recorded goals: goals follow the encoder, and limits do not apply across it."""
         self.arrived.clear()
 
     def hold(self, reason: str) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ class MemoryRobot:
 
 
 class Script(Inputs):
-    """A policy with a latency, a person and a watchdog, all on the simulated clock.
+    """Scripted inputs: a policy with latency, an operator and a watchdog on the simulated clock.
 
     `act(t_s) -> [H, J]` is the chunk for an observation at t_s.
     """
@@ -193,12 +193,12 @@ class Script(Inputs):
         self.every_ns, self.latency_ns = int(every_s * 1e9), int(latency_s * 1e9)
         self.start_ns = self.next_ns = clock.now_ns()
         self.seq, self.waiting = 0, list[Chunk]()
-        self.dead = False  # inference answers no more
+        self.dead = False  # inference has stopped
         self.watched = True
         self.recorder_dead = self.console_dead = False
-        self.requests: dict[int, Request] = {}  # by the number of the call
+        self.requests: dict[int, Request] = {}  # number of the call -> request
         self.calls = 0
-        self.standing = Request()  # where none is scripted
+        self.standing = Request()  # used if none is scripted
 
     def chunk(self) -> Chunk | None:
         now = self.clock.now_ns()
@@ -232,13 +232,13 @@ STEP_S, HORIZON = 0.05, 8
 
 
 def swing(t: float) -> np.ndarray:
-    """The chunk of a slow wave, on both joints; within every limit."""
+    """Return a chunk of a slow wave on both joints, inside every limit."""
     times = t + STEP_S * np.arange(HORIZON)
     return np.stack([0.4 * np.sin(1.5 * times), 0.3 * (1 - np.cos(times))], 1)
 
 
 class Bench:
-    """A whole control process but for its shared memory's other ends: armed and running."""
+    """Control process without its counterparts in shared memory, armed and running."""
 
     def __init__(self, folder: Path, act=swing, *, rules: Rules | None = None, **changes) -> None:
         self.clock = Clock()
@@ -260,7 +260,7 @@ class Bench:
         self.inputs.requests[1] = Request(start=True)
 
     def run(self, ticks: int) -> list[np.ndarray]:
-        """So many periods; returns the rows of those that were not missed."""
+        """Run `ticks` periods. Return the rows of those that were not missed."""
         rows = []
         for _ in range(ticks):
             self.loop.step()
@@ -269,7 +269,7 @@ class Bench:
         return rows
 
     def until(self, condition, ticks: int = 2000) -> int:
-        """Steps until `condition()`; returns how many. Fails after `ticks`."""
+        """Step until `condition()`. Return the number of steps. Fails after `ticks`."""
         for k in range(1, ticks + 1):
             self.loop.step()
             if condition():
@@ -277,7 +277,7 @@ class Bench:
         raise AssertionError(f"not within {ticks} ticks: {self.guard.machine}")
 
     def assert_within_limits(self) -> None:
-        """By what arrived at the robot, against the limits of stops, which are the wider ones."""
+        """Compare the received goals with the limits of stops, which are the wider ones."""
         e, period = self.guard.envelope, 1 / RATE_HZ
         q = np.array([self.robot.arrived[0][1]] * 3 + [q for _, q in self.robot.arrived])
         assert np.isfinite(q).all()

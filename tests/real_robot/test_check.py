@@ -1,4 +1,4 @@
-"""`robot check`: a bundle that does not fit is refused in a sentence, and nothing is sent."""
+"""`robot check`: a bundle that does not fit is refused, and nothing is sent."""
 
 import time
 from dataclasses import replace
@@ -36,16 +36,16 @@ FITTING = Spec(
 )
 
 
-def seeing(*, units=UNITS, names=NAMES) -> dict:
-    """A change of what the policy says that it observes."""
+def observing(*, units=UNITS, names=NAMES) -> dict:
+    """Return a change of the policy's observations."""
     return {"channels": (PolicyChannel("state", (6,), units=units, names=names),)}
 
 
 CHANNELS = {"puck": Channel((2,), "m"), "force": Channel((1,), "N")}
 
 
-class Seeing(MemoryRobot):
-    """Has a tracker, and a wall clock that the simulated one follows."""
+class TrackedRobot(MemoryRobot):
+    """Robot with a tracker. The simulated clock follows the wall clock."""
 
     def read(self):
         self.clock.now = module.time.monotonic_ns()
@@ -54,9 +54,9 @@ class Seeing(MemoryRobot):
         )
 
 
-def robot(**changes) -> Seeing:
-    found = replace(spec(), channels=CHANNELS, rate_hz=2000.0)
-    return Seeing(Clock(), replace(found, **changes))
+def robot(**changes) -> TrackedRobot:
+    robot_spec = replace(spec(), channels=CHANNELS, rate_hz=2000.0)
+    return TrackedRobot(Clock(), replace(robot_spec, **changes))
 
 
 def bundle(tmp_path, **changes):
@@ -64,8 +64,8 @@ def bundle(tmp_path, **changes):
     actor = DeterministicActor(chosen.observation_dim, chosen.action_dim, [4])
     weights = {name: value.numpy() for name, value in actor.state_dict().items()}
     same = Normalizer.identity(chosen.observation_shape)
-    made = Bundle(chosen, "DeterministicActor", actor.arguments, weights, same)
-    write(tmp_path / "b", seal(made))
+    bundle_written = Bundle(chosen, "DeterministicActor", actor.arguments, weights, same)
+    write(tmp_path / "b", seal(bundle_written))
     return tmp_path / "b"
 
 
@@ -94,14 +94,14 @@ def test_a_joint_whose_current_is_limited_and_not_measured_is_named():
     )
 
 
-def test_a_policy_that_aims_at_a_return_is_refused_since_a_robot_gives_no_rewards(tmp_path):
+def test_a_return_conditioned_policy_is_refused(tmp_path):
     head = DecisionTransformer(
         6, 2, target_return=1.0, context_length=2, dim_model=8, num_layers=1, episode_steps=4
     )
     weights = {name: value.numpy() for name, value in head.state_dict().items()}
     same = Normalizer.identity(FITTING.observation_shape)
-    made = Bundle(FITTING, "DecisionTransformer", head.arguments, weights, same)
-    write(tmp_path / "b", seal(made))
+    bundle_written = Bundle(FITTING, "DecisionTransformer", head.arguments, weights, same)
+    write(tmp_path / "b", seal(bundle_written))
     with pytest.raises(UserError, match="acts on the rewards of its episode, which a robot"):
         check(robot(), tmp_path / "b", connect=False)
 
@@ -110,9 +110,9 @@ def test_a_policy_that_aims_at_a_return_is_refused_since_a_robot_gives_no_reward
     ("offset", "says"),
     [(None, "no offset given"), (1.0, "due 1 steps after"), (0.0, "due 0 steps after")],
 )
-def test_when_a_chunk_begins_is_said(offset: float | None, says: str):
-    found = module._offset(replace(FITTING, chunk_size=4, action_offset=offset))
-    assert says in found
+def test_the_check_reports_the_offset_of_chunks(offset: float | None, says: str):
+    finding = module._offset(replace(FITTING, chunk_size=4, action_offset=offset))
+    assert says in finding
 
 
 DEGREES = {"action_low": (-90.0, -115.0), "action_high": (90.0, 115.0)}
@@ -124,11 +124,11 @@ DEGREES = {"action_low": (-90.0, -115.0), "action_high": (90.0, 115.0)}
         ({"action_names": ("elbow", "hip")}, "another robot"),
         ({"action_names": ()}, "does not name its actions"),
         ({"action_units": ()}, "does not name the units of its actions"),
-        (seeing(units=()), r"in which unit it observes elbow\.q"),
-        (seeing(names=()), "does not name its observations"),
-        (seeing(names=(*NAMES[:5], "torque")), "does not measure"),
-        (seeing(units=("deg", *UNITS[1:])), r"elbow\.q in deg, .* measures it in rad"),
-        (seeing(units=(*UNITS[:3], "mm", *UNITS[4:])), r"puck\.x in mm, .* measures it in m"),
+        (observing(units=()), r"in which unit it observes elbow\.q"),
+        (observing(names=()), "does not name its observations"),
+        (observing(names=(*NAMES[:5], "torque")), "does not measure"),
+        (observing(units=("deg", *UNITS[1:])), r"elbow\.q in deg, .* measures it in rad"),
+        (observing(units=(*UNITS[:3], "mm", *UNITS[4:])), r"puck\.x in mm, .* measures it in m"),
         ({"action_units": ("deg", "rad")}, "joint elbow in deg, .* takes rad"),
         ({"action_mode": "delta"}, "changes of the last command"),
         (DEGREES, "degrees"),
@@ -165,28 +165,28 @@ def test_a_rate_that_the_robot_is_not_made_for_is_refused(rate_hz: float, senten
     assert module.control_rate(machine.spec, 4000.0) == 4000.0
 
 
-def test_a_period_that_is_longer_than_readings_may_be_old_is_refused():
-    machine = robot(rate_hz=50.0)  # whose readings may be 30 ms old
+def test_a_period_longer_than_the_maximum_age_of_readings_is_refused():
+    machine = robot(rate_hz=50.0)  # its readings may be 30 ms old
     with pytest.raises(UserError, match=r"rate_hz is 30, a period of 33\.3 ms, .* 30 ms old"):
         check(machine, None, rate_hz=30.0)
     assert machine.calls == []
     assert module.control_rate(machine.spec, None) == 50.0
 
 
-def test_a_bundle_whose_joints_are_in_another_order_is_joined_by_name(tmp_path):
-    """Its first action is the elbow's, the robot's first joint is the shoulder."""
+def test_joints_are_matched_by_name(tmp_path):
+    """The first action is the elbow's; the robot's first joint is the shoulder."""
     machine = robot()
     to_goals = goals(FITTING, machine.spec)
     assert to_goals(np.array([[1.0, -1.0]], np.float32)).tolist() == [[-2.0, 1.5]]
     row = np.zeros((), row_type(machine.spec))
     row["q"], row["dq"] = [0.1, 0.2], [0.3, 0.4]
     row["channel.puck"], row["channel.force"] = [0.5, 0.6], 0.7
-    seen = observer(FITTING, machine.spec)(row)
-    assert seen == pytest.approx([0.2, 0.1, 0.3, 0.5, 0.6, 0.7])
+    observation = observer(FITTING, machine.spec)(row)
+    assert observation == pytest.approx([0.2, 0.1, 0.3, 0.5, 0.6, 0.7])
 
 
 def test_a_bundle_without_a_golden_answer_is_refused(tmp_path, monkeypatch):
-    """As those of the first format are."""
+    """Old bundles have none."""
     policy = load(bundle(tmp_path))
     policy.bundle = replace(policy.bundle, golden=None)
     monkeypatch.setattr(module, "load", lambda *_, **__: policy)
@@ -229,7 +229,7 @@ def test_a_robot_that_is_not_in_order_is_refused_and_closed(tmp_path, fault, sen
     assert machine.calls == ["connect", "close"]
 
 
-def test_a_policy_is_not_run_on_what_the_robot_cannot_see(tmp_path):
+def test_a_policy_with_missing_measurements_is_refused(tmp_path):
     machine, blind = robot(), np.array([0.1, np.nan])
     read = machine.read
     machine.read = lambda: replace(read(), channels={"puck": blind, "force": np.zeros(1)})
@@ -237,7 +237,7 @@ def test_a_policy_is_not_run_on_what_the_robot_cannot_see(tmp_path):
         check(machine, bundle(tmp_path))
 
 
-def test_a_servos_own_watchdog_that_has_fired_is_for_arming_to_clear(tmp_path):
+def test_a_fired_servo_watchdog_does_not_fail_the_check(tmp_path):
     machine = robot()
     machine.status = np.array([64, 64])
     check(machine, bundle(tmp_path))
@@ -250,7 +250,7 @@ def test_a_missing_limit_is_refused():
         check(machine, None)
 
 
-def test_a_users_own_limits_are_only_ever_tighter(tmp_path):
+def test_a_users_limits_can_only_tighten(tmp_path):
     machine = robot()
     merged = module.limits_of(machine.spec, {"velocity": {"shoulder": 0.5}})
     assert merged.velocity.tolist() == [0.5, 2.0]
@@ -269,12 +269,12 @@ def test_a_users_own_limits_are_only_ever_tighter(tmp_path):
         ({"stop_jerk": {"elbow": 1.0}}, "stop_jerk of joint elbow can be set in the robot"),
     ],
 )
-def test_a_users_limit_that_would_loosen_the_robots_or_is_none_is_refused_by_name(own, sentence):
+def test_a_looser_or_unknown_limit_of_a_user_is_refused(own, sentence):
     with pytest.raises(UserError, match=sentence):
         module.limits_of(robot().spec, own)
 
 
-def test_control_goes_by_the_users_limits_and_rules(tmp_path):
+def test_control_uses_the_users_limits_and_rules(tmp_path):
     machine = robot()
     own = {"limits": {"velocity": {"shoulder": 0.5}}, "rules": {"trip_after_s": 1.0}}
     e = guard_of(Session(str(tmp_path), "two links", 200.0, **own), machine).envelope
@@ -310,7 +310,7 @@ def test_a_users_file_of_limits_is_read_and_its_mistakes_are_named(tmp_path):
         read_limits(str(path))
 
 
-def test_the_check_refuses_an_adapter_whose_answers_are_none():
+def test_the_check_refuses_invalid_return_values_of_an_adapter():
     clock = Clock()
     robot = MemoryRobot(clock, spec())
     read = robot.read

@@ -1,7 +1,8 @@
-"""The control process, but for its processes: what it shares, what it arms, how it ends."""
+"""Control process in one process: shared memory, arming and the end of a run."""
 
 import itertools
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +29,7 @@ from real_robot.safety.states import Reason, State
 
 @pytest.fixture
 def session(tmp_path, monkeypatch) -> Session:
-    """Of a console that is this process's parent, and of an arm that no other process commands."""
+    """Return a session with this process's parent as console, on an arm that nothing else uses."""
     monkeypatch.setattr(session_module.os, "getppid", lambda: 4711)
     own = {"port": str(tmp_path / "port"), "calibration": str(tmp_path / "calibration.json")}
     return Session(str(tmp_path), robot="desk", rate_hz=200.0, console_pid=4711, changes=own)
@@ -39,7 +40,7 @@ def words(session) -> Words:
     return Words(session.path / "words", create=True)
 
 
-# what is shared
+# shared memory
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def shared(session, words) -> tuple[SharedInputs, Ring]:
     return SharedInputs(session, words, None, requests), requests
 
 
-def test_the_emergency_stop_comes_through_with_and_without_a_word(shared, words):
+def test_the_emergency_stop_works_with_and_without_another_request(shared, words):
     inputs, requests = shared
     assert inputs.request() == Request()
     words["estop"] = 1
@@ -57,13 +58,13 @@ def test_the_emergency_stop_comes_through_with_and_without_a_word(shared, words)
     assert inputs.request() == Request(estop=True, limp=True)
     assert inputs.request() == Request(estop=True)
     words["estop_released"] = 1
-    assert inputs.request() == Request()  # nothing has waited for this moment
+    assert inputs.request() == Request()  # no older requests are waiting
 
 
 def test_no_press_of_the_emergency_stop_is_lost_however_fast_re_arm_is_typed(
     shared, words, monkeypatch
 ):
-    """A loop that was late sees the press that a person has taken back already."""
+    """A late loop must process a press that the operator has already cleared."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     inputs, requests = shared
     console = Console(words, requests)
@@ -74,16 +75,16 @@ def test_no_press_of_the_emergency_stop_is_lost_however_fast_re_arm_is_typed(
     assert inputs.request() == Request(typed="re-arm")
     console.feed(" ")
     inputs.request()
-    console.feed("  re-arm\n")  # of three presses, one was seen
+    console.feed("  re-arm\n")  # one of three presses was processed
     assert inputs.request().estop
     console.feed("re-arm\n")
     assert not inputs.request().estop
 
 
-def test_a_word_that_waited_half_a_second_is_late_and_of_targets_the_newest_counts(
+def test_a_request_older_than_half_a_second_is_late_and_the_newest_target_counts(
     shared, monkeypatch
 ):
-    """Typed while the policy was loaded, it would move a robot that nobody expects to move."""
+    """If it was typed while the policy was loaded, it would move the robot unexpectedly."""
     inputs, requests = shared
     for place in (0.1, 0.2, 0.3):
         put_request(requests, Request(target=[place, 0.0]))
@@ -98,7 +99,7 @@ def test_a_word_that_waited_half_a_second_is_late_and_of_targets_the_newest_coun
     assert inputs.request() == Request(start=True, late=True)
 
 
-def test_a_recorder_whose_beat_stands_still_is_lost_and_one_that_nobody_needs_is_not(
+def test_a_recorder_without_heartbeat_is_lost_if_it_is_needed(
     session, words, tmp_path, monkeypatch
 ):
     now = itertools.count(10**9, 600_000_000)
@@ -114,7 +115,7 @@ def test_a_recorder_whose_beat_stands_still_is_lost_and_one_that_nobody_needs_is
         assert seen == found
 
 
-def test_a_console_is_lost_half_a_second_after_its_last_beat(shared, words, monkeypatch):
+def test_a_console_is_lost_half_a_second_after_its_last_heartbeat(shared, words, monkeypatch):
     inputs, _ = shared
     now = [10**9]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
@@ -132,14 +133,14 @@ def test_a_child_ends_when_it_is_told_to_and_when_its_console_is_gone(session, w
     words["stop"] = 0
     monkeypatch.setattr(session_module.os, "getppid", lambda: 1)
     assert session.ended(words)
-    assert words["stop"] == 1  # the others need not find out by themselves
+    assert words["stop"] == 1  # the other processes are told
 
 
 # before the loop
 
 
 def test_the_robot_is_kept_within_the_users_limits_and_its_workspace(tmp_path):
-    """Stretched, the tool is at 0.5 m; the box ends at 0.45 m."""
+    """The tool is at 0.5 m with stretched links; the box ends at 0.45 m."""
     own = {"velocity": {"elbow": 0.5}, "position_high": {"shoulder": 1.0}}
     changes: dict[str, Any] = {"limits": own, "rules": {"trip_after_s": 0.25}}
     robot = MemoryRobot(Clock(), spec(workspace=workspace(tmp_path)))
@@ -171,7 +172,7 @@ def test_nothing_is_armed_once_the_emergency_stop_was_pressed(words):
     assert guard.state is State.HOLD
 
 
-def test_who_waits_for_the_others_hears_the_emergency_stop_and_the_consoles_end(session, words):
+def test_waiting_control_obeys_the_emergency_stop_and_the_end_of_the_console(session, words):
     words["estop"] = 1
     with pytest.raises(UserError, match="pressed before"):
         control._wait_for_processes(session, words)
@@ -184,7 +185,7 @@ def test_who_waits_for_the_others_hears_the_emergency_stop_and_the_consoles_end(
 
 
 class Ended(Bench):
-    """A bench whose loop is the control process's: `at` says what happens after so many ticks."""
+    """Bench with the loop of the control process. `at`: tick -> event."""
 
     def __init__(self, session: Session, words: Words, at: dict[int, Any], **changes) -> None:
         super().__init__(session.path, **changes)
@@ -203,7 +204,7 @@ class Ended(Bench):
         self.loop.step = counted
 
     def go(self) -> np.ndarray:
-        """All rows, from the first tick to the last."""
+        """Run to the end and return all rows."""
         control._loop(self.loop, self.session, self.words, self.said, Unconfirmed(None, self.guard))
         return np.array(list(self._rows()))
 
@@ -233,9 +234,7 @@ def plan_comes(bench: Ended) -> None:
 
 
 @pytest.mark.parametrize("end", [quit_, console_dies])
-def test_a_run_that_ends_brings_the_robot_to_rest_and_its_last_row_says_so(
-    session, words, end
-) -> None:
+def test_the_end_of_a_run_brings_the_robot_to_rest(session, words, end) -> None:
     bench = Ended(session, words, {150: end})
     rows = bench.go()
     assert words["stop"] == 1
@@ -246,8 +245,8 @@ def test_a_run_that_ends_brings_the_robot_to_rest_and_its_last_row_says_so(
     bench.assert_within_limits()
 
 
-def test_an_axis_that_needs_six_seconds_to_stop_is_given_them(session, words) -> None:
-    """From 0.3 rad/s at 0.05 rad/s²; whoever ends control waits for as long."""
+def test_an_axis_that_needs_six_seconds_to_stop_gets_them(session, words) -> None:
+    """The axis stops from 0.3 rad/s at 0.05 rad/s². The console waits as long."""
 
     def forward(t: float) -> np.ndarray:
         times = t + 0.05 * np.arange(8)[:, None]
@@ -268,7 +267,7 @@ def test_an_axis_that_needs_six_seconds_to_stop_is_given_them(session, words) ->
     bench.assert_within_limits()
 
 
-def test_the_emergency_stop_is_brought_to_its_end_before_a_run_ends(session, words) -> None:
+def test_the_emergency_stop_completes_before_a_run_ends(session, words) -> None:
     bench = Ended(session, words, {150: stop_key, 151: quit_})
     rows = bench.go()
     assert State(int(rows["state"][-1])) is State.ESTOP
@@ -277,7 +276,7 @@ def test_the_emergency_stop_is_brought_to_its_end_before_a_run_ends(session, wor
     bench.assert_within_limits()
 
 
-def test_a_plan_that_comes_late_does_not_take_up_a_run_that_ends(session, words) -> None:
+def test_a_late_plan_does_not_resume_a_run_that_ends(session, words) -> None:
     stopping = Bench(session.path)
     stopping.run(100)
     stopping.inputs.dead, stopping.inputs.waiting = True, []
@@ -290,7 +289,7 @@ def test_a_plan_that_comes_late_does_not_take_up_a_run_that_ends(session, words)
     assert len(rows) < took + 100
 
 
-def test_the_watchdog_is_told_of_every_armed_state_whether_it_moves_or_not(session, words) -> None:
+def test_the_watchdog_knows_every_armed_state(session, words) -> None:
     bench = Ended(session, words, {400: quit_, 100: stop_key})
     bench.inputs.requests = {20: Request(start=True)}
     bench.inputs.requests[300] = Request(typed="re-arm")
@@ -298,13 +297,13 @@ def test_the_watchdog_is_told_of_every_armed_state_whether_it_moves_or_not(sessi
     rows = bench.go()
     states = [State(int(state)) for state in rows["state"]]
     assert {State.HOLD, State.RUNNING, State.ESTOP, State.CONNECTED} == set(states)
-    told = [*bench.armed[1:], words["armed"]]  # each after its tick
+    told = [*bench.armed[1:], words["armed"]]  # after each tick
     assert told == [int(state is not State.CONNECTED) for state in states]
     assert words["control_beat"] == bench.loop.tick_number + 2
     assert words["control_ns"] == bench.clock.now
 
 
-def test_what_is_refused_is_said_each_time(session, words) -> None:
+def test_every_refusal_is_reported(session, words) -> None:
     bench = Ended(session, words, {200: quit_})
     bench.inputs.requests |= {50: Request(arm=True), 60: Request(arm=True), 70: Request(limp=True)}
     told = Reader(Ring.open(bench.said.path), from_start=True)
@@ -316,28 +315,28 @@ def test_what_is_refused_is_said_each_time(session, words) -> None:
     assert found == [arm, arm, limp]
 
 
-# the whole of it
+# the complete process
 
 
 @pytest.fixture
 def robot(session, words, monkeypatch) -> MemoryRobot:
-    """That of a session which a control process can run on, alone and without a wall clock."""
+    """Return the robot of a session in which a control process can run alone."""
     clock = Clock()
-    made = MemoryRobot(clock, spec())
+    robot_in_memory = MemoryRobot(clock, spec())
     monkeypatch.setattr(control, "MonotonicClock", lambda: clock)
     monkeypatch.setattr(control, "pin", lambda last_core: None)
     monkeypatch.setattr(control, "ask_for_real_time", lambda: Granted(False, False))
-    monkeypatch.setattr(Session, "make_robot", lambda self: made)
+    monkeypatch.setattr(Session, "make_robot", lambda self: robot_in_memory)
     Ring.create(session.path / "requests", request_type(2), 8)
     words["watchdog_beat"] = 1
-    return made
+    return robot_in_memory
 
 
 @pytest.mark.parametrize("armed", [True, False])
-def test_what_a_run_arms_it_leaves_holding_and_who_records_by_hand_lets_go_first(
+def test_a_run_leaves_the_robot_holding_and_recording_by_hand_releases_it_first(
     session, words, robot, armed: bool
 ) -> None:
-    """A robot may hold since an earlier run."""
+    """The robot may still hold since an earlier run."""
     reads, read = itertools.count(), robot.read
 
     def counted() -> Any:
@@ -355,7 +354,7 @@ def test_what_a_run_arms_it_leaves_holding_and_who_records_by_hand_lets_go_first
 def test_a_control_process_that_fails_leaves_the_robot_to_the_watchdog(
     session, words, robot, monkeypatch
 ) -> None:
-    """Armed, it ends by a fault of its own: whoever sees it end is to hold the robot."""
+    """Control fails while armed: the watchdog must hold the robot."""
 
     def failing(loop: Loop) -> None:
         raise RuntimeError("the loop is wrong")
@@ -367,20 +366,18 @@ def test_a_control_process_that_fails_leaves_the_robot_to_the_watchdog(
     assert words["armed"] == 1
 
 
-def test_a_joint_that_is_to_be_confirmed_is_not_armed_by_the_next_run_either(
-    session, words, tmp_path
-):
+def test_an_unconfirmed_joint_is_not_armed_by_the_next_run(session, words, tmp_path):
     path = tmp_path / "two links.unconfirmed.json"
     bench = Bench(tmp_path)
-    kept = Unconfirmed(path, bench.guard)
-    kept.save()
+    unconfirmed = Unconfirmed(path, bench.guard)
+    unconfirmed.save()
     assert not path.exists()
     bench.run(50)
     measured = bench.guard.motion.measured[1]
     bench.robot.offset[1] = 0.3
     bench.run(1)
-    kept.save()
-    kept.close()
+    unconfirmed.save()
+    unconfirmed.close()
     assert json.loads(path.read_text()) == {"elbow": measured}
 
     clock = Clock()
@@ -399,28 +396,28 @@ def test_a_joint_that_is_to_be_confirmed_is_not_armed_by_the_next_run_either(
 
 
 @pytest.mark.parametrize("text", ['{"knee": 0.5}', '{"elbow": NaN}', '{"elbow": true}', "[]"])
-def test_a_file_of_other_joints_to_be_confirmed_is_refused_in_a_sentence(tmp_path, text: str):
+def test_a_file_of_unconfirmed_joints_of_another_robot_is_refused(tmp_path, text: str):
     path = tmp_path / "two links.unconfirmed.json"
     path.write_text(text)
     with pytest.raises(UserError, match="expected joints of two links, each with a position"):
         Unconfirmed(path, Bench(tmp_path).guard)
 
 
-def test_joints_to_be_confirmed_are_written_again_at_the_end_if_that_failed(tmp_path):
+def test_unconfirmed_joints_are_saved_again_at_the_end_after_a_failure(tmp_path):
     guard, place = Bench(tmp_path).guard, tmp_path / "settings"
     place.write_text("no folder")
-    kept = Unconfirmed(place / "two links.unconfirmed.json", guard)
+    unconfirmed = Unconfirmed(place / "two links.unconfirmed.json", guard)
     guard.unconfirmed["elbow"] = 0.5
-    kept.save()
+    unconfirmed.save()
     with pytest.raises(UserError, match="next run will not ask to confirm elbow"):
-        kept.close()
+        unconfirmed.close()
     place.unlink()
-    kept.close()
+    unconfirmed.close()
     assert json.loads((place / "two links.unconfirmed.json").read_text()) == {"elbow": 0.5}
 
 
 @pytest.mark.parametrize("adapter", ["simulated", "dynamixel"])
-def test_one_arm_is_commanded_by_one_run(session, tmp_path, adapter: str):
+def test_one_arm_has_one_run(session, tmp_path, adapter: str):
     def of(**changes: str) -> Session:
         return replace(session, adapter=adapter, changes=changes)
 
@@ -438,20 +435,32 @@ def test_one_arm_is_commanded_by_one_run(session, tmp_path, adapter: str):
     of(**{place: str(first)}).claim().close()
 
 
-def test_why_a_plan_ran_out_is_written_down_when_it_does(session, words, tmp_path):
-    made = Bench(tmp_path)
-    made.run(50)
-    made.inputs.dead, made.inputs.waiting = True, []
-    made.loop.explain_missing_plan = lambda now_ns: "target.x is not measured"
-    request, calls = made.inputs.request, itertools.count()
+def test_a_run_waits_for_the_watchdog_of_an_earlier_one(session, tmp_path, monkeypatch):
+    """After control was killed, its watchdog may still tell the arm to hold."""
+    arm = replace(session, adapter="simulated", changes={"folder": str(tmp_path / "arm")})
+    watchdog = arm.claim_watch()
+    monkeypatch.setattr("real_robot.control.session.WATCHDOG_END_S", 0.02)
+    with pytest.raises(UserError, match=r"watchdog of an earlier run still watches desk .*arm\)"):
+        arm.claim()
+    threading.Timer(0.05, watchdog.close).start()
+    monkeypatch.setattr("real_robot.control.session.WATCHDOG_END_S", 5.0)
+    arm.claim().close()
+
+
+def test_the_reason_is_saved_when_a_plan_runs_out(session, words, tmp_path):
+    bench = Bench(tmp_path)
+    bench.run(50)
+    bench.inputs.dead, bench.inputs.waiting = True, []
+    bench.loop.explain_missing_plan = lambda now_ns: "target.x is not measured"
+    request, calls = bench.inputs.request, itertools.count()
 
     def wish_or_end() -> Request:
         words["stop"] = next(calls) > 200
         return request()
 
-    made.inputs.request = wish_or_end
+    bench.inputs.request = wish_or_end
     said = Ring.create(tmp_path / "messages", MESSAGE, 4)
-    kept = Unconfirmed(tmp_path / "none.json", made.guard)
-    control._loop(made.loop, session, words, said, kept)
-    assert made.guard.machine.latched is Reason.PLAN_EXHAUSTED
+    unconfirmed = Unconfirmed(tmp_path / "none.json", bench.guard)
+    control._loop(bench.loop, session, words, said, unconfirmed)
+    assert bench.guard.machine.latched is Reason.PLAN_EXHAUSTED
     assert (session.path / "no_plan").read_text() == "target.x is not measured"

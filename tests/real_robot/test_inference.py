@@ -1,4 +1,4 @@
-"""When inference looks, what it shows the policy, and how often it asks."""
+"""Inference: times of observations, their contents, and calls of the policy."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,11 +26,11 @@ from real_robot.robots.config import describe
 from real_robot.rows import row_type
 from real_robot.safety.states import State
 
-PERIOD_NS = 50_000_000  # of a policy at 20 Hz
+PERIOD_NS = 50_000_000  # period of a policy at 20 Hz
 
 
 class Planner:
-    """Sees two observations, answers six actions that say how often it was asked."""
+    """Policy with two observation steps. Its six actions are the number of calls."""
 
     noise_shape: tuple[int, ...] = ()
 
@@ -55,17 +55,17 @@ class Planner:
 
 
 @pytest.mark.parametrize(("n_action_steps", "steps"), [(2, 2), (3, 3), (6, 3)])
-def test_a_policy_with_a_history_sees_every_period_and_is_asked_when_its_actions_are_taken(
+def test_a_policy_with_a_history_observes_every_period_and_is_called_when_due(
     tmp_path, n_action_steps: int, steps: int
 ) -> None:
-    """Or half of them, so that the next chunk is there before the last ends."""
+    """It is called after n_action_steps, or half a chunk, so that the next chunk is in time."""
     robot, planner = robot_spec(), Planner(n_action_steps)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
     words = Words(tmp_path / "words", create=True)
-    made: Any = planner
-    inference = Inference(made, robot, ticks, chunks, words)
-    for tick in range(28):  # four of the robot's in a period of the policy's
+    policy: Any = planner
+    inference = Inference(policy, robot, ticks, chunks, words)
+    for tick in range(28):  # four periods of the robot per period of the policy
         row = ticks.record
         row["state"], row["episode"], row["measured_ns"] = State.RUNNING, 1, tick
         row["q"] = [tick / 4, 0.5]
@@ -82,14 +82,14 @@ def test_a_policy_with_a_history_sees_every_period_and_is_asked_when_its_actions
         np.testing.assert_allclose(chunk.actions, 0.1 * (count + 1), rtol=1e-6)
 
 
-def test_what_an_observation_lacks_and_how_long_an_answer_may_take_is_said(tmp_path) -> None:
-    """A plan lasts 6 steps of 50 ms from its observation; the next is asked for 2 steps later."""
-    robot, made = robot_spec(), Planner(2)
+def test_inference_reports_missing_measurements_and_its_time_limit(tmp_path) -> None:
+    """A plan lasts 6 steps of 50 ms from its observation; the next call is 2 steps later."""
+    robot, planner = robot_spec(), Planner(2)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
     words, clock = Words(tmp_path / "words", create=True), iter(range(10**9, 10**10, 7))
-    own: Any = made
-    inference = Inference(own, robot, ticks, chunks, words, lambda: next(clock))
+    policy: Any = planner
+    inference = Inference(policy, robot, ticks, chunks, words, lambda: next(clock))
     assert inference.leaves_ns(0.0) == 4 * PERIOD_NS
     assert inference.leaves_ns(1.0) == 5 * PERIOD_NS
 
@@ -108,7 +108,7 @@ def test_what_an_observation_lacks_and_how_long_an_answer_may_take_is_said(tmp_p
 
 
 def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
-    """The present observation last, each channel in an array of its own."""
+    """Each channel has its own array, with the present observation last."""
     asked, robot = list[dict[str, list[list[float]]]](), robot_spec()
 
     def plan(seen: dict[str, np.ndarray], noise: np.ndarray) -> np.ndarray:
@@ -127,10 +127,10 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
     }
     moved = {"action_names": ("shoulder", "elbow"), "action_units": ("rad", "rad")}
     spec = Spec(tuple(parts), 2, **limits, **sizes, **moved)
-    made: Any = SimpleNamespace(spec=spec, noise_shape=(), plan=plan)
+    policy: Any = SimpleNamespace(spec=spec, noise_shape=(), plan=plan)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 4)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(2, 2), 4)
-    inference = Inference(made, robot, ticks, chunks, Words(tmp_path / "words", create=True))
+    inference = Inference(policy, robot, ticks, chunks, Words(tmp_path / "words", create=True))
     for k in range(2):
         row = ticks.record
         row["state"], row["episode"], row["measured_ns"] = State.RUNNING, 1, k
@@ -143,14 +143,14 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
     ]
 
 
-def test_chunks_that_are_blended_are_averaged_step_by_step_and_anew_in_an_episode(tmp_path) -> None:
-    """Of two steps each, equally: the second step of one is the first of the next."""
+def test_temporal_ensembling_averages_step_by_step_and_restarts_with_an_episode(tmp_path) -> None:
+    """Chunks of two steps, equal weights: step 2 of one chunk is step 1 of the next."""
     robot, planner = robot_spec(), Planner(1)
     planner.spec = replace(planner.spec, n_obs_steps=1, temporal_ensemble_coeff=0.0)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 4)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 8)
-    made: Any = planner
-    inference = Inference(made, robot, ticks, chunks, Words(tmp_path / "words", create=True))
+    policy: Any = planner
+    inference = Inference(policy, robot, ticks, chunks, Words(tmp_path / "words", create=True))
     for k, episode in enumerate((1, 1, 1, 2)):
         row = ticks.record
         row["state"], row["episode"], row["measured_ns"] = State.RUNNING, episode, k
@@ -168,7 +168,7 @@ def test_chunks_that_are_blended_are_averaged_step_by_step_and_anew_in_an_episod
 
 
 class Counter(nn.Module):
-    """A head with memory: each action is a tenth of the observations seen so far."""
+    """Head with memory: each action is a tenth of the number of observations."""
 
     needs_rewards = False
 
@@ -185,7 +185,7 @@ class Counter(nn.Module):
 
 
 @pytest.mark.parametrize("needs_rewards", [False, True])
-def test_a_memory_is_kept_on_a_robot_and_refused_where_it_needs_rewards(
+def test_a_policy_with_memory_works_and_is_refused_if_it_needs_rewards(
     tmp_path, monkeypatch: pytest.MonkeyPatch, needs_rewards: bool
 ) -> None:
     monkeypatch.setattr("policies.heads.head.load_kinds", lambda: {"Counter": Counter})
@@ -214,10 +214,10 @@ def test_a_memory_is_kept_on_a_robot_and_refused_where_it_needs_rewards(
         np.testing.assert_allclose(chunk_of(reader.record).actions, 0.1 * count, rtol=1e-6)
 
 
-def test_an_observation_is_as_old_as_its_oldest_member_and_a_failed_reading_is_none(
+def test_an_observation_has_the_time_of_its_oldest_part_and_failed_readings_are_skipped(
     tmp_path,
 ) -> None:
-    """The tracker saw the target 40 ms before the joints were read; one reading failed."""
+    """The tracker measured the target 40 ms before the joints; one reading failed."""
     robot = replace(robot_spec(), channels={"target": RobotChannel((3,), "m")})
     names = ("shoulder.q", "elbow.q", "target.x")
     asked, chosen = list[list[float]](), replace(Planner(1).spec, n_obs_steps=1)
@@ -227,10 +227,10 @@ def test_an_observation_is_as_old_as_its_oldest_member_and_a_failed_reading_is_n
         asked.append(observation.tolist())
         return np.zeros((6, 2), np.float32), None
 
-    made: Any = SimpleNamespace(spec=replace(chosen, channels=(seen,)), act=act)
+    policy: Any = SimpleNamespace(spec=replace(chosen, channels=(seen,)), act=act)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
-    inference = Inference(made, robot, ticks, chunks, Words(tmp_path / "words", create=True))
+    inference = Inference(policy, robot, ticks, chunks, Words(tmp_path / "words", create=True))
     begun = 10**9
     for k, code in enumerate([Code.TIMEOUT, Code.OK]):
         row = ticks.record
@@ -246,22 +246,22 @@ def test_an_observation_is_as_old_as_its_oldest_member_and_a_failed_reading_is_n
 
 
 @pytest.mark.parametrize("starting", [False, True])
-def test_a_policy_is_asked_where_its_plan_is_of_use_and_nowhere_else(tmp_path, starting) -> None:
+def test_a_policy_is_called_only_in_states_that_use_a_plan(tmp_path, starting) -> None:
     used = {State.RUNNING, State.SOFT_STOP} | ({State.HOLD} if starting else set())
     for state in State:
         ticks = Ring.create(tmp_path / "ticks", row_type(robot_spec()), 4)
         chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 4)
         words = Words(tmp_path / "words", create=True)
         words["starting"] = starting
-        made: Any = Planner(2)
-        inference = Inference(made, robot_spec(), ticks, chunks, words)
+        policy: Any = Planner(2)
+        inference = Inference(policy, robot_spec(), ticks, chunks, words)
         ticks.record["state"] = state
         ticks.push()
         assert inference.step(10**9) == (state in used), state
 
 
-def test_a_residual_bundle_corrects_every_action_of_its_base(tmp_path) -> None:
-    """A last layer of 0.5 and a scale of 0.2 add 0.2 tanh(0.5) to what the base answers."""
+def test_a_residual_bundle_adds_to_every_action_of_its_base(tmp_path) -> None:
+    """A last layer of 0.5 and a scale of 0.2 add 0.2 tanh(0.5) to the base action."""
     base = load(write_desk_bundle(tmp_path / "base.bundle"))
     joints, here = base.spec.action_dim, describe("desk").spec
     seen = (*base.spec.channels, Channel("base_action", (joints,)))

@@ -1,4 +1,4 @@
-"""Playing a recording back: from its beginning, whenever it is started, a window at a time."""
+"""Playback of a recording: it starts at the beginning and is passed on in windows."""
 
 import numpy as np
 import pytest
@@ -14,26 +14,26 @@ HZ = 20.0
 
 @pytest.mark.parametrize("waits", [2, 400])
 def test_a_recording_is_played_from_its_beginning_whenever_it_is_started(tmp_path, waits: int):
-    """Two seconds later as well; from a quarter of the limit of velocity, on the way to it."""
-    made = Bench(tmp_path)
+    """Also if started 2 s later. The way to the first goal is at 1/4 of the velocity limit."""
+    bench = Bench(tmp_path)
     times = np.arange(100) / HZ
     goals = np.stack([0.5 + 0.2 * np.sin(2 * times), 0.1 * times], 1)
-    made.loop.schedule = Schedule(Timing(HZ, WINDOW), 2)
-    played = Playback(goals, HZ, made.guard.envelope.velocity, lambda: made.guard.motion.q)
-    made.inputs.chunk = lambda: played.chunk(made.clock.now_ns(), made.loop.starting)
-    made.inputs.plan_handed_out = lambda: played.handed_out
-    made.inputs.requests = {waits: Request(start=True)}
-    rows = made.run(waits + round((0.5 / 0.5 + 5) * RATE_HZ) + 200)
-    begun = next(k for k, row in enumerate(rows) if row["state"] == State.RUNNING)
-    assert begun == pytest.approx(waits, abs=2)
-    sent = np.array([row["sent"] for row in rows[begun:]])
+    bench.loop.schedule = Schedule(Timing(HZ, WINDOW), 2)
+    played = Playback(goals, HZ, bench.guard.envelope.velocity, lambda: bench.guard.motion.q)
+    bench.inputs.chunk = lambda: played.chunk(bench.clock.now_ns(), bench.loop.starting)
+    bench.inputs.plan_handed_out = lambda: played.handed_out
+    bench.inputs.requests = {waits: Request(start=True)}
+    rows = bench.run(waits + round((0.5 / 0.5 + 5) * RATE_HZ) + 200)
+    start_tick = next(k for k, row in enumerate(rows) if row["state"] == State.RUNNING)
+    assert start_tick == pytest.approx(waits, abs=2)
+    sent = np.array([row["sent"] for row in rows[start_tick:]])
     steps = round(0.5 / (0.25 * 2) * HZ) + 1  # to the first goal, and on it
     per = round(RATE_HZ / HZ)
     np.testing.assert_allclose(sent[steps * per :: per][:100], goals, atol=0.02)
     assert np.abs(np.diff(sent[: steps * per], axis=0)).max() * RATE_HZ < 0.5 * 2
-    assert made.guard.state is State.HOLD
-    assert made.guard.machine.latched is None  # it is finished: nothing went wrong
-    made.assert_within_limits()
+    assert bench.guard.state is State.HOLD
+    assert bench.guard.machine.latched is None  # it has finished without a fault
+    bench.assert_within_limits()
 
 
 def test_a_recording_of_any_length_is_handed_out_in_windows_that_overlap():
@@ -43,9 +43,9 @@ def test_a_recording_of_any_length_is_handed_out_in_windows_that_overlap():
     assert played.chunk(10**9, False) is None
     chunk = played.chunk(10**9, True)
     assert chunk is not None
-    found = list(chunk.actions)
+    actions_out = list(chunk.actions)
     now = 10**9
-    while len(found) < len(goals) + 1:
+    while len(actions_out) < len(goals) + 1:
         schedule.offer(chunk, now, [0.0], [0.0])
         now += round(1e9 * WINDOW / 2 / 25)
         assert played.chunk(now - 2 * 10**7, False) is None
@@ -53,14 +53,14 @@ def test_a_recording_of_any_length_is_handed_out_in_windows_that_overlap():
         assert chunk is not None
         assert len(chunk.actions) <= WINDOW
         at = round((chunk.observed_ns - 10**9) * 25e-9)
-        np.testing.assert_array_equal(chunk.actions[: len(found) - at], found[at:])
-        found += list(chunk.actions[len(found) - at :])
-    np.testing.assert_array_equal(found[1:], goals)  # after the way, which is of no length
+        np.testing.assert_array_equal(chunk.actions[: len(actions_out) - at], actions_out[at:])
+        actions_out += list(chunk.actions[len(actions_out) - at :])
+    np.testing.assert_array_equal(actions_out[1:], goals)  # the way to the first goal has no length
     assert played.chunk(now + 10**12, False) is None
     assert schedule.counts.disordered_chunks == schedule.counts.late_chunks == 0
 
 
-def test_what_is_started_again_begins_again_from_where_the_robot_is():
+def test_a_second_start_begins_again_from_the_present_position():
     here = [0.0]
     goals = np.array([[0.1], [0.2], [0.3]])
     played = Playback(goals, 10.0, [4.0], lambda: here)

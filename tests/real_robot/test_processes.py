@@ -1,4 +1,4 @@
-"""Who loads what, the terminal, the watchdog; and, slow, all processes on a simulated robot."""
+"""Imports, terminal, watchdog; and, slow, all processes on a simulated robot."""
 
 import os
 import pty
@@ -11,6 +11,7 @@ import termios
 import threading
 import time
 from contextlib import nullcontext, suppress
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,7 +59,7 @@ def loaded_by(statement: str) -> set[str]:
         "import real_robot.recording.writer",
     ],
 )
-def test_what_moves_the_robot_loads_neither_torch_nor_learning(statement: str):
+def test_the_control_process_loads_neither_torch_nor_learning(statement: str):
     loaded = loaded_by(statement)
     assert not {"torch", "cv2"} & loaded
     ours = {name for name in loaded if name.split(".")[0] == "offline_rl"}
@@ -73,7 +74,7 @@ def test_sleeping_until_a_deadline_is_never_early():
         clock.sleep_until(deadline)
         assert clock.now_ns() >= deadline
     begun = clock.now_ns()
-    clock.sleep_until(begun - 10**9)  # it has passed
+    clock.sleep_until(begun - 10**9)  # the deadline has passed
 
 
 # the terminal
@@ -100,7 +101,7 @@ def test_the_space_bar_stops_whatever_is_being_typed(console: Console, before: s
     assert requests(console) == []
 
 
-def test_words_become_wishes_and_others_are_answered(console: Console):
+def test_commands_become_requests_and_unknown_ones_are_reported(console: Console):
     console.feed("start\nstrat\nfinisj\x7fh\n")
     assert requests(console) == [Request(start=True), Request(finish=True)]
     console.feed("strat\n")
@@ -110,7 +111,7 @@ def test_words_become_wishes_and_others_are_answered(console: Console):
     assert not console._words.pressed
 
 
-def test_only_the_whole_word_re_arms(console: Console, monkeypatch):
+def test_only_the_complete_word_re_arms(console: Console, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     console.feed(" ")
     console.feed("re-ar\n")
@@ -124,23 +125,23 @@ def test_only_the_whole_word_re_arms(console: Console, monkeypatch):
 
 
 def test_the_line_says_state_rate_and_why_it_stopped(tmp_path, console: Console):
-    made = Bench(tmp_path)
-    made.run(100)
-    assert "RUNNING" in console.line(made.ring.record, 199.7)
-    assert "199.7 Hz" in console.line(made.ring.record, 199.7)
-    assert "first plan" not in console.line(made.ring.record, 199.7)
+    bench = Bench(tmp_path)
+    bench.run(100)
+    assert "RUNNING" in console.line(bench.ring.record, 199.7)
+    assert "199.7 Hz" in console.line(bench.ring.record, 199.7)
+    assert "first plan" not in console.line(bench.ring.record, 199.7)
     console._words["starting"] = 1
-    assert "starts with the first plan" in console.line(made.ring.record, 199.7)
-    made.inputs.dead, made.inputs.waiting = True, []
-    made.run(300)
-    line = console.line(made.ring.record, 200.0)
+    assert "starts with the first plan" in console.line(bench.ring.record, 199.7)
+    bench.inputs.dead, bench.inputs.waiting = True, []
+    bench.run(300)
+    line = console.line(bench.ring.record, 200.0)
     assert Reason.PLAN_EXHAUSTED.text in line
     assert "type re-arm" in line
     (tmp_path / "no_plan").write_text("inference took 350 ms, the plan leaves it 200 ms")
     console._no_plan = tmp_path / "no_plan"
     text = f"{Reason.PLAN_EXHAUSTED.text} (inference took 350 ms, the plan leaves it 200 ms)"
-    assert text in console.line(made.ring.record, 200.0)
-    assert console.log_line(made.ring.record) == f"HOLD | {text}"
+    assert text in console.line(bench.ring.record, 200.0)
+    assert console.log_line(bench.ring.record) == f"HOLD | {text}"
 
 
 def test_a_terminal_that_vanishes_ends_the_run(console: Console):
@@ -156,8 +157,8 @@ def test_a_terminal_that_vanishes_ends_the_run(console: Console):
 
 
 @pytest.mark.parametrize("key", [b" ", b"\x1b", b"\x03", b"\x1c", b"\x1a"])
-def test_whatever_a_person_hits_to_end_a_program_stops_the_robot(console: Console, key: bytes):
-    """Ctrl-C, Ctrl-\\ and Ctrl-Z are keys, not signals; after Ctrl-S the space bar still acts."""
+def test_every_key_that_ends_programs_stops_the_robot(console: Console, key: bytes):
+    """Ctrl-C, Ctrl-\\ and Ctrl-Z are keys, not signals. After Ctrl-S the space bar still works."""
     master, slave = os.openpty()
     before = termios.tcgetattr(slave)
     with open(slave) as stream, keys(stream) as handle:
@@ -174,7 +175,7 @@ def test_whatever_a_person_hits_to_end_a_program_stops_the_robot(console: Consol
 
 
 def test_the_space_bar_still_stops_while_a_run_ends(tmp_path, console: Console):
-    """The robot decelerates until control ends; by then nobody else looks for keys."""
+    """The robot decelerates until control ends. Until then `end` must read the keys."""
     master, slave = os.openpty()
     processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
     console._words = processes.words
@@ -195,7 +196,7 @@ def test_the_space_bar_still_stops_while_a_run_ends(tmp_path, console: Console):
     assert processes.words["console_beat"] > 1
 
 
-def test_who_does_not_end_in_time_is_ended(tmp_path):
+def test_a_process_that_does_not_end_in_time_is_killed(tmp_path):
     processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     processes.children["control"] = child
@@ -203,7 +204,7 @@ def test_who_does_not_end_in_time_is_ended(tmp_path):
     assert child.returncode == -signal.SIGKILL
 
 
-def test_control_is_given_the_time_that_its_robot_needs_to_stop(tmp_path, monkeypatch):
+def test_control_gets_the_time_that_its_robot_needs_to_stop(tmp_path, monkeypatch):
     now, killed = [0.0], list[float]()
     monkeypatch.setattr(session_module.time, "monotonic", lambda: now[0])
     processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
@@ -219,13 +220,13 @@ def test_control_is_given_the_time_that_its_robot_needs_to_stop(tmp_path, monkey
     assert killed == [10.0]
 
 
-def test_the_end_of_what_is_typed_quits(console: Console):
+def test_the_end_of_input_quits(console: Console):
     console.feed("sta\x04")
     assert console.quit
     assert requests(console) == []
 
 
-def test_once_a_run_ends_words_move_nothing_and_the_space_bar_still_stops(console: Console):
+def test_once_a_run_ends_only_the_space_bar_works(console: Console):
     console.feed("quit\nstart\narm\nlimp\nre-arm\n")
     assert requests(console) == []
     console.feed(" ")
@@ -237,9 +238,7 @@ def test_once_a_run_ends_words_move_nothing_and_the_space_bar_still_stops(consol
     [(s, True) for s in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)]
     + [(s, False) for s in (signal.SIGHUP, signal.SIGTERM)],
 )
-def test_signals_stop_the_robot_or_quit_and_end_nothing_in_between(
-    console: Console, sent: signal.Signals, stops: bool
-):
+def test_signals_stop_the_robot_or_quit(console: Console, sent: signal.Signals, stops: bool):
     before = signal.getsignal(sent)
     with console.signals():
         signal.raise_signal(sent)
@@ -248,8 +247,8 @@ def test_signals_stop_the_robot_or_quit_and_end_nothing_in_between(
 
 
 @pytest.mark.parametrize("how", ["full", "gone"])
-def test_a_terminal_that_takes_no_output_is_not_waited_for(how: str):
-    """Else the thread that reads the space bar hangs."""
+def test_output_to_a_blocked_terminal_is_dropped(how: str):
+    """Otherwise the thread that reads the space bar hangs."""
     master, slave = os.openpty()
     if how == "full":
         os.set_blocking(slave, False)
@@ -265,12 +264,12 @@ def test_a_terminal_that_takes_no_output_is_not_waited_for(how: str):
         shows.join(5.0)
         hangs = shows.is_alive()
         if how == "full":
-            assert os.get_blocking(slave)  # it is the shell's, too
+            assert os.get_blocking(slave)  # the shell uses the same terminal
             os.close(master)
     assert not hangs
 
 
-def test_a_wish_comes_through_shared_memory_whole(tmp_path):
+def test_a_request_passes_through_shared_memory_unchanged(tmp_path):
     ring = Ring.create(tmp_path / "w", request_type(2), 4)
     sent = Request(take=True, target=[0.5, -1.0], target_ns=12, typed=None)
     put_request(ring, sent)
@@ -294,7 +293,7 @@ def test_a_wish_comes_through_shared_memory_whole(tmp_path):
         (["run", "robot=desk", "bundle=x", "prot=x"], "'prot'; did you mean port"),
     ],
 )
-def test_a_command_that_lacks_something_says_what(arguments, sentence: str):
+def test_an_incomplete_command_names_the_missing_option(arguments, sentence: str):
     with pytest.raises(UserError, match=sentence):
         robot(arguments)
 
@@ -303,13 +302,13 @@ def test_a_command_that_lacks_something_says_what(arguments, sentence: str):
 
 
 class Held:
-    """A robot that notes when it was told to hold, and whether its owner lived then."""
+    """Robot that records each hold, and whether its owner was alive then."""
 
     spec = spec()
 
     def __init__(self, pid: int) -> None:
         self.pid, self.reasons, self.owner_lived = pid, list[str](), False
-        self.deaf: list[list[str]] = []  # of each time, who does not hear it
+        self.deaf: list[list[str]] = []  # joints that miss each hold
 
     def hold(self, reason: str) -> list[str]:
         self.reasons.append(reason)
@@ -321,7 +320,7 @@ class Held:
 @pytest.fixture(autouse=True)
 def a_busy_machine_may_take_long_to_end_a_process(monkeypatch):
     monkeypatch.setattr(watchdog, "DEATH_MS", 60_000)
-    monkeypatch.setattr(watchdog, "SILENCE_S", 0.0)  # which would hide that it did not wait
+    monkeypatch.setattr(watchdog, "SILENCE_S", 0.0)  # a long wait would hide that it did not wait
 
 
 @pytest.fixture
@@ -352,7 +351,7 @@ def test_the_watchdog_leaves_a_living_owner_alone(tmp_path, owner):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_watchdog_holds_the_robot_of_an_owner_that_died(tmp_path, owner, how):
     dog, held, words = watched(tmp_path, owner)
-    now = words["control_ns"]  # its heart goes on beating: only its death can tell
+    now = words["control_ns"]  # its heartbeat continues: only its death can be noticed
     dog.step(now)
     owner.send_signal(how)
     while dog.step(now) is None:
@@ -371,7 +370,7 @@ def test_the_watchdog_ends_a_stalled_owner_before_it_holds_the_robot(tmp_path, o
     assert owner.wait(5) == -signal.SIGKILL
 
 
-def test_who_did_not_hear_the_watchdog_is_told_again_and_named(tmp_path, owner):
+def test_joints_that_miss_the_watchdogs_hold_are_held_again_and_named(tmp_path, owner):
     dog, held, words = watched(tmp_path, owner)
     held.deaf = [["elbow", "wrist"], ["wrist"]]
     owner.kill()
@@ -384,9 +383,11 @@ def test_who_did_not_hear_the_watchdog_is_told_again_and_named(tmp_path, owner):
 
 
 def test_an_owner_that_ends_late_has_the_robot_held_twice(tmp_path, owner):
-    """It may have sent a goal after the first time."""
+    """It may have sent a goal after the first hold."""
     dog, _, words = watched(tmp_path, owner)
-    ends = iter([[], [], [], [(0, 1)], [(0, 1)]])  # of its handle: first as it is watched
+    ends = iter(
+        [[], [], [], [(0, 1)], [(0, 1)]]
+    )  # polls of its handle: the first one while it is watched
     dog.step(words["control_ns"])
     dog._poll = SimpleNamespace(poll=lambda _: next(ends))
     late = words["control_ns"] + 31_000_000
@@ -399,14 +400,14 @@ def test_an_owner_that_ends_late_has_the_robot_held_twice(tmp_path, owner):
     ]
 
 
-def test_the_line_is_silent_from_the_kill_on_before_it_is_used(tmp_path, owner, monkeypatch):
-    """Whatever the end took; nobody can have written later than the signal."""
+def test_the_watchdog_waits_for_silence_after_the_kill(tmp_path, owner, monkeypatch):
+    """The silence counts from the signal: nothing can have been written later."""
     dog, _, words = watched(tmp_path, owner)
     now_ns, slept = [0], list[float]()
     dog.step(words["control_ns"])
 
     def kill(handle: int, how: int) -> None:
-        now_ns[0] += 7_000_000  # it was kept waiting before
+        now_ns[0] += 7_000_000  # the wait was before
 
     def poll(_: int) -> list[tuple[int, int]]:
         now_ns[0] += 2_000_000  # to end
@@ -421,14 +422,13 @@ def test_the_line_is_silent_from_the_kill_on_before_it_is_used(tmp_path, owner, 
     assert slept == [pytest.approx(0.003)]
 
 
-def test_a_watchdog_that_is_told_to_end_first_holds_the_robot_of_a_dead_owner(
-    tmp_path, owner, monkeypatch
-):
-    """The console may see the death first, and tell everyone to end because of it."""
+def test_an_ending_watchdog_first_holds_the_robot_of_a_dead_owner(tmp_path, owner, monkeypatch):
+    """The console may notice the death first and end all processes."""
     session = SimpleNamespace(path=tmp_path, ended=lambda words: words["stop"])
+    session.claim_watch = BytesIO
     monkeypatch.setattr(
         watchdog, "ask_for_real_time", lambda *_, **__: ""
-    )  # not for the tests' own process
+    )  # not for the process of the tests
     _, held, words = watched(tmp_path, owner)
     owner.kill()
     os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
@@ -451,7 +451,7 @@ def test_the_watchdog_leaves_the_line_to_control_until_that_has_connected(tmp_pa
     monkeypatch.setattr(watchdog.time, "sleep", sleep)
     robot = SimpleNamespace(connect=lambda: calls.append("connect"), close=lambda: None)
     make, ended = (lambda: robot), (lambda words: bool(words["stop"]))
-    watch(SimpleNamespace(path=tmp_path, make_robot=make, ended=ended))
+    watch(SimpleNamespace(path=tmp_path, make_robot=make, ended=ended, claim_watch=BytesIO))
     assert calls == ["wait", "wait", "wait", "connect"]
 
 
@@ -468,7 +468,7 @@ def test_a_recorder_that_is_not_needed_may_end(tmp_path):
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_what_the_watchdog_did_about_a_dead_control_process_is_said(
+def test_the_watchdogs_reaction_to_a_dead_control_process_is_reported(
     tmp_path, monkeypatch, answers: bool
 ):
     monkeypatch.setattr(session_module, "HOLD_S", 0.0)
@@ -496,7 +496,7 @@ def test_the_watchdog_does_nothing_while_nothing_is_armed(tmp_path, owner):
 # everything
 
 
-def test_a_recording_by_hand_first_asks_a_person_to_hold_the_robot(tmp_path, monkeypatch):
+def test_a_recording_by_hand_first_asks_the_operator_to_hold_the_robot(tmp_path, monkeypatch):
     told = list[str]()
     monkeypatch.setattr(running, "check", lambda robot, bundle, rate_hz: told.append("checked"))
     monkeypatch.setattr(running, "conduct", lambda session, **how: told.append("recorded"))
@@ -527,7 +527,7 @@ def test_a_recording_by_hand_first_asks_a_person_to_hold_the_robot(tmp_path, mon
         ({"offset": np.nan}, "offset is nan"),
     ],
 )
-def test_an_option_of_time_that_cannot_be_meant_is_refused_before_anything_is_written(
+def test_implausible_times_are_refused_before_anything_is_written(
     tmp_path, monkeypatch, options, sentence: str
 ):
     monkeypatch.setattr(running, "check", lambda *_, **__: None)
@@ -546,7 +546,7 @@ def test_an_option_of_time_that_cannot_be_meant_is_refused_before_anything_is_wr
         (State.HOLD, Reason.CLIPPED_TOO_LONG, 1),
     ],
 )
-def test_the_exit_code_of_a_run_is_1_where_something_stopped_the_robot(
+def test_the_exit_code_of_a_run_is_1_if_something_stopped_the_robot(
     monkeypatch, capsys, state: State, latched: Reason | None, code: int
 ):
     outcome = running.Outcome(state, latched, 1.0, 0, "", None)
@@ -571,7 +571,7 @@ def test_a_start_that_no_key_could_stop_is_refused_unless_something_else_can(tmp
     assert run(file, "desk", keyboard=False, **how) == "it runs"
 
 
-def test_without_a_terminal_it_is_said_what_stops_the_robot():
+def test_without_a_terminal_the_run_says_how_to_stop_the_robot():
     said = running.without_terminal(True, 5.0)
     assert "no key stops the robot" in said
     assert f"kill -INT {os.getpid()} stops it immediately" in said
@@ -579,14 +579,14 @@ def test_without_a_terminal_it_is_said_what_stops_the_robot():
     assert "only a terminal can start it" in running.without_terminal(False, None)
 
 
-def test_a_state_that_nobody_confirms_any_more_is_shown_as_stale(tmp_path, console: Console):
-    made = Bench(tmp_path)
-    made.run(100)
-    line = console.line(made.ring.record, 100.0, silent_s=0.7)
+def test_an_old_state_is_shown_as_stale(tmp_path, console: Console):
+    bench = Bench(tmp_path)
+    bench.run(100)
+    line = console.line(bench.ring.record, 100.0, silent_s=0.7)
     assert line == "STALE: control has been silent for 0.7 s; it was RUNNING"
 
 
-def test_it_is_said_why_a_plan_ran_out(tmp_path):
+def test_the_console_says_why_a_plan_ran_out(tmp_path):
     session = Session(str(tmp_path), robot="desk", rate_hz=100)
     words = Words(tmp_path / "words", create=True)
     words["leaves_ns"], words["took_ns"] = 200_000_000, 350_000_000
@@ -605,9 +605,7 @@ def test_the_outcome_says_in_which_state_a_run_ended():
     assert told == "finished; it ended in SOFT_STOP; 12.0 s, 3 deadlines missed; as granted"
 
 
-def test_recording_and_playing_back_are_refused_a_rate_that_is_not_the_robots(
-    tmp_path, monkeypatch
-):
+def test_record_and_replay_refuse_a_rate_outside_the_robots_range(tmp_path, monkeypatch):
     found = SimpleNamespace(about={"joints": []}, rows=np.zeros(0))
     monkeypatch.setattr(running, "read", lambda path: found)
     how = {"adapter": "simulated", "folder": str(tmp_path / "sim"), "rate_hz": 500.0}
@@ -622,7 +620,7 @@ def test_recording_and_playing_back_are_refused_a_rate_that_is_not_the_robots(
 
 @pytest.fixture
 def patient_desk(tmp_path) -> str:
-    """The desk arm, with the patience that a machine needs which does other things beside."""
+    """Write a desk robot with timeouts for a busy machine."""
     folder = ROOT / "configs" / "robot"
     values = yaml.safe_load((folder / "desk.yaml").read_text())
     values |= {"rate_hz": 50, "timeout_s": 0.5, "max_reading_age_s": 0.5, "adapter": "simulated"}
@@ -648,7 +646,7 @@ class Arm(SimulatedRobot):
 def test_a_run_on_a_simulated_arm_moves_records_and_holds(
     tmp_path, monkeypatch, patient_desk: str, adapter: str | None
 ):
-    """Files are named from where the command is given, in every process."""
+    """Relative file names work in every process."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_arm.py").write_text(OWN_ARM)
     outcome = run(
@@ -670,7 +668,7 @@ def test_a_run_on_a_simulated_arm_moves_records_and_holds(
     assert len(running) > 20
     assert np.isfinite(running["sent"][:-1]).all()
     assert np.ptp(running["sent"], axis=0).max() > 1e-4
-    # whatever ended it, a machine that stalls included, it ended held
+    # it ended holding, even if a stall of the machine ended it
     assert outcome.state in (State.HOLD, State.SOFT_STOP, State.FAULT)
 
 
@@ -695,7 +693,7 @@ def test_of_two_runs_on_one_simulated_arm_the_second_is_refused(tmp_path, patien
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["control", "inference", "writer"])
-def test_whatever_is_killed_the_recording_is_whole_and_the_robot_holds(
+def test_if_any_process_is_killed_the_recording_is_complete_and_the_robot_holds(
     tmp_path, patient_desk: str, victim: str
 ):
     code = (
@@ -743,10 +741,10 @@ PTY = (
         ("SIGSTOP", State.HOLD),
     ],
 )
-def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process_is_left(
+def test_if_the_terminal_is_lost_the_robot_comes_to_rest_and_no_process_remains(
     tmp_path, patient_desk: str, how: str, state: State
 ):
-    """The console leads its terminal's session, as under a terminal that is its only program."""
+    """The console leads the session of its terminal, as the terminal's only program."""
     files = [write_desk_bundle(tmp_path / "b"), patient_desk, tmp_path / "sim", tmp_path / "x.rec"]
     pid, terminal = pty.fork()
     if pid == 0:
@@ -757,7 +755,7 @@ def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process
         deadline = time.monotonic() + 90
         while b"RUNNING" not in shown:
             assert time.monotonic() < deadline, shown[-2000:]
-            shown += _said(terminal)
+            shown += _read_terminal(terminal)
         children = _children(pid)
         assert len(children) >= 4
         folder = Path(f"/proc/{children[0]}/cmdline").read_text().split("\0")[-2]
@@ -768,7 +766,7 @@ def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process
             os.write(terminal, {"c": b"\x03", "z": b"\x1a", "\\": b"\x1c"}[how[-1]])
             while b"ESTOP" not in shown:
                 assert time.monotonic() < deadline, shown[-2000:]
-                shown += _said(terminal)
+                shown += _read_terminal(terminal)
             os.write(terminal, b"quit\n")
         elif how == "hangup":
             os.close(terminal)
@@ -776,19 +774,19 @@ def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process
         else:
             sent_to = [c for c in children if how.endswith("all") and _of_the_run(c)]
             assert len(sent_to) == (4 if how.endswith("all") else 0)
-            for each in (*sent_to, pid):  # as at the end of a session, or of the system
+            for each in (*sent_to, pid):  # as at the end of a session or a shutdown
                 os.kill(each, getattr(signal, how.split()[0]))
         if how == "SIGSTOP":
             time.sleep(1.5)
             os.kill(pid, signal.SIGCONT)
             while Reason.CONSOLE_LOST.text.encode() not in shown:
                 assert time.monotonic() < deadline, shown[-2000:]
-                shown += _said(terminal)
+                shown += _read_terminal(terminal)
             os.write(terminal, b"quit\n")
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
             assert time.monotonic() < deadline, "the console does not end"
             if open_:
-                shown += _said(terminal)
+                shown += _read_terminal(terminal)
         while left := [child for child in children if Path(f"/proc/{child}").exists()]:
             assert time.monotonic() < deadline, [
                 Path(f"/proc/{c}/cmdline").read_text() for c in left
@@ -797,7 +795,7 @@ def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process
     finally:
         if open_:
             os.close(terminal)
-    if how == "SIGKILL":  # nobody was left to remove it
+    if how == "SIGKILL":  # no process was left to remove it
         shutil.rmtree(folder)
     assert not Path(folder).exists()
     rows = read(files[3]).rows
@@ -806,17 +804,17 @@ def test_whatever_happens_to_the_terminal_the_robot_comes_to_rest_and_no_process
     np.testing.assert_array_equal(sent[-1], sent[-2])
 
 
-def _said(terminal: int) -> bytes:
-    """By the terminal, within a moment."""
+def _read_terminal(terminal: int) -> bytes:
+    """Return the terminal's output."""
     ready = select.select([terminal], [], [], 0.05)[0]
-    with suppress(OSError):  # nobody has the other end any more
+    with suppress(OSError):  # the other end is closed
         return os.read(terminal, 4096) if ready else b""
     time.sleep(0.05)
     return b""
 
 
 def _of_the_run(pid: int) -> bool:
-    """Not the simulated arm, which is the world."""
+    """Return True for a process of the run, other than the simulated arm."""
     told = Path(f"/proc/{pid}/cmdline").read_text()
     return "real_robot.control" in told or "real_robot.recording" in told
 

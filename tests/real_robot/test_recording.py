@@ -1,4 +1,4 @@
-"""Recordings: whole to the last flush, whatever was killed, and gaps are told."""
+"""Recordings: complete up to the last flush, whatever is killed; gaps are reported."""
 
 import contextlib
 import os
@@ -28,12 +28,12 @@ def push(ring: Ring, count: int) -> None:
         ring.push()
 
 
-def test_every_tick_of_a_run_comes_back_from_the_disk(tmp_path):
-    made = Bench(tmp_path)
-    writer = Writer(made.ring, tmp_path / "a.rec", ABOUT)
+def test_every_tick_of_a_run_can_be_read_from_disk(tmp_path):
+    bench = Bench(tmp_path)
+    writer = Writer(bench.ring, tmp_path / "a.rec", ABOUT)
     rows = []
     for _ in range(10):
-        rows += made.run(50)
+        rows += bench.run(50)
         writer.take()
         writer.flush()
     writer.close()
@@ -47,7 +47,7 @@ def test_every_tick_of_a_run_comes_back_from_the_disk(tmp_path):
 
 
 def pieces(tmp_path) -> tuple[bytes, list[int]]:
-    """A recording of four pieces of 5 rows, and where each piece begins; the end is the last."""
+    """Write four pieces of 5 rows. Return the offsets of the pieces and of the end."""
     dtype, path = row_type(spec()), tmp_path / "b.rec"
     rows, ends = np.zeros(20, dtype), []
     rows["tick"] = np.arange(20)
@@ -59,14 +59,14 @@ def pieces(tmp_path) -> tuple[bytes, list[int]]:
     return path.read_bytes(), ends
 
 
-def test_a_file_cut_anywhere_is_read_to_its_last_whole_piece(tmp_path):
+def test_a_truncated_file_is_read_up_to_its_last_complete_piece(tmp_path):
     data, ends = pieces(tmp_path)
     for size in [*range(ends[0], len(data) + 1, 97), *ends]:
         (tmp_path / "cut.rec").write_bytes(data[:size])
-        found = read(tmp_path / "cut.rec")
+        recording = read(tmp_path / "cut.rec")
         whole = sum(end <= size for end in ends) - 1
-        assert found.rows["tick"].tolist() == list(range(5 * whole))
-        assert found.cut_at == (None if size in ends else ends[whole])
+        assert recording.rows["tick"].tolist() == list(range(5 * whole))
+        assert recording.cut_at == (None if size in ends else ends[whole])
 
 
 def test_a_flipped_bit_ends_the_reading_before_its_piece(tmp_path):
@@ -76,14 +76,14 @@ def test_a_flipped_bit_ends_the_reading_before_its_piece(tmp_path):
         damaged = bytearray(data)
         damaged[at] ^= 1 << int(rng.integers(8))
         (tmp_path / "c.rec").write_bytes(damaged)
-        found = read(tmp_path / "c.rec")
-        assert found.rows["tick"].tolist() == list(range(5))
-        assert found.cut_at == ends[1]
+        recording = read(tmp_path / "c.rec")
+        assert recording.rows["tick"].tolist() == list(range(5))
+        assert recording.cut_at == ends[1]
 
 
 @contextlib.contextmanager
 def disk_of(size: int) -> Iterator[None]:
-    """Files grow no further: the write that would is cut short, and the next one fails."""
+    """Limit the size of files: one write is partial, and the next one fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -92,7 +92,7 @@ def disk_of(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_piece_that_the_disk_took_a_part_of_is_an_error_and_leaves_what_was_before(tmp_path):
+def test_a_partial_write_is_an_error_and_keeps_earlier_pieces(tmp_path):
     rows = np.zeros(10, row_type(spec()))
     path = tmp_path / "f.rec"
     with RecordingWriter(path, rows.dtype, ABOUT) as file:
@@ -102,15 +102,15 @@ def test_a_piece_that_the_disk_took_a_part_of_is_an_error_and_leaves_what_was_be
             file.append(rows.tobytes(), 10, 10, 0)
         assert path.stat().st_size == size
         file.append(rows.tobytes(), 10, 10, 0)
-    found = read(path)
-    assert (len(found.rows), found.cut_at) == (20, None)
+    recording = read(path)
+    assert (len(recording.rows), recording.cut_at) == (20, None)
     with disk_of(100), pytest.raises(OSError, match="large"):
         RecordingWriter(tmp_path / "g.rec", rows.dtype, ABOUT)
     assert not (tmp_path / "g.rec").exists()
 
 
 @pytest.mark.parametrize("needed", [True, False])
-def test_a_recording_that_ends_while_the_run_goes_on_is_told(tmp_path, capfd, needed: bool):
+def test_the_end_of_a_recording_during_a_run_is_reported(tmp_path, capfd, needed: bool):
     lost = tmp_path / "gone" / "a.rec"
     session = Session(
         str(tmp_path), "desk", 100.0, "simulated", recording=str(lost), recorder_needed=needed
@@ -126,13 +126,13 @@ def test_a_recording_that_ends_while_the_run_goes_on_is_told(tmp_path, capfd, ne
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100, b"RRTICKS\n" + b"\0" * 40])
-def test_what_is_no_recording_is_refused_in_a_sentence(tmp_path, content: bytes):
+def test_a_file_that_is_not_a_recording_is_refused(tmp_path, content: bytes):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(UserError, match="recording"):
         read(tmp_path / "x")
 
 
-def test_a_writer_that_falls_behind_tells_how_many_rows_are_lost(tmp_path):
+def test_a_writer_that_falls_behind_reports_the_number_of_lost_rows(tmp_path):
     ring = Ring.create(tmp_path / "ring", row_type(spec()), 64)
     writer = Writer(ring, tmp_path / "d.rec", ABOUT)
     push(ring, 10)
@@ -140,14 +140,14 @@ def test_a_writer_that_falls_behind_tells_how_many_rows_are_lost(tmp_path):
     writer.flush()
     push(ring, 500)  # the loop does not wait
     writer.close()
-    found = read(tmp_path / "d.rec")
-    assert len(found.rows) + found.lost == 510
-    assert len(found.rows) >= 70
-    assert found.rows["tick"][-1] == 510
+    recording = read(tmp_path / "d.rec")
+    assert len(recording.rows) + recording.lost == 510
+    assert len(recording.rows) >= 70
+    assert recording.rows["tick"][-1] == 510
 
 
-def test_a_killed_writer_leaves_what_it_had_flushed(tmp_path):
-    """And the ring, which outlives it, still has what came after."""
+def test_a_killed_writer_leaves_the_flushed_rows(tmp_path):
+    """The ring outlives the writer and still has the later rows."""
     ring = Ring.create(tmp_path / "ring", row_type(spec()), 4096)
     child = os.fork()
     if child == 0:
@@ -161,6 +161,6 @@ def test_a_killed_writer_leaves_what_it_had_flushed(tmp_path):
         time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    found = read(tmp_path / "e.rec")
-    assert found.rows["tick"].tolist() == list(range(1, len(found.rows) + 1))
-    assert len(found.rows) > 50
+    recording = read(tmp_path / "e.rec")
+    assert recording.rows["tick"].tolist() == list(range(1, len(recording.rows) + 1))
+    assert len(recording.rows) > 50

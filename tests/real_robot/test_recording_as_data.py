@@ -1,4 +1,4 @@
-"""A robot's recording is a data set: what was measured and what was sent, by name and in units."""
+"""Recordings as data sets: measurements and commands, with names and units."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ UNITS = ("rad", "rad", "rad/s", "rad/s", "m", "m")
 
 
 def recorded(path: Path, episodes: list[int], change: Any = lambda row, k: None) -> np.ndarray:
-    """A row for each number, 0 while nobody moves the robot; all the rows."""
+    """Write a recording with a row per mode; 0: no source of motion. Return the rows."""
     ring, rng, rows = (
         Ring.create(path.parent / "ring", row_type(ROBOT), 64),
         np.random.default_rng(0),
@@ -96,10 +96,10 @@ def test_an_episode_is_cut_where_a_tick_is_missing(tmp_path: Path) -> None:
     assert read(tmp_path / "a.rec").episode_lengths().tolist() == [3, 6]
 
 
-def test_one_or_two_failed_readings_do_not_end_an_episode_and_are_no_transition(
+def test_one_or_two_failed_readings_do_not_end_an_episode(
     tmp_path: Path,
 ) -> None:
-    """Ticks 3, 6 and 7 lack a reading: no other row follows 2 or 5 by a period."""
+    """Ticks 3, 6 and 7 have no reading, so rows 2 and 5 have no successor."""
     rows = recorded(tmp_path / "a.rec", [1] * 10, failing(3, 6, 7))
     data = read(tmp_path / "a.rec")
     assert data.episode_lengths().tolist() == [7]
@@ -120,7 +120,7 @@ def test_three_failed_readings_or_a_tick_that_moved_nothing_end_an_episode(tmp_p
     assert read(tmp_path / "b.rec").episode_lengths().tolist() == [3, 5]
 
 
-def test_windows_of_actions_for_imitation_go_on_behind_a_gap(tmp_path: Path) -> None:
+def test_action_chunks_for_imitation_continue_after_a_gap(tmp_path: Path) -> None:
     recorded(tmp_path / "a.rec", [1] * 8, failing(3))
     buffer = ReplayBuffer.from_dataset(rows_for(BC, read(tmp_path / "a.rec")))
     data = {name: value[0] for name, value in buffer.data.items()}
@@ -129,7 +129,7 @@ def test_windows_of_actions_for_imitation_go_on_behind_a_gap(tmp_path: Path) -> 
     assert future.tolist() == [[1, 2, 3, 4]]
 
 
-def test_a_gap_is_an_episodes_end_in_a_layout_that_cannot_tell_of_it(tmp_path: Path) -> None:
+def test_a_gap_ends_an_episode_in_a_layout_that_cannot_store_gaps(tmp_path: Path) -> None:
     recorded(tmp_path / "a.rec", [1] * 8, failing(3))
     told = convert(tmp_path / "a.rec", tmp_path / "folder", format="lerobot")
     assert "7 rows, 2 episodes" in told
@@ -140,7 +140,7 @@ def test_a_gap_is_an_episodes_end_in_a_layout_that_cannot_tell_of_it(tmp_path: P
 def test_guided_by_hand_the_step_before_a_gap_has_no_action_and_is_left_out(
     tmp_path: Path,
 ) -> None:
-    """An action is where the joints were a tick later, which tick 3 does not say for tick 2."""
+    """An action is the position of the next tick; tick 3 has none for tick 2."""
     rows = recorded(tmp_path / "a.rec", [0] * 8, failing(3, guided=True))
     data = read(tmp_path / "a.rec")
     np.testing.assert_allclose(2 * data.actions, rows["q"][[1, 2, 5, 6, 7, 7]], rtol=1e-6)
@@ -148,7 +148,7 @@ def test_guided_by_hand_the_step_before_a_gap_has_no_action_and_is_left_out(
     assert data.usable.tolist() == [True, False, True, True, True, False]
 
 
-def test_where_a_person_guided_the_arm_actions_are_where_it_came_to(tmp_path: Path) -> None:
+def test_actions_of_a_guided_arm_are_the_positions_that_it_reached(tmp_path: Path) -> None:
     def change(row: Any, k: int) -> None:
         row["sent"] = np.nan
 
@@ -159,7 +159,7 @@ def test_where_a_person_guided_the_arm_actions_are_where_it_came_to(tmp_path: Pa
     assert data.spec.action_offset == 1.0
 
 
-def test_a_recording_in_which_nothing_moved_is_refused_and_a_cut_one_is_read(
+def test_a_recording_without_motion_is_refused_and_a_truncated_one_is_read(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "a.rec"

@@ -1,4 +1,4 @@
-"""Shared-memory rings: whole records only, from any process, and the writer never waits."""
+"""Rings in shared memory: complete records, from any process; the writer never waits."""
 
 import os
 import signal
@@ -12,43 +12,43 @@ RECORD = np.dtype([("n", "<i8"), ("q", "<f8", (40,)), ("flag", "u1")])
 
 
 def push(ring: Ring, n: int) -> None:
-    """A record whose every number says which one it is."""
+    """Push a record whose numbers are all its own number."""
     ring.record["n"], ring.record["q"][:], ring.record["flag"] = n, n, n % 251
     ring.push()
 
 
-def whole(record: np.ndarray) -> bool:
+def is_complete(record: np.ndarray) -> bool:
     n = int(record["n"])
     return bool((record["q"] == n).all() and record["flag"] == n % 251)
 
 
-def test_records_come_back_in_order_as_they_were_written(tmp_path):
+def test_records_are_read_in_order_and_unchanged(tmp_path):
     ring = Ring.create(tmp_path / "r", RECORD, 8)
     reader = Reader(Ring.open(tmp_path / "r"))
-    seen = []
+    numbers = []
     for n in range(30):
         push(ring, n)
         while reader.following():
-            assert whole(reader.record)
-            seen.append(int(reader.record["n"]))
-    assert seen == list(range(30))
+            assert is_complete(reader.record)
+            numbers.append(int(reader.record["n"]))
+    assert numbers == list(range(30))
     assert reader.lost == 0
 
 
-def test_what_was_overwritten_is_counted_as_lost(tmp_path):
+def test_overwritten_records_count_as_lost(tmp_path):
     ring = Ring.create(tmp_path / "r", RECORD, 8)
     reader = Reader(ring, from_start=True)
     for n in range(100):
         push(ring, n)
-    seen = []
+    numbers = []
     while reader.following():
-        seen.append(int(reader.record["n"]))
-    assert seen[-1] == 99
-    assert len(seen) + reader.lost == 100
-    assert len(seen) >= 7
+        numbers.append(int(reader.record["n"]))
+    assert numbers[-1] == 99
+    assert len(numbers) + reader.lost == 100
+    assert len(numbers) >= 7
 
 
-def test_the_newest_record_is_given_once(tmp_path):
+def test_the_newest_record_is_returned_once(tmp_path):
     ring = Ring.create(tmp_path / "r", RECORD, 4)
     reader = Reader(ring)
     assert not reader.newest()
@@ -70,11 +70,11 @@ def test_a_ring_outlives_the_process_that_wrote_it(tmp_path):
     reader = Reader(Ring.open(tmp_path / "r"), from_start=True)
     assert reader.newest()
     assert int(reader.record["n"]) == 19
-    assert whole(reader.record)
+    assert is_complete(reader.record)
 
 
-def test_a_reader_in_another_process_never_sees_half_a_record(tmp_path):
-    """A ring of four slots and a writer that never stops: nearly every copy is at risk."""
+def test_a_reader_in_another_process_never_gets_a_partial_record(tmp_path):
+    """Nearly every copy is at risk: there are four slots, and the writer never stops."""
     ring = Ring.create(tmp_path / "r", RECORD, 4)
     push(ring, 0)
     child = os.fork()
@@ -82,18 +82,18 @@ def test_a_reader_in_another_process_never_sees_half_a_record(tmp_path):
         for n in range(1, 100_000_000):
             push(ring, n)
     try:
-        reader, seen = Reader(Ring.open(tmp_path / "r"), from_start=True), 0
-        while seen < 100:
+        reader, numbers = Reader(Ring.open(tmp_path / "r"), from_start=True), 0
+        while numbers < 100:
             if reader.newest():
-                assert whole(reader.record)
-                seen += 1
+                assert is_complete(reader.record)
+                numbers += 1
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
 
-def test_a_record_that_changes_under_way_is_not_given(tmp_path):
-    """As a processor does that shows the number before the bytes."""
+def test_a_record_that_changes_during_the_copy_is_not_returned(tmp_path):
+    """A processor may make the number visible before the bytes."""
     ring = Ring.create(tmp_path / "r", RECORD, 4)
     push(ring, 1)
     ring._bytes[ring._at + 16 + 8] ^= 1
@@ -115,8 +115,8 @@ def test_words_are_shared(tmp_path):
         mine["no such word"] = 1
 
 
-def test_a_damaged_record_is_given_up_counted_and_read_past(tmp_path):
-    """A reader that waited for it would stand still, and the control loop is one."""
+def test_a_damaged_record_is_counted_and_skipped(tmp_path):
+    """A reader that waited for it would hang; the control loop is such a reader."""
     ring = Ring.create(tmp_path / "r", RECORD, 8)
     newest, all_of_them = Reader(ring), Reader(ring, from_start=True)
     for n in range(3):
@@ -125,10 +125,10 @@ def test_a_damaged_record_is_given_up_counted_and_read_past(tmp_path):
     assert not newest.newest()
     assert newest.lost == 1
     assert not newest.newest()
-    seen = []
+    numbers = []
     while all_of_them.following():
-        seen.append(int(all_of_them.record["n"]))
-    assert seen == [0, 1]
+        numbers.append(int(all_of_them.record["n"]))
+    assert numbers == [0, 1]
     assert all_of_them.lost == 1
     assert int(all_of_them.record["n"]) == 1  # not the damaged one
     push(ring, 3)

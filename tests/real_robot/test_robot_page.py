@@ -1,4 +1,4 @@
-"""The state machine on the page is that of the code."""
+"""The generated parts of docs/robot.md are up to date."""
 
 from pathlib import Path
 

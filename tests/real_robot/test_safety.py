@@ -1,4 +1,4 @@
-"""The check: no limit is passed by any sequence of targets, readings and delays."""
+"""Safety check: no sequence of targets, readings and delays exceeds a limit."""
 
 import ast
 import copy
@@ -35,10 +35,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Unruled(Rules):
-    """What no user may ask for."""
+    """Rules without ranges, which no user can set."""
 
     def __post_init__(self) -> None:
-        """Any number does."""
+        """Accept any number."""
 
 
 NOTHING_TRIPS = Unruled(trip_after_s=1e9, trip_ratio=1e9)
@@ -51,7 +51,7 @@ def reading(q, seq: int, now_ns: int, **changes) -> Reading:
 
 
 class Run:
-    """The check, tick by tick, with a robot that is always where it was told to be."""
+    """Check tick by tick, with a robot that follows exactly."""
 
     def __init__(self, e: Envelope, q0=None) -> None:
         self.e, self.now, self.seq = e, 10**9, 0
@@ -72,7 +72,7 @@ class Run:
 
 
 def assert_within(run: Run) -> None:
-    """Differences of what was sent against the limits that were in force; in numpy, from outside.
+    """Compare the differences of the goals with the limits in force, in numpy.
 
     The first difference divides by one period, the third by three: so does rounding.
     """
@@ -94,7 +94,7 @@ def assert_within(run: Run) -> None:
 
 @st.composite
 def envelopes(draw) -> Envelope:
-    """Any robot: slow or fast, soft or stiff, with much room or little, at 20 Hz to 1 kHz."""
+    """Draw a robot: slow or fast, soft or stiff, wide or narrow limits, 20 Hz to 1 kHz."""
 
     def log(low: float, high: float) -> float:
         return math.exp(draw(st.floats(math.log(low), math.log(high))))
@@ -118,7 +118,7 @@ def envelopes(draw) -> Envelope:
 
 
 def wild(rng: random.Random, e: Envelope, style: str, k: int, last: list[float]) -> list[float]:
-    """Targets of one style; some leave the limits, some hold NaN."""
+    """Draw targets of one style; some exceed the limits, some are NaN."""
     found = []
     for i in range(len(e.joints)):
         low, high = e.low[i], e.high[i]
@@ -131,11 +131,11 @@ def wild(rng: random.Random, e: Envelope, style: str, k: int, last: list[float])
             x = last[i] + rng.gauss(0, 1) * e.velocity[i] * e.period_s
         elif style == "steps":
             x = last[i] if rng.random() < 0.97 else rng.uniform(low - room, high + room)
-        elif style == "wave":  # half of what may be: taken to the bit, with an acceleration
+        elif style == "wave":  # at half of the limits: sent unchanged, with an acceleration
             w = min(1.0, e.jerk[i] / e.acceleration[i], 0.2 / e.period_s)
             most = min(e.velocity[i] / w, e.acceleration[i] / w**2, e.jerk[i] / w**3, room)
             x = (low + high) / 2 + 0.5 * min(most, room) * math.sin(w * k * e.period_s)
-        elif style == "ramp":  # as fast as it may, into the wall
+        elif style == "ramp":  # at full speed to the limit
             x = last[i] + 0.999 * e.velocity[i] * e.period_s
         else:
             x = last[i] + rng.choice((-1, 1)) * rng.random() ** 4 * room / 10
@@ -150,13 +150,15 @@ STYLES = ["noise", "nyquist", "walk", "steps", "ramp", "twitch", "wave"]
 @given(
     envelopes(), st.integers(0, 10**6), st.lists(st.sampled_from(STYLES), min_size=1, max_size=3)
 )
-def test_no_limit_is_passed_by_any_targets_readings_and_delays(e: Envelope, seed: int, styles):
+def test_no_targets_readings_and_delays_exceed_a_limit(e: Envelope, seed: int, styles):
     rng = random.Random(seed)
     run = Run(e, [rng.uniform(low, high) for low, high in zip(e.low, e.high, strict=True)])
     target, state = list(run.motion.q), State.RUNNING
     for k in range(120 * len(styles)):
         target = wild(rng, e, styles[k // 120], k, target)
-        if rng.random() < 0.02:  # any state at any time is more than the machine permits
+        if (
+            rng.random() < 0.02
+        ):  # arbitrary changes of state are more than the state machine permits
             state = rng.choice(list(State)[3:])
         elif rng.random() < 0.1:
             state = State.RUNNING
@@ -171,7 +173,7 @@ def test_no_limit_is_passed_by_any_targets_readings_and_delays(e: Envelope, seed
         run.tick(asked, state, rng.choice([1, 1, 1, 0.5, 2, 3.7, 1000, -1]), found)
         assert all(map(math.isfinite, run.motion.q))
     assert_within(run)
-    for _ in range(100_000):  # and whatever it was doing, it comes to rest within its limits
+    for _ in range(100_000):  # from any motion it comes to rest inside its limits
         if run.tick(None, State.SOFT_STOP).stands():
             break
     assert run.motion.stands()
@@ -179,8 +181,8 @@ def test_no_limit_is_passed_by_any_targets_readings_and_delays(e: Envelope, seed
 
 
 @pytest.mark.parametrize("seed", [855, 1268, 1921])
-def test_no_goal_that_accelerates_leads_beyond_a_limit_inside_a_period(seed: int):
-    """A whole change of acceleration takes less than a period, and the goal has one of its own."""
+def test_an_accelerating_goal_exceeds_no_limit_within_a_period(seed: int):
+    """The acceleration can change completely within a period, and the goal accelerates, too."""
     rng = random.Random(seed)
     acceleration = rng.choice([0.5, 6.0, 60.0])
     jerk = acceleration * 20.0 * rng.choice([2, 10, 100])
@@ -212,8 +214,8 @@ def test_no_goal_that_accelerates_leads_beyond_a_limit_inside_a_period(seed: int
     st.floats(1, 1e4),
     st.floats(0.01, 1),
 )
-def test_the_closed_form_of_a_stop_is_what_integration_gives(v, part, limit_a, limit_j, share):
-    """Small steps of the same feedback; and half the stop, then the rest, is the whole."""
+def test_the_closed_form_of_a_stop_equals_integration(v, part, limit_a, limit_j, share):
+    """The reference is a numerical integration; and two partial stops equal one stop."""
     a = part * limit_a
     took = duration_s(v, a, limit_a, limit_j)
     x, w, b, lowest, highest = 0.0, v, a, 0.0, 0.0
@@ -235,12 +237,12 @@ def test_the_closed_form_of_a_stop_is_what_integration_gives(v, part, limit_a, l
     assert rest == pytest.approx(end, abs=1e-7 * scale)
 
 
-def test_a_stop_without_limits_of_jerk_is_the_schoolbooks():
+def test_a_stop_without_a_jerk_limit_equals_the_textbook_formula():
     assert distance(2.0, 0.0, 10.0, 1e12) == pytest.approx(2.0**2 / (2 * 10))
     assert duration_s(2.0, 0.0, 10.0, 1e12) == pytest.approx(2.0 / 10)
 
 
-def test_a_target_within_the_limits_is_sent_to_the_bit():
+def test_a_target_within_the_limits_is_sent_unchanged():
     run = Run(envelope(spec(), limits(), 200.0))
     for k in range(400):
         t = k / 200
@@ -252,7 +254,7 @@ def test_a_target_within_the_limits_is_sent_to_the_bit():
 
 @pytest.mark.parametrize("rate_hz", [50.0, 200.0, 500.0])
 def test_a_step_of_a_radian_becomes_a_ramp_that_arrives(rate_hz: float):
-    """It takes at least the time of the quickest ramp, and not much more."""
+    """The ramp takes at least the minimum time, and not much more."""
     run = Run(envelope(spec(), limits(), rate_hz, NOTHING_TRIPS))
     while abs(run.motion.q[0] - 1.0) > 1e-3 or abs(run.motion.v[0]) > 1e-2:
         run.tick([1.0, 0.0])
@@ -273,7 +275,7 @@ def test_a_step_of_a_radian_becomes_a_ramp_that_arrives(rate_hz: float):
         ([401.0 / 200**3, 0.0], JERK),
     ],
 )
-def test_what_held_a_target_back_is_told(target, bit: int):
+def test_the_limits_that_held_a_target_back_are_reported(target, bit: int):
     run = Run(envelope(spec(), limits(), 200.0, NOTHING_TRIPS))
     assert run.tick(target).clips[0] & bit
     assert run.motion.clips[1] == 0
@@ -287,8 +289,8 @@ def test_targets_beyond_a_limit_stop_the_robot_after_a_while():
     assert ticks / 200 == pytest.approx(0.4, abs=0.02)
 
 
-def test_a_long_way_at_the_limit_of_velocity_is_no_fault():
-    """Two seconds of ramp, and then the goal."""
+def test_a_long_way_at_the_velocity_limit_is_not_a_fault():
+    """The ramp takes two seconds."""
     run = Run(envelope(spec(), limits(), 200.0, Unruled(trip_ratio=1e9)), [-1.9, 0.0])
     while abs(run.motion.q[0] - 1.9) > 1e-9:
         assert run.tick([1.9, 0.0]).reasons == 0
@@ -302,7 +304,7 @@ def test_an_oscillation_from_tick_to_tick_stops_the_robot_within_half_a_second()
     assert_within(run)
 
 
-def test_a_request_far_beyond_the_limits_stops_the_robot_at_once():
+def test_a_target_far_beyond_the_limits_stops_the_robot_immediately():
     run = Run(envelope(spec(), limits(), 200.0))
     assert run.tick([1.9, 0.0]).reasons == 0  # 190 times
     run = Run(envelope(spec(), limits(velocity=1.0), 200.0))
@@ -311,7 +313,7 @@ def test_a_request_far_beyond_the_limits_stops_the_robot_at_once():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_never_sent_and_stops_the_robot(bad: float):
+def test_a_target_that_is_not_finite_is_never_sent_and_stops_the_robot(bad: float):
     run = Run(envelope(spec(), limits(), 200.0))
     for k in range(60):
         run.tick([0.01 * k, 0.0])
@@ -323,7 +325,7 @@ def test_what_is_not_finite_is_never_sent_and_stops_the_robot(bad: float):
 
 
 def moving_run(**changes: float) -> Run:
-    """In motion at a steady 1 rad/s and -0.5 rad/s."""
+    """Return a run with constant velocities of 1 rad/s and -0.5 rad/s."""
     run = Run(envelope(spec(), limits(**changes), 200.0, NOTHING_TRIPS))
     for k in range(150):
         run.tick([k / 200, -k / 400])
@@ -333,8 +335,8 @@ def moving_run(**changes: float) -> Run:
 
 @pytest.mark.parametrize("state", [State.SOFT_STOP, State.FAULT])
 @pytest.mark.parametrize("ticks", range(5, 20, 3))
-def test_a_stop_out_of_acceleration_keeps_every_limit(ticks: int, state: State):
-    """A target that is taken to the bit, at nearly the greatest acceleration and jerk."""
+def test_a_stop_during_acceleration_keeps_every_limit(ticks: int, state: State):
+    """The target is sent unchanged, at almost the limits of acceleration and jerk."""
     run = Run(envelope(spec(), limits(jerk=150.0, stop_jerk=150.0), 200.0))
     for k in range(ticks):
         t = k / 200
@@ -357,8 +359,8 @@ def test_a_soft_stop_brings_all_joints_to_rest_together_and_along_their_path():
     assert_within(run)
 
 
-def test_a_fault_stops_as_hard_as_is_declared():
-    """v / a + a / j, and one tick each for the differences to see it."""
+def test_a_fault_stops_as_hard_as_declared():
+    """The time is v / a + a / j, and one tick for each difference."""
     run = moving_run()
     ticks = 0
     while not run.tick(None, State.FAULT).stands():
@@ -368,7 +370,7 @@ def test_a_fault_stops_as_hard_as_is_declared():
 
 
 def test_joints_that_cannot_stop_softly_in_their_limits_stop_hard():
-    """The slower joint runs at the wall; waiting for the other would take it through."""
+    """The slower joint is close to its limit; a longer stop would exceed it."""
     e = envelope(spec(), limits(), 200.0, NOTHING_TRIPS)
     run = Run(e, [0.0, 1.6])
     for k in range(200):
@@ -390,7 +392,7 @@ def test_joints_that_cannot_stop_softly_in_their_limits_stop_hard():
         ({"q": [0.5, -0.37]}, Reason.TRACKING_ERROR),
     ],
 )
-def test_a_reading_that_cannot_be_stops_the_robot_in_the_same_tick(changes, reason: Reason):
+def test_an_impossible_reading_stops_the_robot_in_the_same_tick(changes, reason: Reason):
     run = moving_run()
     q = changes.pop("q", [0.745, -0.3725])
     found = reading(q, run.seq + 1, run.now, **changes)
@@ -398,7 +400,7 @@ def test_a_reading_that_cannot_be_stops_the_robot_in_the_same_tick(changes, reas
     assert abs(run.motion.a[0]) > 0
 
 
-def test_current_over_its_limit_stops_and_half_again_as_much_is_a_fault():
+def test_current_over_its_limit_stops_and_1_5_times_the_limit_is_a_fault():
     run = moving_run()
     for drawn, reason in ((1.3, Reason.CURRENT_HIGH), (4.0, Reason.CURRENT_EXTREME)):
         start = run.now
@@ -406,7 +408,7 @@ def test_current_over_its_limit_stops_and_half_again_as_much_is_a_fault():
             found = reading(run.motion.q, run.seq + 1, run.now, current_a=np.array([drawn, 0.1]))
             run.tick(None, State.HOLD, found=found)
             assert run.now - start < 0.15e9
-        assert run.now - start > 0.005e9  # one sample alone is no mean
+        assert run.now - start > 0.005e9  # a single sample is not a mean
 
 
 def test_a_reading_that_stays_the_same_is_stale_by_number_and_by_value():
@@ -427,7 +429,7 @@ def test_a_reading_that_stays_the_same_is_stale_by_number_and_by_value():
 
 
 @pytest.mark.parametrize("periods", [-1, 0, 6, 400])
-def test_a_clock_that_leaps_stops_the_robot(periods: int):
+def test_a_jump_of_the_clock_stops_the_robot(periods: int):
     run = moving_run()
     assert run.tick([0.75, -0.375], periods=periods).reasons >> Reason.CLOCK_JUMPED & 1
 
@@ -439,7 +441,7 @@ def test_a_silent_watchdog_stops_the_robot():
     assert run.motion.reasons == 1 << Reason.WATCHDOG_SILENT
 
 
-def test_the_check_changes_nothing_but_what_it_fills_in():
+def test_the_check_changes_only_its_output():
     run = moving_run()
     before, target = copy.deepcopy(run.motion), [0.8, 0.1]
     outcomes = []
@@ -453,7 +455,7 @@ def test_the_check_changes_nothing_but_what_it_fills_in():
     assert target == [0.8, 0.1]
 
 
-def test_the_check_leaves_no_object_behind():
+def test_the_check_leaves_no_objects():
     run = Run(envelope(spec(), limits(), 200.0, NOTHING_TRIPS))
     rng = random.Random(0)
     targets = [[rng.uniform(-2, 2), rng.uniform(-2, 2)] for _ in range(64)]
@@ -476,7 +478,7 @@ def test_the_check_leaves_no_object_behind():
         ticks(100)
         before, objects = tracemalloc.get_traced_memory()[0], gc.get_count()[0]
         ticks(200)
-        assert tracemalloc.get_traced_memory()[0] - before < 1000  # floats that differ, no more
+        assert tracemalloc.get_traced_memory()[0] - before < 1000  # only floats differ
         assert abs(gc.get_count()[0] - objects) <= 1
     finally:
         tracemalloc.stop()
@@ -486,7 +488,7 @@ def test_the_check_leaves_no_object_behind():
 # limits
 
 
-def test_the_tightest_of_all_limits_is_in_force_and_a_stop_stays_the_robots_own():
+def test_the_tightest_limits_are_in_force_except_for_stops():
     bundle = limits_from({"velocity": {"a": 1.0}, "position_low": {"b": -1.0}}, ("a", "b"))
     user = limits_from({"velocity": {"a": 5.0}, "stop_jerk": {"a": 1.0}}, ("a", "b"))
     merged = tightest(limits(), bundle, user)
@@ -497,7 +499,7 @@ def test_the_tightest_of_all_limits_is_in_force_and_a_stop_stays_the_robots_own(
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Limits)][2:])
-def test_a_limit_that_nearly_is_zero_is_refused_and_divides_nothing(name: str):
+def test_a_limit_near_zero_is_refused(name: str):
     tiny = limits(**{name: 5e-324})
     sentence = f"joint shoulder: {name} is 4.94066e-324, expected at least 1e-06"
     assert any(fault.startswith(sentence) for fault in limit_problems(("shoulder", "elbow"), tiny))
@@ -505,7 +507,7 @@ def test_a_limit_that_nearly_is_zero_is_refused_and_divides_nothing(name: str):
         envelope(spec(), tiny, 200.0)
 
 
-def test_the_smallest_limits_that_are_taken_divide_nothing_by_zero():
+def test_the_smallest_accepted_limits_cause_no_division_by_zero():
     smallest = dict.fromkeys([f.name for f in fields(Limits)][2:], 1e-6)
     run = Run(envelope(spec(), limits(**smallest), 200.0, NOTHING_TRIPS))
     rng = random.Random(0)
@@ -528,8 +530,8 @@ def test_a_missing_or_impossible_limit_is_named_with_its_joint():
 # workspace
 
 
-def test_the_robot_stays_in_its_workspace_by_kinematics_though_every_joint_may(tmp_path):
-    """Both links stretched along x the tool is at 0.5 m; the box ends at 0.45 m."""
+def test_the_robot_stays_in_its_workspace_although_no_joint_limit_is_reached(tmp_path):
+    """The tool is at 0.5 m with stretched links; the box ends at 0.45 m."""
     robot = spec(workspace=workspace(tmp_path))
     points = forward(robot)
     e = envelope(robot, limits(), 200.0, NOTHING_TRIPS, points)
@@ -546,7 +548,7 @@ def test_the_robot_stays_in_its_workspace_by_kinematics_though_every_joint_may(t
 
 
 def test_joints_that_would_leave_the_workspace_together_stop_hard():
-    """The slower joint could stand within 8 mrad; with the other it would take more."""
+    """The slower joint can stop within 8 mrad; a synchronous stop would take more."""
 
     def stopped(high: float) -> Run:
         run = Run(envelope(spec(), limits(), 200.0, NOTHING_TRIPS))
@@ -569,7 +571,7 @@ def test_joints_that_would_leave_the_workspace_together_stop_hard():
 
 
 def test_only_the_guard_commands_a_robot():
-    """No other file of the package calls `.command(`, and the guard gives its adapter to nobody."""
+    """No other file of the package calls `.command(`, and the guard does not expose its adapter."""
     callers = set()
     for file in (ROOT / "real_robot").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -610,7 +612,7 @@ def _ill(robot: MemoryRobot) -> None:
 
 
 def _stretched(robot: MemoryRobot) -> None:
-    robot.q[:] = 0.0  # the tool is beyond the workspace's end
+    robot.q[:] = 0.0  # the tool is outside the workspace
 
 
 @pytest.mark.parametrize("when", ["checked", "armed"])
@@ -622,7 +624,7 @@ def _stretched(robot: MemoryRobot) -> None:
         (_stretched, "outside its workspace"),
     ],
 )
-def test_a_robot_that_is_not_in_order_is_neither_checked_nor_armed(
+def test_a_robot_with_a_problem_is_neither_checked_nor_armed(
     tmp_path, when: str, fault, sentence: str
 ):
     clock = Clock()
@@ -638,7 +640,7 @@ def test_a_robot_that_is_not_in_order_is_neither_checked_nor_armed(
 
 
 def test_a_servo_without_torque_may_be_armed():
-    """One that rebooted while the robot held: arming is what switches it on."""
+    """A servo that rebooted while the robot held is switched on by arming."""
     guard, robot, clock = armed()
     go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
     go(guard, clock, None, 20)
@@ -665,10 +667,10 @@ def test_a_robot_is_not_re_armed_before_it_stands():
     go(guard, clock, None, 100)
     guard.re_arm("re-arm", clock.now)
     assert guard.state is State.CONNECTED
-    assert robot.goal == pytest.approx(guard.motion.q, abs=1e-4)  # it was told to the very end
+    assert robot.goal == pytest.approx(guard.motion.q, abs=1e-4)  # it was commanded until the end
 
 
-def test_a_robot_that_holds_since_a_fault_or_an_earlier_run_is_let_go():
+def test_a_robot_that_holds_since_a_fault_or_an_earlier_run_can_be_released():
     guard, robot, clock = armed()
     go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
     go(guard, clock, None, 20)
@@ -679,12 +681,12 @@ def test_a_robot_that_holds_since_a_fault_or_an_earlier_run_is_let_go():
     assert guard.state is State.CONNECTED
 
 
-def test_an_arm_that_sank_after_an_emergency_stop_is_armed_again_where_it_lies():
+def test_an_arm_that_sank_after_an_emergency_stop_is_armed_where_it_is():
     guard, robot, clock = armed()
     go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
     guard.limp(clock.now)
     robot.torque = False
-    for step in np.linspace(0, 0.5, 100):  # further than a goal may be away from a joint
+    for step in np.linspace(0, 0.5, 100):  # further than the tracking error
         robot.q[0] = step
         go(guard, clock, None)
     assert guard.motion.reasons == 1 << Reason.TRACKING_ERROR
@@ -724,11 +726,11 @@ def test_a_servo_that_rebooted_is_re_armed_and_one_that_is_hot_is_not(mended: St
 
 
 def test_a_blocked_arm_that_holds_after_an_emergency_stop_is_not_re_armed():
-    """It presses against what is in its way; the answer says so, not that a key is pressed."""
+    """It pushes against an obstacle; the message says so, not that a key is pressed."""
     guard, robot, clock = armed()
     go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
     robot.blocked[0] = True
-    for _ in range(30):  # before it has come to rest: then it would give way
+    for _ in range(30):  # before it is at rest, when the goals would move back
         robot.q[0] += 0.01
         go(guard, clock, None)
     with pytest.raises(Refused, match=f"^still present: {Reason.TRACKING_ERROR.text}"):
@@ -746,11 +748,11 @@ def test_nothing_is_sent_before_arming_and_a_goal_on_every_tick_after():
     guard.arm(clock.now)
     go(guard, clock, [0.1, 0.1], 10)
     assert len(robot.arrived) == 10
-    assert not np.any([q for _, q in robot.arrived])  # held, not followed
+    assert not np.any([q for _, q in robot.arrived])  # holds, does not follow
 
 
 @pytest.mark.parametrize("state", [State.HOLD, State.RUNNING])
-def test_an_emergency_stop_is_latched_until_a_person_re_arms(state: State):
+def test_an_emergency_stop_is_latched_until_an_operator_re_arms(state: State):
     guard, robot, clock = armed()
     if state in MOVING:
         guard.start(clock.now)
@@ -763,12 +765,59 @@ def test_an_emergency_stop_is_latched_until_a_person_re_arms(state: State):
     assert guard.state is State.ESTOP
     guard.re_arm("re-arm", clock.now)
     assert guard.state is State.CONNECTED
-    assert "disarm" not in robot.calls  # it went on holding
+    assert "disarm" not in robot.calls  # it kept holding
     assert robot.torque
 
 
+def stuck_joint() -> tuple[Guard, MemoryRobot, Clock]:
+    """Return a robot in FAULT because joint 0 did not move with its goals."""
+    guard, robot, clock = armed()
+    guard.start(clock.now)
+    robot.blocked[0] = True
+    for k in range(1, 200):
+        go(guard, clock, [0.5 * k / 200, 0.0])
+        if guard.state is State.FAULT:
+            break
+    assert guard.machine.latched is Reason.SENSOR_STUCK
+    return guard, robot, clock
+
+
+def test_a_stuck_sensor_is_re_armed_once_the_goals_are_at_rest():
+    """At rest no goal moves, so nothing shows a stuck sensor: it must not block re-arming.
+
+    The joint comes free with a jerk, which looks like a leap of its encoder: its goal jumps to the
+    measured position, where both stay.
+    """
+    guard, robot, clock = stuck_joint()
+    robot.q[0] = guard.motion.q[0] + 0.1
+    robot.lag_s = 1e9  # friction holds it there
+    go(guard, clock, None, 400)
+    assert guard.unconfirmed
+    assert guard.motion.reasons == 0
+    guard.re_arm("re-arm", clock.now)
+    assert guard.state is State.CONNECTED
+
+
+def test_an_emergency_stop_ends_the_motion_of_goals_after_a_fault():
+    guard, _, clock = stuck_joint()
+    moving = []
+    for _ in range(400):
+        go(guard, clock, None)
+        if guard.state is State.FAULT and guard.motion.q[0] < max(moving, default=0.0) - 0.01:
+            break  # the goals return to the measured position
+        moving.append(guard.motion.q[0])
+    go(guard, clock, None, others=1 << Reason.ESTOP_PRESSED)
+    assert (guard.state, guard.machine.latched) == (State.ESTOP, Reason.ESTOP_PRESSED)
+    speeds = []
+    for _ in range(20):
+        last = guard.motion.q[0]
+        go(guard, clock, None)
+        speeds.append(abs(guard.motion.q[0] - last))
+    assert min(speeds) == 0.0  # it came to rest before the goals went on
+
+
 def test_a_lost_bus_is_a_fault_and_its_return_does_not_re_arm():
-    """In motion: goals sent after the line came back would find the robot somewhere else."""
+    """The robot was moving: goals after the return of the line would not match its position."""
     guard, robot, clock = armed()
     guard.start(clock.now)
     for k in range(60):
@@ -780,7 +829,7 @@ def test_a_lost_bus_is_a_fault_and_its_return_does_not_re_arm():
     count = len(robot.arrived)
     go(guard, clock, [0.15, 0.0], 100)
     assert guard.state is State.FAULT
-    assert len(robot.arrived) == count  # nothing more is sent to a robot that was lost
+    assert len(robot.arrived) == count  # nothing is sent to a lost robot
 
 
 def test_closing_holds_and_reconnecting_keeps_the_latch():
@@ -798,7 +847,7 @@ def test_closing_holds_and_reconnecting_keeps_the_latch():
     assert "disarm" not in robot.calls
 
 
-def test_a_fresh_plan_is_taken_before_standstill_and_no_limit_is_passed():
+def test_a_new_plan_is_accepted_before_standstill_within_all_limits():
     guard, robot, clock = armed()
     guard.start(clock.now)
     start = len(robot.arrived)
@@ -815,9 +864,9 @@ def test_a_fresh_plan_is_taken_before_standstill_and_no_limit_is_passed():
     assert np.abs(a).max() <= 25 * (1 + 1e-6)
 
 
-def test_a_robot_that_was_told_something_else_is_a_fault():
+def test_a_sent_command_that_differs_from_the_goal_is_a_fault():
     guard, robot, clock = armed()
-    robot.spec.resolution[:] = 0.01  # it rounds to what it has not declared
+    robot.spec.resolution[:] = 0.01  # it rounds more than declared
     guard.envelope.resolution[:] = [1e-4, 1e-4]
     guard.start(clock.now)
     go(guard, clock, [0.0002, 0.0])
@@ -825,29 +874,30 @@ def test_a_robot_that_was_told_something_else_is_a_fault():
     assert guard.machine.latched is Reason.SENT_DIFFERS
 
 
-STANDING = {  # velocity, rad/s, and current, A, of a joint whose position stands still; by time, s
+# velocity, rad/s, and current, A, of a joint with constant position, as functions of time, s
+STANDING = {
     "stuck": (lambda t: 0.048, lambda t: 0.1, True),
     "blind, and pushed on by its servo": (lambda t: 0.0, lambda t: 0.1 + 0.1 * t, True),
     "turning": (lambda t: t - 0.06, lambda t: 0.1 + 0.1 * t, False),
-    # goals at 0.1 rad/s against 10.6 A/rad, which is an XM430's stiffness at its default gain
+    # goals at 0.1 rad/s, and 10.6 A/rad, the stiffness of an XM430 at its default gain
     "held by friction": (lambda t: 0.0, lambda t: 0.1 + 0.1 * 10.6 * t, False),
 }
 
 
 @pytest.mark.parametrize("case", STANDING)
-def test_a_joint_that_turns_or_that_friction_holds_is_not_taken_for_a_stuck_sensor(case: str):
+def test_a_reversing_or_sticking_joint_is_not_a_stuck_sensor(case: str):
     velocity, current, stuck = STANDING[case]
     assert stood_still(velocity, current, lives=True) == stuck
 
 
-def test_where_velocity_or_current_are_not_measured_a_small_motion_is_no_stuck_sensor():
-    """A difference of positions is 0 at a turning point; a current may be a constant."""
+def test_without_velocity_or_current_a_small_motion_is_not_a_stuck_sensor():
+    """A difference of positions is 0 at a turning point, and a current may be constant."""
     assert not stood_still(lambda t: 0.0, lambda t: 0.1 + 0.1 * t, lives=False)
     assert not stood_still(lambda t: 0.0, lambda t: 0.1, lives=False)
 
 
 def stood_still(velocity, current, *, lives: bool) -> bool:
-    """True if SENSOR_STUCK: goals move by 0.015 rad in 0.15 s, measured positions do not at all.
+    """Return True for SENSOR_STUCK after goals move by 0.015 rad in 0.15 s without motion.
 
     lives: before, velocity and current were measured while the position stood still.
     """
@@ -871,8 +921,8 @@ def stood_still(velocity, current, *, lives: bool) -> bool:
     return bool(seen)
 
 
-def test_an_encoder_leapt_if_the_measured_velocity_does_not_explain_how_far_a_joint_went():
-    """In 5 ms, at 2 rad/s at most: 0.01 rad; beyond four times that no velocity explains it."""
+def test_an_encoder_leapt_if_the_measured_velocity_does_not_explain_the_step():
+    """2 rad/s in 5 ms are at most 0.01 rad; no velocity explains more than four times that."""
     assert not leapt(0.0, 0.0099, 0.0, 2.0, 0.005)
     assert leapt(0.0, 0.03, 0.0, 2.0, 0.005)
     assert not leapt(0.0, 0.03, 6.0, 2.0, 0.005)  # pushed

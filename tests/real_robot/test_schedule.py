@@ -1,4 +1,4 @@
-"""Due times, late actions, and the spline between them."""
+"""Schedule: due times, late actions, and the spline between actions."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def at(schedule: Schedule, seconds: float):
 
 
 def test_actions_are_due_from_the_observation_not_from_when_inference_ended():
-    """10 Hz from an observation at 1.0 s that was answered at 1.23 s: 1.0, 1.1 and 1.2 are late."""
+    """10 Hz, observation at 1.0 s, chunk at 1.23 s: 1.0, 1.1 and 1.2 are late."""
     schedule = Schedule(Timing(10, 8), 1)
     assert schedule.offer(chunk(range(8), 1.0), round(1.23 * SECOND), [2.3], [0.0])
     assert schedule.counts.late_actions == 3
@@ -55,7 +55,7 @@ def test_the_spline_has_no_jump_in_position_or_velocity():
     schedule.offer(chunk(rng.normal(size=8), 0.0), 1, [0.0], [1.0])
     times = np.arange(1e-6, 0.699, 1e-5)
     velocity = np.diff([at(schedule, t)[0] for t in times]) / 1e-5
-    assert np.abs(np.diff(velocity)).max() < 0.2  # of some 20 /s; a kink would be of that size
+    assert np.abs(np.diff(velocity)).max() < 0.2  # about 20 /s; a kink would have that size
 
 
 def test_a_new_plan_begins_on_the_old_one_at_its_velocity():
@@ -70,14 +70,14 @@ def test_a_new_plan_begins_on_the_old_one_at_its_velocity():
     assert speed == pytest.approx((before[1] - before[0]) / h, abs=1e-2)
 
 
-def test_a_plan_holds_its_last_action_for_a_step_and_then_is_none():
+def test_a_plan_holds_its_last_action_for_one_step_and_then_ends():
     schedule = Schedule(Timing(10, 3), 1)
     schedule.offer(chunk([1, 2, 3], 0.0), 1, [0.0], [0.0])
     assert at(schedule, 0.29) == [3.0]
     assert at(schedule, 0.301) is None
 
 
-def test_a_chunk_of_which_nothing_is_left_is_dropped_and_the_old_one_goes_on():
+def test_a_completely_late_chunk_is_dropped_and_the_old_one_continues():
     schedule = Schedule(Timing(10, 4), 1)
     schedule.offer(chunk([0, 1, 2, 3], 0.0), 1, [0.0], [0.0])
     assert not schedule.offer(chunk([9, 9, 9, 9], 0.0, seq=1), 2 * SECOND, [0.0], [0.0])
@@ -103,8 +103,8 @@ def test_a_single_action_is_reached_one_step_after_it_arrives():
 
 
 @pytest.mark.parametrize("actions", [[1.0], np.ones(200)])
-def test_what_was_inferred_from_an_old_observation_is_dropped_whenever_it_is_due(actions):
-    """Inference hung for ten seconds: its answer knows nothing of the robot as it is now."""
+def test_a_chunk_from_an_old_observation_is_dropped(actions):
+    """Inference hung for 10 s: its chunk is based on an old state of the robot."""
     schedule = Schedule(Timing(10, len(actions), max_age_s=0.5), 1)
     assert not schedule.offer(chunk(actions, 0.0), 10 * SECOND, [0.0], [0.0])
     assert schedule.counts.late_chunks == 1
@@ -112,14 +112,14 @@ def test_what_was_inferred_from_an_old_observation_is_dropped_whenever_it_is_due
     assert schedule.offer(chunk(actions, 9.9, seq=1), 10 * SECOND, [0.0], [0.0])
 
 
-def test_a_robot_that_moves_late_is_told_early():
+def test_a_robot_with_latency_gets_its_commands_earlier():
     schedule = Schedule(Timing(10, 4, command_latency_s=0.03), 1)
     schedule.offer(chunk([0, 1, 2, 3], 0.0), 1, [0.0], [0.0])
     assert at(schedule, 0.2 - 0.03) == pytest.approx([2.0])
 
 
-def test_what_a_robot_that_moves_late_can_no_longer_reach_is_late():
-    """Due at 0.1 s: told at 0.02 s, a robot that takes 0.08 s would begin when it is due."""
+def test_with_latency_an_action_that_cannot_be_reached_is_late():
+    """Due at 0.1 s, commanded at 0.02 s: with a latency of 0.08 s it starts when it is due."""
     for latency_s, late in ((0.0, 1), (0.08, 2)):
         schedule = Schedule(Timing(10, 4, command_latency_s=latency_s), 1)
         schedule.offer(chunk([0, 1, 2, 3], 0.0), SECOND // 50, [0.0], [0.0])

@@ -1,4 +1,4 @@
-"""The state machine: the listed transitions and no others; a person alone clears a reason."""
+"""State machine: only listed transitions, and only an operator clears a reason."""
 
 import itertools
 
@@ -20,7 +20,7 @@ from real_robot.safety.states import (
 
 S, E = State, Event
 
-# written down from the description of the states, not from the table in the code
+# from the description of the states, not from the table in the code
 PERMITTED = {
     (S.DISCONNECTED, E.CONNECT, S.CONNECTED),
     (S.CONNECTED, E.CHECK, S.CHECKED),
@@ -42,7 +42,7 @@ PERMITTED = {
     *((s, E.LIMP, S.CONNECTED) for s in (S.CONNECTED, S.CHECKED, S.HOLD)),
     (S.FAULT, E.LIMP, S.FAULT),
     (S.ESTOP, E.LIMP, S.ESTOP),
-    *((s, E.FAULT, S.FAULT) for s in (S.HOLD, S.RUNNING, S.TAKEOVER, S.SOFT_STOP, S.FAULT)),
+    *((s, E.FAULT, S.FAULT) for s in (S.HOLD, S.RUNNING, S.TAKEOVER, S.SOFT_STOP)),
     *((s, E.ESTOP, S.ESTOP) for s in (S.HOLD, S.RUNNING, S.TAKEOVER, S.SOFT_STOP, S.FAULT)),
     *((s, E.CLOSE, S.DISCONNECTED) for s in S),
 }
@@ -51,7 +51,7 @@ FITTING = {E.STOP: Reason.WORKSPACE, E.FAULT: Reason.BUS_LOST, E.ESTOP: Reason.E
 
 
 def machine(state: State) -> Machine:
-    """One in `state`, as favorable to any event as can be: nothing latched, checked just now."""
+    """Return a machine in `state` that accepts most events: nothing latched, just checked."""
     return Machine(state, pending=Reason.PLAN_EXHAUSTED if state is S.SOFT_STOP else None)
 
 
@@ -89,7 +89,7 @@ def test_only_the_word_itself_re_arms(typed: str):
 def test_re_arming_is_refused_while_the_cause_is_there():
     tried = Machine(S.FAULT, latched=Reason.SERVO_ERROR)
     with pytest.raises(Refused, match=f"^still present: {Reason.BUS_LOST.text}"):
-        tried.re_arm(RE_ARM, there=[Reason.BUS_LOST], now_ns=0)  # not what came first
+        tried.re_arm(RE_ARM, there=[Reason.BUS_LOST], now_ns=0)  # not the first cause
 
 
 def test_a_latched_robot_neither_starts_nor_is_taken_over():
@@ -106,10 +106,10 @@ def test_a_check_holds_for_a_minute():
     assert tried.fire(E.ARM, 61 * 10**9) is S.HOLD
 
 
-def test_a_fresh_plan_goes_on_only_where_the_last_had_run_out():
+def test_a_new_plan_resumes_motion_only_if_the_last_one_ran_out():
     stopping = Machine(S.RUNNING)
     stopping.fire(E.STOP, 0, Reason.PLAN_EXHAUSTED)
-    stopping.fire(E.STOP, 0, Reason.WORKSPACE)  # what came second is the graver
+    stopping.fire(E.STOP, 0, Reason.WORKSPACE)  # the second one is more severe
     with pytest.raises(Refused):
         stopping.fire(E.FRESH_PLAN, 0)
     stopping.fire(E.STANDSTILL, 0)
@@ -118,7 +118,7 @@ def test_a_fresh_plan_goes_on_only_where_the_last_had_run_out():
 
 @pytest.mark.parametrize("ran_out", [False, True])
 def test_finishing_latches_nothing(ran_out: bool):
-    """Not even a plan that ran out a moment before; and then no fresh one goes on."""
+    """This includes a plan that has just run out; then no new plan resumes motion."""
     tried = Machine(S.RUNNING)
     if ran_out:
         tried.fire(E.STOP, 0, Reason.PLAN_EXHAUSTED)
@@ -138,7 +138,7 @@ def test_finishing_hides_no_other_reason():
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_a_reason_does_what_its_kind_does_and_nothing_else(reason: Reason):
+def test_each_reason_triggers_only_its_event(reason: Reason):
     kinds = {E.STOP: S.SOFT_STOP, E.FAULT: S.FAULT, E.ESTOP: S.ESTOP}
     for event, state in kinds.items():
         tried = Machine(S.RUNNING)
@@ -156,7 +156,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(Event), st.sampled_from(Reason)), ma
 
 @settings(max_examples=150, deadline=None)
 @given(EVENTS)
-def test_in_any_order_of_events_no_latch_goes_without_a_person(events):
+def test_in_any_order_of_events_only_an_operator_clears_a_latch(events):
     tried, now = Machine(), 0
     for event, reason in events:
         before, latched = tried.state, tried.latched
@@ -167,7 +167,7 @@ def test_in_any_order_of_events_no_latch_goes_without_a_person(events):
             assert (tried.state, tried.latched) == (before, latched)
             continue
         assert (before, event, after) in PERMITTED
-        if latched is not None:  # it stays, or a later one of a fault or an e-stop took its place
+        if latched is not None:  # it stays, or a later fault or emergency stop replaced it
             assert tried.latched is not None
             assert tried.latched is latched or event in (E.FAULT, E.ESTOP)
             assert after not in (S.RUNNING, S.TAKEOVER)

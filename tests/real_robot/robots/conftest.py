@@ -1,4 +1,4 @@
-"""The tabletop arm on a simulated line, with a clock of its own: no test here sleeps."""
+"""Tabletop arm on a simulated line with a simulated clock. No test here sleeps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ START_NS = 1_000_000_000_000
 
 
 class Rig:
-    """A line, a port on it, and a robot that is connected when a test asks for it."""
+    """Simulated line, its port, and a robot that a test connects."""
 
     def __init__(self, described: RobotDescription, **options: Any) -> None:
         watchdog_s = options.pop("watchdog_s", 0.0)
@@ -54,7 +54,7 @@ class Rig:
         self.port.sleep_until(self.port.now_ns() + round(seconds * 1e9))
 
     def tick(self, q: np.ndarray, period_s: float = 0.01) -> tuple[Reading, Sent]:
-        """A reading and a command, then the rest of the period."""
+        """Read, command, and wait for the rest of the period."""
         start, self.ticks = self.port.now_ns(), self.ticks + 1
         reading = self.robot.read()
         sent = self.robot.command(Command(self.ticks, start, q))
@@ -62,7 +62,7 @@ class Rig:
         return reading, sent
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        return [what for _, found, what in self.events if found == kind]
+        return [what for _, name, what in self.events if name == kind]
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
-"""A bundle of arm/reach on the servos: what `train` writes passes `robot check`; a policy of which
-all is known brings the tip to its target, by numpy, on the simulated line and its clock.
+"""Bundles of arm/reach on the servos.
+
+A bundle from `train` passes `robot check`. A policy with known weights moves the tip to its target
+on the simulated line, with the numpy runtime.
 """
 
 from dataclasses import replace
@@ -35,7 +37,7 @@ RATE_HZ, SECONDS = 100.0, 5.0
 
 
 def demonstrations(task: str, episodes: int, steps: int) -> Dataset:
-    """The expert's, from its first steps, which are cut off there."""
+    """Return truncated demonstrations of the expert."""
     env = envs.make_vector(task, episodes)
     expert: Any = ArmExpert(env)
     seen, alive, rows = env.reset(range(episodes)), np.arange(episodes), []
@@ -53,7 +55,7 @@ def demonstrations(task: str, episodes: int, steps: int) -> Dataset:
 
 
 def cloned(task: str, folder: Any, updates: int, **data: int) -> Any:
-    """The bundle of a clone of the expert."""
+    """Train a behavior-cloned policy and return its bundle."""
     result = train(
         algorithm="bc",
         task=task,
@@ -72,7 +74,7 @@ def cloned(task: str, folder: Any, updates: int, **data: int) -> Any:
 
 
 @pytest.mark.parametrize("task", ["arm/reach", "arm/push"])
-def test_what_train_writes_says_all_that_a_robot_asks(tmp_path, rig: Any, task: str) -> None:
+def test_bundles_from_train_pass_robot_check(tmp_path, rig: Any, task: str) -> None:
     path = cloned(task, tmp_path, 2, episodes=2, steps=3)
     lines = check(rig.robot, path, connect=False, runtime="numpy")
     assert [line.name for line in lines][2:] == ["names", "units", "rates", "answer"]
@@ -88,7 +90,7 @@ def test_what_train_writes_says_all_that_a_robot_asks(tmp_path, rig: Any, task: 
 
 
 class Tracked:
-    """The arm, and a tracker that knows where the target is."""
+    """Arm with a tracker of the target."""
 
     def __init__(self, robot: Any, target: np.ndarray) -> None:
         self.robot, self.target = robot, target
@@ -97,17 +99,17 @@ class Tracked:
         return getattr(self.robot, name)
 
     def arm(self) -> Reading:
-        return self.seen(self.robot.arm())
+        return self.with_target(self.robot.arm())
 
     def read(self) -> Reading:
-        return self.seen(self.robot.read())
+        return self.with_target(self.robot.read())
 
-    def seen(self, reading: Reading) -> Reading:
+    def with_target(self, reading: Reading) -> Reading:
         return replace(reading, channels={"target": self.target})
 
 
 class Inputs:
-    """What the control loop is told: begin, and what inference answers."""
+    """Inputs of the control loop: a start, and the chunks of inference."""
 
     def __init__(self, clock: Any, chunks: Ring) -> None:
         self.clock, self.chunks = clock, Reader(chunks)
@@ -130,7 +132,7 @@ class Inputs:
 
 
 def toward(target: np.ndarray, path: Path) -> Path:
-    """A quarter of the way to the angles of the target at each step: a network of one layer."""
+    """Return a one-layer policy that moves a quarter of the way to the target in each step."""
     env = Reach(1)
     half, goal = (env.action_high - env.action_low) / 2, inverse(target[None])[0]  # about 0
     weight = np.zeros((13, 5), np.float32)
@@ -144,7 +146,7 @@ def toward(target: np.ndarray, path: Path) -> Path:
 
 
 def test_a_bundle_drives_the_servos_to_the_target(tmp_path, rig: Any) -> None:
-    """Success as the task has it: within 2 cm, and still."""
+    """The tip must come within 2 cm and stand still, as in the task."""
     target = np.array([0.25, 0.1, 0.1])
     path = toward(target, tmp_path / "policy.bundle")
     policy = policies.load(path, runtime="numpy")
@@ -176,7 +178,7 @@ def test_a_bundle_drives_the_servos_to_the_target(tmp_path, rig: Any) -> None:
         inference.step(clock.now_ns())
         apart.append(float(np.linalg.norm(rig.line.physics.position_of("tip") - target)))
     assert (guard.state, guard.machine.latched) == (State.RUNNING, None)
-    assert abs(inference.seq - SECONDS * 25) <= 3  # one decision a period of the policy's
+    assert abs(inference.seq - SECONDS * 25) <= 3  # one decision per period of the policy
     assert apart[0] > 0.1
     assert apart[-1] < CLOSE_M
     assert np.abs(ticks.record["dq"]).max() < STILL_RAD_S

@@ -1,4 +1,4 @@
-"""`robot calibrate` on new servos, screwed on anyhow, with a person who moves the arm by hand."""
+"""`robot calibrate` on new servos with arbitrary mounting and a simulated operator."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ LOW, HIGH = np.array([-2.3, -1.5, -2.4, -1.8, -2.7]), np.array([2.2, 1.4, 2.3, 1
 
 
 class Person:
-    """Does what is asked of it, or leaves out what `lazy` names."""
+    """Simulated operator. `lazy` names a step that is left out."""
 
     def __init__(self, rig: Any, lazy: str = "") -> None:
         self.rig, self.lazy, self.heard = rig, lazy, list[str]()
@@ -33,7 +33,7 @@ class Person:
 
 @pytest.fixture
 def new_arm(make_rig: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Never calibrated; every other servo is screwed on the wrong way round."""
+    """Return an uncalibrated arm. Every other servo is reversed."""
     rig = make_rig(calibrated=False)
     monkeypatch.setattr(bus, "SerialPort", lambda path, baud: rig.port)
     return rig
@@ -66,7 +66,7 @@ def test_an_arm_moves_as_its_model_once_it_is_calibrated(
         ("ends", "not moved to both ends of its range"),
     ],
 )
-def test_who_does_not_move_the_arm_is_told_so_and_no_file_is_written(
+def test_a_joint_that_was_not_moved_is_named_and_no_file_is_written(
     tmp_path: Any, new_arm: Any, lazy: str, sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence):
@@ -77,10 +77,10 @@ def test_who_does_not_move_the_arm_is_told_so_and_no_file_is_written(
 
 
 @pytest.mark.parametrize(("owner", "claimed"), [(4242, True), (None, False)])
-def test_a_port_that_a_run_has_is_left_alone(
+def test_a_port_in_use_by_a_run_is_refused(
     new_arm: Any, monkeypatch: pytest.MonkeyPatch, owner: int | None, claimed: bool
 ) -> None:
-    """Torque would go off under a policy that moves the arm."""
+    """Otherwise torque would go off while a policy moves the arm."""
     monkeypatch.setattr(new_arm.port, "owner", lambda: owner)
     monkeypatch.setattr(new_arm.port, "claim", lambda: claimed)
     person = Person(new_arm)
@@ -89,9 +89,7 @@ def test_a_port_that_a_run_has_is_left_alone(
     assert (new_arm.events, person.heard) == ([], [])
 
 
-def test_servos_that_another_program_left_in_another_mode_are_calibrated_for_position_mode(
-    tmp_path: Any, new_arm: Any
-) -> None:
+def test_calibration_sets_position_mode(tmp_path: Any, new_arm: Any) -> None:
     """LeRobot leaves mode 4, extended position."""
     for servo in new_arm.line.servos:
         assert servo.write(table.OPERATING_MODE.address, b"\4") == 0
@@ -104,7 +102,7 @@ def test_servos_that_another_program_left_in_another_mode_are_calibrated_for_pos
 def test_a_joint_that_passed_tick_0_backwards_is_calibrated_like_any_other(
     tmp_path: Any, new_arm: Any
 ) -> None:
-    """Turned aside, servo 1 shows a negative tick; at its zero it is back in its turn."""
+    """Servo 1 shows a negative tick when turned; at its zero it is within its turn again."""
     servo = new_arm.line.servos[0]
     servo.mounting_ticks = 1030 - table.CENTER
     person = Person(new_arm)
@@ -120,15 +118,13 @@ def test_a_joint_that_passed_tick_0_backwards_is_calibrated_like_any_other(
     calibrating.calibrate("desk", ask=ask, calibration=file)
 
 
-def test_a_servo_that_was_turned_past_its_turn_is_not_said_to_be_silent(
-    tmp_path: Any, new_arm: Any
-) -> None:
+def test_a_servo_past_its_turn_is_not_reported_as_silent(tmp_path: Any, new_arm: Any) -> None:
     new_arm.line.servos[0].mounting_ticks = -10 - table.CENTER
     with pytest.raises(UserError, match=r"servo 1 shows tick -10 .*past its tick 0.*power off"):
         calibrating.calibrate("desk", ask=Person(new_arm), calibration=str(tmp_path / "c.json"))
 
 
-def test_a_servo_that_does_not_answer_ends_it_before_anything_is_written(new_arm: Any) -> None:
+def test_a_silent_servo_ends_calibration_before_anything_is_written(new_arm: Any) -> None:
     new_arm.faults(missing=(4,))
     with pytest.raises(UserError, match="servo 4 does not answer"):
         calibrating.calibrate("desk", ask=Person(new_arm))

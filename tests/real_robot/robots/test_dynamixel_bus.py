@@ -1,4 +1,4 @@
-"""The bus client: bounded waits, kept halves, and answers that belong to their requests."""
+"""Bus client: bounded waits, partial answers, and answers that match their requests."""
 
 import os
 import pty
@@ -33,12 +33,12 @@ def took_ms(rig: Any, call: Any) -> float:
     return (rig.port.now_ns() - start) * 1e-6
 
 
-def test_a_chain_is_read_in_the_time_of_its_bytes(rig: Any) -> None:
-    """14 + 5 bytes out, 5 * 15 back, 10 us each, and the adapter's millisecond."""
+def test_reading_all_servos_takes_the_time_of_the_bytes(rig: Any) -> None:
+    """14 + 5 bytes sent and 5 * 15 received, 10 us each, and 1 ms of the adapter."""
     assert took_ms(rig, lambda: rig.bus.sync_read(IDS, *POSITION)) == pytest.approx(1.94, abs=0.02)
 
 
-def test_a_missing_servo_costs_its_own_values_only(rig: Any) -> None:
+def test_a_missing_servo_does_not_affect_other_values(rig: Any) -> None:
     for missing in IDS:
         rig.faults(missing=(missing,))
         answers = rig.bus.sync_read(IDS, *POSITION)
@@ -47,13 +47,13 @@ def test_a_missing_servo_costs_its_own_values_only(rig: Any) -> None:
         ]
 
 
-def test_silence_is_noticed_within_five_milliseconds(rig: Any) -> None:
+def test_silence_is_detected_within_five_milliseconds(rig: Any) -> None:
     rig.faults(missing=IDS)
     assert took_ms(rig, lambda: rig.bus.sync_read(IDS, *POSITION)) < 6
 
 
 def test_no_corrupt_value_is_used(rig: Any) -> None:
-    """Every answer has one wrong byte: whichever it is, nothing comes through."""
+    """Every answer has one wrong byte. No position of that byte may pass."""
     rig.faults(corrupt=1.0)
     bus = rig.bus
     for _ in range(100):
@@ -61,7 +61,7 @@ def test_no_corrupt_value_is_used(rig: Any) -> None:
     assert bus.counters.corrupt > 100
 
 
-def test_a_refusal_is_told_from_silence(rig: Any) -> None:
+def test_a_refusal_differs_from_silence(rig: Any) -> None:
     bus = rig.bus
     answer = bus.write(1, table.PRESENT_POSITION.address, b"\0\0\0\0")
     assert (answer.code, answer.error) == (Code.REFUSED, 7)
@@ -70,9 +70,9 @@ def test_a_refusal_is_told_from_silence(rig: Any) -> None:
     assert bus.read(1, 660, 40).error == 4
 
 
-def test_a_late_answer_is_not_the_next_requests(rig: Any) -> None:
-    """A register that counts time: after an answer that came too late, every further one must be
-    from after its own request."""
+def test_a_late_answer_is_not_used_for_the_next_request(rig: Any) -> None:
+    """Read a register that counts time. After a late answer, each further answer must be from after
+    its own request."""
     bus = rig.bus
     tick = table.REALTIME_TICK
 
@@ -92,8 +92,8 @@ def test_a_late_answer_is_not_the_next_requests(rig: Any) -> None:
     assert bus.counters.strays + bus.counters.dropped > 0
 
 
-def test_after_a_time_out_the_line_is_silent_before_the_next_request(rig: Any) -> None:
-    """An answer a moment too late has the next request's id and size, and another register."""
+def test_after_a_timeout_the_line_is_silent_before_the_next_request(rig: Any) -> None:
+    """A late answer has the id and size of the next request, but another register."""
     bus, velocity = rig.bus, table.PRESENT_VELOCITY.address
     rig.line.physics.pose(np.array([0.5, 0.0, 0.0, 0.0, 0.0]))
     for late_s in np.arange(0.0016, 0.0024, 0.0001):
@@ -106,8 +106,8 @@ def test_after_a_time_out_the_line_is_silent_before_the_next_request(rig: Any) -
     assert first.code is Code.TIMEOUT
 
 
-def test_an_adapter_that_stalls_leaves_nothing_behind(rig: Any) -> None:
-    """It keeps all requests for 250 ms, then passes them on: no later answer is an older one."""
+def test_a_stalled_adapter_leaves_no_old_answers(rig: Any) -> None:
+    """The adapter holds all requests for 250 ms. No later answer may be an older one."""
     bus, tick = rig.bus, table.REALTIME_TICK
     rig.event("stall", seconds=0.25)
     lag_ms = []
@@ -121,7 +121,7 @@ def test_an_adapter_that_stalls_leaves_nothing_behind(rig: Any) -> None:
     assert None not in lag_ms[-200:]
 
 
-def test_a_port_that_goes_away_is_a_code(rig: Any) -> None:
+def test_a_lost_port_is_a_code(rig: Any) -> None:
     bus = rig.bus
     rig.faults(unplugged=True)
     assert set(codes(bus.sync_read(IDS, *POSITION))) == {Code.LOST}
@@ -131,18 +131,18 @@ def test_a_port_that_goes_away_is_a_code(rig: Any) -> None:
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, str]]:
-    """The master of a pseudo-terminal and its slave's path."""
+    """Yield the master of a pseudo-terminal and the path of its slave."""
     master, slave = pty.openpty()
     tty.setraw(slave)
     yield master, os.ttyname(slave)
     for handle in (master, slave):
         try:
             os.close(handle)
-        except OSError:  # a test has closed it
+        except OSError:  # closed by a test
             continue
 
 
-def test_a_serial_port_reads_what_is_there_even_when_it_is_late(terminal: tuple[int, str]) -> None:
+def test_a_serial_port_reads_available_bytes_after_the_deadline(terminal: tuple[int, str]) -> None:
     master, path = terminal
     port = SerialPort(path, 1_000_000)
     os.write(master, status(3, 0, b"\x2a"))
@@ -158,7 +158,7 @@ def test_a_serial_port_reads_what_is_there_even_when_it_is_late(terminal: tuple[
     port.close()
 
 
-def test_a_hang_up_is_noticed(terminal: tuple[int, str]) -> None:
+def test_a_hang_up_is_detected(terminal: tuple[int, str]) -> None:
     master, path = terminal
     port = SerialPort(path, 1_000_000)
     os.close(master)
@@ -167,7 +167,7 @@ def test_a_hang_up_is_noticed(terminal: tuple[int, str]) -> None:
     assert Bus(port, 1_000_000).ping(1).code is Code.LOST
 
 
-def test_a_claimed_port_is_known_to_other_processes(terminal: tuple[int, str]) -> None:
+def test_other_processes_see_that_a_port_is_claimed(terminal: tuple[int, str]) -> None:
     _, path = terminal
     port = SerialPort(path, 1_000_000)
     assert port.owner() is None
@@ -189,7 +189,7 @@ def test_a_claimed_port_is_known_to_other_processes(terminal: tuple[int, str]) -
         ("/dev/null", 123, "do not support this rate"),
     ],
 )
-def test_what_is_no_port_is_said_in_a_sentence(path: str, baud: int, says: str) -> None:
+def test_an_invalid_port_is_refused_with_a_message(path: str, baud: int, says: str) -> None:
     with pytest.raises(UserError, match=says):
         SerialPort(path, baud)
     assert not Path("/dev/no-such-port").exists()

@@ -1,4 +1,4 @@
-"""Protocol 2 on the wire, against the maker's published examples."""
+"""Packets of protocol 2, compared with the vendor's published examples."""
 
 import random
 
@@ -37,15 +37,15 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_packets_are_the_makers_to_the_byte(name: str) -> None:
+def test_packets_equal_the_vendors_examples(name: str) -> None:
     (id_, instruction, parameters), wire = PUBLISHED[name]
     content, wire_bytes = bytes.fromhex(parameters), bytes.fromhex(wire)
     assert encode(id_, instruction, content) == wire_bytes
     assert list(Decoder().feed(wire_bytes)) == [Packet(id_, instruction, content)]
 
 
-def test_the_checksum_is_the_polynomials_remainder() -> None:
-    """By long division over bits, with nothing of the table."""
+def test_the_checksum_is_the_remainder_of_the_polynomial() -> None:
+    """The reference is a long division over bits, without the table."""
     data = bytes(random.Random(1).randrange(256) for _ in range(40))
     remainder = 0
     for bit in range(8 * len(data) + 16):
@@ -57,7 +57,7 @@ def test_the_checksum_is_the_polynomials_remainder() -> None:
     assert crc16(data) == remainder
 
 
-def test_a_header_in_the_data_is_stuffed_and_comes_back() -> None:
+def test_a_header_in_the_data_is_stuffed_and_restored() -> None:
     for content in (b"\xff\xff\xfd", b"\xff\xff\xfd\xfd\x00", b"\x01\xff\xff\xff\xfd\xff\xff\xfd"):
         wire = status(7, 0, content)
         assert wire[7:].count(b"\xff\xff\xfd") == wire[7:].count(b"\xff\xff\xfd\xfd")
@@ -65,7 +65,7 @@ def test_a_header_in_the_data_is_stuffed_and_comes_back() -> None:
         assert list(Decoder().feed(wire)) == [Packet(7, Instruction.STATUS, b"\0" + content)]
 
 
-def test_packets_are_found_between_noise_however_the_bytes_are_cut() -> None:
+def test_packets_are_found_in_noise_for_any_split_of_the_bytes() -> None:
     chance = random.Random(2)
     for _ in range(200):
         packets = [
@@ -83,9 +83,9 @@ def test_packets_are_found_between_noise_however_the_bytes_are_cut() -> None:
         assert found == packets
 
 
-def test_one_wrong_byte_costs_its_packet_only() -> None:
+def test_one_wrong_byte_loses_only_its_packet() -> None:
     wire = [status(id_, 0, b"\x10\x20\x30\x40") for id_ in (1, 2, 3)]
-    for where in range(4, len(wire[1])):  # behind the header, the lengths included
+    for where in range(4, len(wire[1])):  # after the header, including the length
         broken = bytearray(wire[1])
         broken[where] ^= 0x04
         decoder = Decoder(max_length=64)
@@ -94,7 +94,7 @@ def test_one_wrong_byte_costs_its_packet_only() -> None:
         assert decoder.rejected >= 1
 
 
-def test_a_count_means_what_the_manual_says() -> None:
+def test_units_equal_the_manual() -> None:
     assert pytest.approx(2 * 3.14159265 / 4096, rel=1e-6) == table.RAD
     assert pytest.approx(0.02398, abs=1e-5) == table.RAD_S  # 0.229 revolutions a minute
     assert table.GOAL_POSITION.pack(-2) == b"\xfe\xff\xff\xff"

@@ -1,7 +1,7 @@
-"""An arm of X servos as a robot: what it refuses, how it arms, what its readings say of faults.
+"""Adapter for X servos: refusals, arming, and faults in readings.
 
-The simulated servos are screwed on at odd angles and every other one counts backward: angles come
-out right only if calibration and signs do.
+The simulated servos have arbitrary mounting angles, and every other one counts backward. So angles
+are right only if calibration and signs are.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def test_connecting_writes_nothing(rig: Any) -> None:
 def test_arming_moves_nothing_and_commands_move_the_joints_that_are_named(rig: Any) -> None:
     q = rig.line.physics.q.copy()
     reading = rig.armed()
-    np.testing.assert_allclose(rig.line.physics.q, q, atol=0.02)  # it sags by its weight
+    np.testing.assert_allclose(rig.line.physics.q, q, atol=0.02)  # it sags under gravity
     assert not reading.status.any()
     goal = reading.q + np.array([0.2, 0.1, -0.2, 0.1, 0.3])
     for _ in range(100):
@@ -65,7 +65,7 @@ def test_velocity_and_current_have_the_joints_sign(rig: Any) -> None:
     np.testing.assert_allclose(reading.current_a, amperes, atol=0.1)
 
 
-def test_what_leaves_the_host_is_inside_the_limits(rig: Any) -> None:
+def test_commands_are_inside_the_limits(rig: Any) -> None:
     rig.armed()
     limits = rig.robot.spec.limits
     for wild in (-9.0, 9.0):
@@ -76,7 +76,7 @@ def test_what_leaves_the_host_is_inside_the_limits(rig: Any) -> None:
         np.testing.assert_allclose(sent.q, nearest, atol=rig.robot.spec.resolution[0])
 
 
-def test_no_number_is_never_sent(rig: Any) -> None:
+def test_nan_is_never_sent(rig: Any) -> None:
     q = rig.armed().q
     before = len(rig.of("goals"))
     for bad in (np.nan, np.inf):
@@ -104,7 +104,7 @@ def test_closing_holds(rig: Any) -> None:
     assert abs(rig.line.physics.dq).max() < 0.01
 
 
-def test_what_a_tracker_saw_has_the_trackers_own_stamp(rig: Any, desk: Any, tmp_path: Path) -> None:
+def test_tracker_values_have_the_trackers_timestamp(rig: Any, desk: Any, tmp_path: Path) -> None:
     ring = Ring.create(tmp_path / "tracker", tracker.record_type(desk.spec.channels), tracker.SLOTS)
     servos = arm.calibration(rig.line, desk)
     robot = DynamixelRobot(
@@ -117,7 +117,7 @@ def test_what_a_tracker_saw_has_the_trackers_own_stamp(rig: Any, desk: Any, tmp_
     ring.push()
     reading = robot.read()
     assert (reading.channels["target"].tolist(), reading.channels_ns) == ([0.1, 0.2, 0.3], seen_ns)
-    ring.record["time_ns"] = rig.port.now_ns() + 10**9  # by another clock, it would never be old
+    ring.record["time_ns"] = rig.port.now_ns() + 10**9  # with another clock it would never be old
     ring.push()
     assert np.isnan(robot.read().channels["target"]).all()
 
@@ -129,7 +129,7 @@ def test_disarming_lets_go(rig: Any) -> None:
     assert not any(servo.torque_on for servo in rig.line.servos)
 
 
-def test_what_does_not_let_go_is_named(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joints_that_still_hold_are_named(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.armed()
     stuck, torque = rig.line.servos[1], type(rig.line.servos[1])._torque
     monkeypatch.setattr(SimulatedServo, "_torque", lambda s, on: s is stuck or torque(s, on))
@@ -137,10 +137,10 @@ def test_what_does_not_let_go_is_named(rig: Any, monkeypatch: pytest.MonkeyPatch
         rig.robot.disarm()
 
 
-def test_arming_does_not_rely_on_servos_to_begin_where_they_stand(
+def test_arming_sets_goals_to_the_present_positions(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that kept its last goal would leap there: it says that it heard where it stands."""
+    """A servo that kept its last goal would jump there, so each confirms its goal."""
     told, write, sync_write = list[tuple[int, Any]](), Bus.write, Bus.sync_write
 
     def hears(bus: Bus, id_: int, address: int, data: bytes, *patience: float) -> Any:
@@ -161,7 +161,7 @@ def test_arming_does_not_rely_on_servos_to_begin_where_they_stand(
 
 
 @pytest.mark.parametrize("heard", ["goal", "torque"])
-def test_a_servo_that_misses_a_part_of_arming_is_asked_again_or_named(
+def test_a_servo_that_misses_a_part_of_arming_is_retried_or_named(
     rig: Any, monkeypatch: pytest.MonkeyPatch, heard: str
 ) -> None:
     write, deaf = Bus.write, table.GOAL_POSITION if heard == "goal" else table.TORQUE_ENABLE
@@ -185,7 +185,7 @@ def test_a_servo_that_misses_a_part_of_arming_is_asked_again_or_named(
     assert not any(servo.torque_on for servo in rig.line.servos if servo.id != 3)
 
 
-def test_a_servo_in_another_mode_since_it_was_connected_is_not_armed(rig: Any) -> None:
+def test_a_servo_whose_mode_changed_after_connecting_is_not_armed(rig: Any) -> None:
     rig.robot.connect()
     rig.line.servos[3].write(table.OPERATING_MODE.address, b"\x04")
     with pytest.raises(UserError, match=r"wrist: servo 4 is in operating mode 4 .*calibrate"):
@@ -193,8 +193,10 @@ def test_a_servo_in_another_mode_since_it_was_connected_is_not_armed(rig: Any) -
     assert not any(servo.torque_on for servo in rig.line.servos)
 
 
-def test_a_second_instance_holds_where_the_arm_is(make_rig: Callable[..., Any], desk: Any) -> None:
-    """The watchdog's: connected beside the first, it writes goal := present once."""
+def test_a_second_instance_holds_at_the_present_position(
+    make_rig: Callable[..., Any], desk: Any
+) -> None:
+    """The watchdog's instance, connected at the same time, sets goals to positions once."""
     rig = make_rig()
     goal = rig.armed().q
     other = type(rig.robot)(
@@ -236,9 +238,7 @@ def test_another_arms_calibration_is_refused(
     assert not rig.events
 
 
-def test_a_slow_line_is_refused_before_it_makes_the_loop_late(
-    make_rig: Callable[..., Any], desk: Any
-) -> None:
+def test_a_line_too_slow_for_the_loop_is_refused(make_rig: Callable[..., Any], desk: Any) -> None:
     rig = make_rig()
     spec = replace(desk.spec, timeout_s=0.004)
     servos = arm.calibration(rig.line, desk)
@@ -247,7 +247,7 @@ def test_a_slow_line_is_refused_before_it_makes_the_loop_late(
         robot.connect()
 
 
-def test_a_hardware_error_is_no_state_to_arm_in(rig: Any) -> None:
+def test_a_servo_with_a_hardware_error_is_not_armed(rig: Any) -> None:
     rig.event("fail", id=3, bits=0x20)
     rig.robot.connect()
     with pytest.raises(UserError, match="elbow: overload"):
@@ -264,14 +264,16 @@ def test_a_joint_outside_its_servos_limits_is_not_armed(rig: Any) -> None:
 
 
 def test_servos_that_would_ignore_goals_are_refused(rig: Any) -> None:
-    """A sync write has no answer: a goal beyond the servo's own limits would vanish silently."""
+    """A sync write has no answer: a goal beyond the servo's limits would be lost silently."""
     servo = rig.line.servo(3)
     servo.write(table.MAX_POSITION.address, table.MAX_POSITION.pack(3000))
     with pytest.raises(UserError, match=r"elbow: servo 3 is limited to ticks .* to 3000"):
         rig.robot.connect()
 
 
-def test_a_calibration_file_is_of_these_joints(tmp_path: Path, rig: Any, desk: Any) -> None:
+def test_a_calibration_file_with_other_joints_is_refused(
+    tmp_path: Path, rig: Any, desk: Any
+) -> None:
     servos = arm.calibration(rig.line, desk)
     path = tmp_path / "arm.json"
     calibration.save(path, servos)
@@ -285,7 +287,7 @@ def test_a_calibration_file_is_of_these_joints(tmp_path: Path, rig: Any, desk: A
         calibration.load(path, desk.spec.joints)
 
 
-def test_calibrating_makes_here_zero(make_rig: Callable[..., Any]) -> None:
+def test_calibrating_sets_the_zero(make_rig: Callable[..., Any]) -> None:
     rig = make_rig(calibrated=False)
     rig.line.physics.pose(np.array([0.1, -0.2, 0.3, 0.0, 0.0]))
     bus = rig.bus
@@ -322,7 +324,7 @@ def test_9_a_missing_servo_is_named_in_time_and_its_values_are_the_last(
     ]
     assert reading.end_ns - reading.request_ns < 10e6
     assert reading.seq == before.seq
-    assert reading.middle_ns == before.middle_ns  # when its values were true
+    assert reading.middle_ns == before.middle_ns  # time of its values
     np.testing.assert_array_equal(reading.q, before.q)
     rig.faults()
     assert rig.robot.read().code is Code.OK
@@ -330,7 +332,7 @@ def test_9_a_missing_servo_is_named_in_time_and_its_values_are_the_last(
 
 @pytest.mark.parametrize(("share", "fails_at_most"), [(0.02, 0.02), (0.2, 0.6)])
 @pytest.mark.parametrize("fault", ["drop", "corrupt"])
-def test_10_and_11_lost_and_broken_answers_are_asked_for_again_within_the_tick(
+def test_10_and_11_lost_and_corrupt_answers_are_retried_within_the_tick(
     rig: Any, fault: str, share: float, fails_at_most: float
 ) -> None:
     q = rig.armed().q
@@ -344,8 +346,8 @@ def test_10_and_11_lost_and_broken_answers_are_asked_for_again_within_the_tick(
     assert failed <= fails_at_most * 200
 
 
-def test_answers_that_all_come_late_are_waited_for_as_long_as_a_reading_may_take(rig: Any) -> None:
-    """2.6 ms on the wire, 4 ms late: by then there is no time to ask all of them again."""
+def test_if_all_answers_are_late_the_reading_waits_until_its_timeout(rig: Any) -> None:
+    """2.6 ms on the line and 4 ms late: there is no time left to ask all servos again."""
     q = rig.armed().q
     rig.faults(delay_s=0.004)
     reading, _ = rig.tick(q)
@@ -357,7 +359,7 @@ def test_answers_that_all_come_late_are_waited_for_as_long_as_a_reading_may_take
 
 
 def test_12_after_a_late_answer_readings_are_current(rig: Any) -> None:
-    """Known motion: the arm turns, and a reading that belonged to an earlier request would lag."""
+    """The arm turns with known motion; a reading of an earlier request would lag."""
     q = rig.armed().q
     for k in range(400):
         if k in (50, 120, 200):
@@ -383,10 +385,10 @@ def test_13_unplugging_is_a_code_and_plugging_in_arms_nothing(rig: Any) -> None:
     before = len(rig.events)
     rig.robot.connect()
     assert len(rig.events) == before
-    assert all(servo.torque_on for servo in rig.line.servos)  # it was held all the time
+    assert all(servo.torque_on for servo in rig.line.servos)  # held all the time
 
 
-def test_14_a_reboot_is_seen_and_rearming_does_not_leap(rig: Any) -> None:
+def test_14_a_reboot_is_detected_and_rearming_does_not_jump(rig: Any) -> None:
     q = rig.armed().q
     rig.event("reboot", id=2)
     seen = []
@@ -415,7 +417,7 @@ def test_14_a_servo_that_reboots_and_then_falls_silent_takes_no_longer_than_a_re
     q = rig.armed().q
     for id_ in rebooted:
         rig.event("reboot", id=id_)
-    for _ in range(60):  # until it answers again: that it has forgotten what to show is known then
+    for _ in range(60):  # until it answers again, which shows that its mapping is lost
         reading, _ = rig.tick(q)
         if reading.code is Code.REFUSED:
             break
@@ -435,7 +437,7 @@ def test_14_a_servo_that_reboots_and_then_falls_silent_takes_no_longer_than_a_re
     assert reading.code is Code.OK
 
 
-def test_14_torque_that_drops_is_seen_at_once(rig: Any) -> None:
+def test_14_lost_torque_is_detected_immediately(rig: Any) -> None:
     q = rig.armed().q
     rig.event("torque_off", id=4)
     reading, _ = rig.tick(q)
@@ -457,7 +459,7 @@ def test_15_a_hardware_error_is_in_the_next_reading(rig: Any, bits: int, status:
     assert reading.status[2] == status
 
 
-def test_8_measurements_that_stand_still_are_not_new(rig: Any) -> None:
+def test_8_frozen_measurements_are_not_new(rig: Any) -> None:
     q = rig.armed().q
     before, _ = rig.tick(q)
     rig.faults(frozen=(3,))
@@ -467,7 +469,7 @@ def test_8_measurements_that_stand_still_are_not_new(rig: Any) -> None:
     assert later[-1].status[2] == Status.MISSING
 
 
-def test_16_a_turn_that_jumps_is_in_the_reading(rig: Any) -> None:
+def test_16_a_jump_by_a_turn_is_in_the_reading(rig: Any) -> None:
     q = rig.armed().q
     rig.faults(wrap={2: 4096})
     reading, _ = rig.tick(q)
@@ -520,8 +522,8 @@ def test_20_every_servo_that_has_a_watchdog_uses_it_unless_it_is_off(make_rig: A
         old.robot.connect()
 
 
-def test_a_servos_clock_dates_its_answers_whatever_the_crystal() -> None:
-    """One that runs 0.5 % fast is followed; an answer older than its request is not taken."""
+def test_a_servos_clock_dates_its_answers_despite_drift() -> None:
+    """A clock that runs 0.5 % fast is tracked. An answer older than its request is refused."""
     clock, now_ms = Clock(), 5_000.0
     for _ in range(20_000):
         now_ms += 5
@@ -532,10 +534,10 @@ def test_a_servos_clock_dates_its_answers_whatever_the_crystal() -> None:
     assert not clock.within(old, int((now_ms - 1) * 1e6), int((now_ms + 2) * 1e6))
 
 
-def test_a_joint_that_leapt_out_of_its_servos_limits_is_let_go_rather_than_pressed(
+def test_torque_goes_off_if_the_encoder_leaps_out_of_the_servos_limits(
     rig: Any,
 ) -> None:
-    """The servo ignores any goal that would hold it there; the others hold."""
+    """The servo ignores goals that would hold it there; the other servos hold."""
     q = rig.armed().q
     rig.faults(wrap={2: 2048})
     assert rig.robot.hold("the encoder leapt") == []

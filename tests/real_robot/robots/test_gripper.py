@@ -1,4 +1,4 @@
-"""A gripper closes on an object: contact is no fault, its force is bounded, a collision stops."""
+"""Gripper on an object: contact is not a fault, force is bounded, collisions stop the robot."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +19,10 @@ GRIPPER, GRIP_A, SQUEEZE = 4, 0.4, 0.08
 
 
 class Closing(Swing):
-    """Holds the arm still and turns the last joint by `speed` rad/s, by at most `way` rad."""
+    """Policy that turns the last joint at `speed` rad/s by at most `way` rad."""
 
     speed, way, joint = 1.0, 1.5, GRIPPER
-    opens = False  # it moves away from its closed end
+    opens = False  # the joint opens
 
     def path(self, times_s: np.ndarray) -> np.ndarray:
         since = np.maximum(times_s - self.bench.start_s, 0)
@@ -66,21 +66,21 @@ def run(
 
 
 def meets(at_rad: float, closes: int = 1, joint: int = GRIPPER) -> Any:
-    """An object in the way of a joint."""
+    """Place an object in the way of a joint."""
     return lambda bench: bench.event("grasp", index=joint, at_rad=at_rad, closes=closes)
 
 
 @pytest.mark.parametrize(("seed", "sign"), [(0, 1), (1, 1), (2, -1), (3, -1)])
-def test_a_grasp_holds_within_its_current_and_is_no_fault(
+def test_a_grasp_holds_within_its_current_and_is_not_a_fault(
     tmp_path: Path, seed: int, sign: int
 ) -> None:
-    """Whichever end it closes at. It goes on holding in HOLD."""
+    """This holds for both closing directions, and in HOLD."""
     at_rad = float(np.random.default_rng(seed).uniform(0.2, 0.8))
-    found = run(tmp_path, seed, 2.0, meets(sign * at_rad, sign), speed=float(sign))
-    guard, bench = found.guard, found.bench
+    result = run(tmp_path, seed, 2.0, meets(sign * at_rad, sign), speed=float(sign))
+    guard, bench = result.guard, result.bench
     assert guard.state is State.RUNNING
-    assert max(found.currents[-50:]) < 1.05 * GRIP_A
-    assert min(found.currents[-50:]) > 0.75 * GRIP_A
+    assert max(result.currents[-50:]) < 1.05 * GRIP_A
+    assert min(result.currents[-50:]) > 0.75 * GRIP_A
     bench.inputs.requests.append(Request(finish=True))
     bench.run(150)
     assert guard.state is State.HOLD
@@ -94,35 +94,35 @@ def test_a_grasp_holds_within_its_current_and_is_no_fault(
 STOPS = {Reason.TRACKING_ERROR, Reason.SENSOR_STUCK, Reason.CURRENT_HIGH, Reason.CURRENT_EXTREME}
 
 
-def test_a_gripper_that_meets_something_while_it_opens_stops(tmp_path: Path) -> None:
-    found = run(tmp_path, 0, 2.0, meets(-0.4, -1), speed=-1.0, opens=True)
-    assert found.guard.cause in STOPS
-    assert found.guard.culprits == 1 << GRIPPER
+def test_a_gripper_that_is_blocked_while_it_opens_stops(tmp_path: Path) -> None:
+    result = run(tmp_path, 0, 2.0, meets(-0.4, -1), speed=-1.0, opens=True)
+    assert result.guard.cause in STOPS
+    assert result.guard.culprits == 1 << GRIPPER
 
 
-def test_another_joint_that_meets_something_stops_as_before(tmp_path: Path) -> None:
-    found = run(tmp_path, 0, 2.0, meets(0.3, 1, 0), joint=0)
-    assert found.guard.cause in STOPS
-    assert found.guard.culprits == 1
+def test_another_blocked_joint_still_stops_the_robot(tmp_path: Path) -> None:
+    result = run(tmp_path, 0, 2.0, meets(0.3, 1, 0), joint=0)
+    assert result.guard.cause in STOPS
+    assert result.guard.culprits == 1
 
 
 def test_a_gripper_that_is_forced_far_beyond_its_grip_stops(tmp_path: Path) -> None:
     """3.5 N m on a servo of 1.78 N m/A are 2 A; the joint may draw 1.2."""
-    found = run(tmp_path, 0, 1.0, meets(0.3))
-    assert found.guard.state is State.RUNNING
-    physics = found.bench.line.physics
+    result = run(tmp_path, 0, 1.0, meets(0.3))
+    assert result.guard.state is State.RUNNING
+    physics = result.bench.line.physics
     physics.grasp(GRIPPER, float(physics.q[GRIPPER]) - 0.15, 1)
-    found.bench.run(60)
-    assert found.guard.cause in STOPS
+    result.bench.run(60)
+    assert result.guard.cause in STOPS
 
 
-def test_an_emergency_stop_does_not_drop_what_is_gripped(tmp_path: Path) -> None:
-    found = run(tmp_path, 0, 1.5, meets(0.3))
-    found.bench.inputs.requests.append(Request(estop=True))
-    found.bench.run(100)
-    assert found.guard.state is State.ESTOP
-    assert found.guard.motion.q[GRIPPER] > found.guard.motion.measured[GRIPPER] + 0.003
-    assert found.guard.motion.current_a[GRIPPER] > 0.5 * GRIP_A
+def test_an_emergency_stop_does_not_drop_the_object(tmp_path: Path) -> None:
+    result = run(tmp_path, 0, 1.5, meets(0.3))
+    result.bench.inputs.requests.append(Request(estop=True))
+    result.bench.run(100)
+    assert result.guard.state is State.ESTOP
+    assert result.guard.motion.q[GRIPPER] > result.guard.motion.measured[GRIPPER] + 0.003
+    assert result.guard.motion.current_a[GRIPPER] > 0.5 * GRIP_A
 
 
 @pytest.mark.parametrize(

@@ -16,22 +16,22 @@ from real_robot.robots.physics import Physics
 from real_robot.robots.simulated import tracker_values
 
 
-def test_a_simulated_tracker_sees_the_goal_that_a_push_has_and_nothing_of_what_is_not_there(
+def test_a_simulated_tracker_measures_the_goal_and_nan_for_missing_bodies(
     desk: RobotDescription,
 ) -> None:
-    """In arm/push the goal is where its env puts the target."""
+    """The goal of arm/push is where its environment places the target."""
     physics = Physics(desk.model, desk.spec.joints)
-    seen = tracker_values(physics, {**desk.spec.channels, "force": Channel((1,), "N")})
+    channels = tracker_values(physics, {**desk.spec.channels, "force": Channel((1,), "N")})
     physics.place("target", [0.24, 0.08, 0.0])
     physics.place("puck", [0.2, -0.05])
     physics.advance(0)
-    assert seen["goal"].tolist() == [0.24, 0.08]
-    assert seen["target"].tolist() == [0.24, 0.08, 0.0]
-    assert seen["puck"].tolist() == [0.2, -0.05]
-    assert np.isnan(seen["force"]).all()
+    assert channels["goal"].tolist() == [0.24, 0.08]
+    assert channels["target"].tolist() == [0.24, 0.08, 0.0]
+    assert channels["puck"].tolist() == [0.2, -0.05]
+    assert np.isnan(channels["force"]).all()
 
 
-def test_what_a_robots_file_places_is_there_from_the_first_reading(tmp_path: Path) -> None:
+def test_bodies_are_at_their_configured_places_from_the_first_reading(tmp_path: Path) -> None:
     values = yaml.safe_load(find("desk").read_text()) | {"adapter": "simulated"}
     (tmp_path / "desk.xml").write_text(find("desk").with_name("desk.xml").read_text())
     file = tmp_path / "desk.yaml"
@@ -43,17 +43,17 @@ def test_what_a_robots_file_places_is_there_from_the_first_reading(tmp_path: Pat
         return robot
 
     robot = connected({"target": [0.1, 0.2, 0.3], "puck": [0.25, -0.125, 0]})
-    seen = robot.read().channels
+    channels = robot.read().channels
     robot.close()
-    np.testing.assert_allclose(seen["target"], [0.1, 0.2, 0.3])
-    np.testing.assert_allclose(seen["puck"], [0.25, -0.125])
+    np.testing.assert_allclose(channels["target"], [0.1, 0.2, 0.3])
+    np.testing.assert_allclose(channels["puck"], [0.25, -0.125])
     with pytest.raises(UserError, match=r"desk\.yaml: simulated\.place\.cup=.*cup"):
         connected({"cup": [0.1, 0.2, 0.3]})
     with pytest.raises(UserError, match=r"simulated\.place\.target=\[0\.1\]"):
         connected({"target": [0.1]})
 
 
-def test_the_desks_own_target_is_one_that_its_task_asks_for() -> None:
+def test_the_desk_robots_target_is_in_the_range_of_its_task() -> None:
     place = describe("desk").config.simulated["place"]
     distance, height = np.hypot(*place["target"][:2]), place["target"][2]
     assert 0.15 <= distance <= 0.32
@@ -77,7 +77,9 @@ def test_a_simulated_robot_keeps_time_and_is_shared(tmp_path: Path) -> None:
     state = robot.state  # type: ignore[attr-defined]
     np.testing.assert_allclose(state["q"], goal, atol=0.02)
     factor = (int(state["simulated_ns"]) - first) / (int(state["time_ns"]) - begin)
-    assert factor == pytest.approx(1, abs=0.3)  # a shared machine stalls; it says so, too
+    assert factor == pytest.approx(
+        1, abs=0.3
+    )  # a shared machine stalls, which the factor shows, too
     robot.command(Command(100, 0, goal + 0.5))
     time.sleep(0.05)
     watchdog.hold("test")

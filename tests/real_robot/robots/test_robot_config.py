@@ -1,4 +1,4 @@
-"""Robots are files: what is read from one, and what is refused in a sentence."""
+"""Configuration files of robots: contents and refusals."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ def written(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", robot_names())
-def test_a_robot_of_ours_declares_every_limit(name: str) -> None:
+def test_every_included_robot_declares_every_limit(name: str) -> None:
     described = describe(name)
     assert not described.spec.limits.missing()
     assert described.model.is_file()
@@ -46,13 +46,13 @@ def test_a_robot_of_ours_declares_every_limit(name: str) -> None:
 
 
 def inside_desk() -> Any:
-    """Whether the desk arm's points lie in its workspace, by q."""
+    """Return a function from q to True if the desk arm is in its workspace."""
     spec = describe("desk").spec
     return envelope(spec, spec.limits, spec.rate_hz, points=forward(spec)).inside
 
 
-def test_no_part_of_the_desk_arm_is_in_the_table_where_it_is_in_its_workspace() -> None:
-    """By the links' lengths and radii: how low elbow, wrist and tip reach."""
+def test_inside_its_workspace_the_desk_arm_does_not_touch_the_table() -> None:
+    """The reference is the height of elbow, wrist and tip from lengths and radii of the links."""
     limits, inside = describe("desk").spec.limits, inside_desk()
     rng, low = np.random.default_rng(0), 0
     for _ in range(2000):
@@ -61,11 +61,11 @@ def test_no_part_of_the_desk_arm_is_in_the_table_where_it_is_in_its_workspace() 
         lowest = heights - [0.02, 0.018, 0.01]
         low += lowest[2] > 0 > lowest.min()
         assert not (inside(q.tolist()) and lowest.min() < 0)
-    assert low >= 20  # though the tip is above it
+    assert low >= 20  # although the tip is above it
 
 
 @pytest.mark.parametrize("world", [Reach, Push])
-def test_the_desks_own_tasks_are_done_inside_the_workspace(world: Any) -> None:
+def test_the_desk_arms_tasks_are_inside_its_workspace(world: Any) -> None:
     env, inside = world(4), inside_desk()
     expert, observations, running = ArmExpert(env), env.reset(range(4)), np.arange(4)
     for _ in range(60):
@@ -92,7 +92,7 @@ def test_a_robots_limits_are_inside_its_models(name: str) -> None:
         model.site(site)
 
 
-def test_what_is_not_declared_is_missing_not_assumed(tmp_path: Path) -> None:
+def test_undeclared_limits_are_reported_as_missing(tmp_path: Path) -> None:
     spec = describe(written(tmp_path)).spec
     missing = spec.limits.missing()
     assert ("position_low", 1) in missing
@@ -136,13 +136,13 @@ def test_a_limit_in_another_unit_is_refused_with_the_number_in_the_right_one() -
     joint |= {"jerk": 800, "stop_acceleration": 30, "stop_jerk": 2000}
     joint |= {"tracking_error": 0.35, "current": 0.8}
 
-    def found(tmp: Path, **changes: Any) -> list[str]:
+    def problems_of(tmp: Path, **changes: Any) -> list[str]:
         spec = describe(written(tmp, joints={"waist": joint | changes})).spec
         return limit_problems(spec.joints, spec.limits, spec.units, spec.unusual)
 
     with TemporaryDirectory() as folder:
         path = Path(folder)
-        assert found(path) == []
+        assert problems_of(path) == []
         for name, value, says in (
             ("tracking_error", 20, "20 rad, more than a full turn, .*degrees.*write 0.3491"),
             ("velocity", 45, "45 rad/s.*degrees.*write 0.7854"),
@@ -153,18 +153,20 @@ def test_a_limit_in_another_unit_is_refused_with_the_number_in_the_right_one() -
         ):
             changes = {name: value}
             changes |= {"stop_acceleration": 1145} if name == "acceleration" else {}
-            (first, *_) = found(path, **changes)
+            (first, *_) = problems_of(path, **changes)
             assert re.search(f"joint waist: {name}.*{says}|{says}", first), first
             assert f"unusual: [{name}]" in first
-        usual = found(path, tracking_error=20, velocity=45, unusual=["tracking_error", "velocity"])
+        usual = problems_of(
+            path, tracking_error=20, velocity=45, unusual=["tracking_error", "velocity"]
+        )
         assert usual == []
-        assert found(path, current=float("inf")) == []
-        (first,) = found(path, unit="m", tracking_error=5)
+        assert problems_of(path, current=float("inf")) == []
+        (first,) = problems_of(path, unit="m", tracking_error=5)
         assert re.search("5 m, expected at most 0.2: did you mean millimeters.*0.005", first)
 
 
 def test_a_servo_that_moves_a_slide_needs_its_travel_and_answers_in_m(tmp_path: Path) -> None:
-    """At 0.01 m/rad, a tick is 2 pi / 4096 * 0.01 m; the range is that of the servo."""
+    """A tick is 2 pi / 4096 * 0.01 m at 0.01 m/rad; the range is the servo's."""
     path = tmp_path / "arm.json"
     servo = calibration.Servo(id=1, drive_mode=0, homing_offset=0, range_min=0, range_max=4095)
     calibration.save(path, {"a": servo})
@@ -181,7 +183,7 @@ def test_a_servo_that_moves_a_slide_needs_its_travel_and_answers_in_m(tmp_path: 
     np.testing.assert_allclose(robot.spec.limits.position_low, -0.01 * np.pi)
 
 
-def test_a_name_that_does_not_exist_is_told_from_a_file(tmp_path: Path) -> None:
+def test_an_unknown_name_and_a_missing_file_have_different_messages(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean desk"):
         find("dessk")
     with pytest.raises(UserError, match="does not exist"):
@@ -221,8 +223,8 @@ class Broken:
 """
 
 
-def test_an_adapter_of_yours_is_a_class_in_a_file(tmp_path: Path) -> None:
-    """Beside the robot's; it gets what the robot's file says, and its options."""
+def test_an_adapter_can_be_a_class_in_a_users_file(tmp_path: Path) -> None:
+    """The class is in the robot's folder and gets the file's contents and its options."""
     (tmp_path / "arms.py").write_text(OWN)
     path = written(tmp_path, adapter="arms.py:Arm", options={"port": "/dev/a", "speed": 2})
     robot: Any = make(path, port="/dev/b")

@@ -1,7 +1,7 @@
-"""The simulated servos: what their maker says of the control table, and what a fault does.
+"""Simulated servos: documented behavior of the control table, and faults.
 
-That the simulation speaks as servos do is shown by the vendor's own SDK, unmodified, where it is
-installed (extra `dev`); those tests and others on the wall clock are slow.
+The vendor's unmodified SDK (extra `dev`) confirms that the simulation behaves like servos. These
+tests and others on the wall clock are slow.
 """
 
 import time
@@ -19,8 +19,8 @@ from real_robot.robots.dynamixel import table as t
 from real_robot.robots.make import make
 
 
-def put(rig: Any, id_: int, item: t.Item, value: int) -> int:
-    """The error code."""
+def write(rig: Any, id_: int, item: t.Item, value: int) -> int:
+    """Write a register and return the error code."""
     return rig.bus.write(id_, item.address, item.pack(value)).error
 
 
@@ -29,42 +29,42 @@ def get(rig: Any, id_: int, item: t.Item) -> int:
 
 
 def test_eeprom_is_locked_while_torque_is_on(rig: Any) -> None:
-    assert put(rig, 2, t.HOMING_OFFSET, 5) == 0
-    assert put(rig, 2, t.TORQUE_ENABLE, 1) == 0
-    assert put(rig, 2, t.HOMING_OFFSET, 6) == 7
+    assert write(rig, 2, t.HOMING_OFFSET, 5) == 0
+    assert write(rig, 2, t.TORQUE_ENABLE, 1) == 0
+    assert write(rig, 2, t.HOMING_OFFSET, 6) == 7
     assert get(rig, 2, t.HOMING_OFFSET) == 5
 
 
-def test_switching_on_starts_where_the_servo_stands(rig: Any) -> None:
-    """Goals given before are ignored: nothing leaps."""
+def test_switching_torque_on_starts_at_the_present_position(rig: Any) -> None:
+    """Earlier goals are ignored: nothing jumps."""
     here = get(rig, 3, t.PRESENT_POSITION)
-    assert put(rig, 3, t.GOAL_POSITION, here - 400) == 0
-    put(rig, 3, t.TORQUE_ENABLE, 1)
+    assert write(rig, 3, t.GOAL_POSITION, here - 400) == 0
+    write(rig, 3, t.TORQUE_ENABLE, 1)
     rig.wait(0.5)
     assert abs(get(rig, 3, t.PRESENT_POSITION) - here) < 20
 
 
 def test_goals_outside_the_servos_own_limits_are_refused(rig: Any) -> None:
-    put(rig, 1, t.TORQUE_ENABLE, 1)
+    write(rig, 1, t.TORQUE_ENABLE, 1)
     high = get(rig, 1, t.MAX_POSITION)
-    assert put(rig, 1, t.GOAL_POSITION, high) == 0
-    assert put(rig, 1, t.GOAL_POSITION, high + 1) == 6
+    assert write(rig, 1, t.GOAL_POSITION, high) == 0
+    assert write(rig, 1, t.GOAL_POSITION, high + 1) == 6
     assert get(rig, 1, t.GOAL_POSITION) == high
 
 
-def test_the_homing_offset_is_added_and_not_turned_round(rig: Any) -> None:
+def test_the_homing_offset_is_added_without_reversal(rig: Any) -> None:
     for id_ in (1, 2):  # the second counts backward
         before = get(rig, id_, t.PRESENT_POSITION)
-        put(rig, id_, t.HOMING_OFFSET, get(rig, id_, t.HOMING_OFFSET) + 100)
+        write(rig, id_, t.HOMING_OFFSET, get(rig, id_, t.HOMING_OFFSET) + 100)
         assert get(rig, id_, t.PRESENT_POSITION) == before + 100
 
 
 def test_a_profile_bounds_the_speed(rig: Any) -> None:
-    put(rig, 1, t.TORQUE_ENABLE, 1)
-    put(rig, 1, t.PROFILE_VELOCITY, 40)
-    put(rig, 1, t.PROFILE_ACCELERATION, 20)
+    write(rig, 1, t.TORQUE_ENABLE, 1)
+    write(rig, 1, t.PROFILE_VELOCITY, 40)
+    write(rig, 1, t.PROFILE_ACCELERATION, 20)
     start = get(rig, 1, t.PRESENT_POSITION)
-    put(rig, 1, t.GOAL_POSITION, start + 600)
+    write(rig, 1, t.GOAL_POSITION, start + 600)
     fastest = 0
     for _ in range(120):
         rig.wait(0.01)
@@ -73,36 +73,36 @@ def test_a_profile_bounds_the_speed(rig: Any) -> None:
     assert abs(get(rig, 1, t.PRESENT_POSITION) - start - 600) < 5
 
 
-def test_indirect_data_show_what_they_are_pointed_at(rig: Any) -> None:
+def test_indirect_data_show_the_mapped_registers(rig: Any) -> None:
     pointers = b"".join((t.PRESENT_POSITION.address + k).to_bytes(2, "little") for k in range(4))
     assert rig.bus.write(1, 168, pointers).error == 0
     assert rig.bus.read(1, 224, 4).data == rig.bus.read(1, t.PRESENT_POSITION.address, 4).data
-    assert rig.bus.write(1, 168, (10).to_bytes(2, "little")).error == 4  # EEPROM cannot be shown
+    assert rig.bus.write(1, 168, (10).to_bytes(2, "little")).error == 4  # EEPROM cannot be mapped
 
 
 def test_status_level_1_answers_reads_only(rig: Any) -> None:
-    put(rig, 1, t.STATUS_LEVEL, 1)
+    write(rig, 1, t.STATUS_LEVEL, 1)
     assert rig.bus.write(1, t.GOAL_PWM.address, b"\0\0").code is Code.TIMEOUT
     assert get(rig, 1, t.STATUS_LEVEL) == 1
 
 
 def test_heat_switches_off_until_a_reboot(rig: Any) -> None:
-    put(rig, 4, t.TORQUE_ENABLE, 1)
+    write(rig, 4, t.TORQUE_ENABLE, 1)
     rig.event("heat", id=4, celsius=81.0)
     rig.wait(0.05)
     answer = rig.bus.read(4, t.HARDWARE_ERROR.address, 1)
     assert (answer.error, answer.data) == (0x80, b"\x04")
     assert get(rig, 4, t.TORQUE_ENABLE) == 0
-    assert put(rig, 4, t.TORQUE_ENABLE, 1) & 0x7F == 7
+    assert write(rig, 4, t.TORQUE_ENABLE, 1) & 0x7F == 7
     rig.event("heat", id=4, celsius=40.0)
     assert rig.bus.reboot(4).code is Code.OK
     assert rig.bus.ping(4).code is Code.TIMEOUT  # it boots
     rig.wait(0.3)
-    assert put(rig, 4, t.TORQUE_ENABLE, 1) == 0
+    assert write(rig, 4, t.TORQUE_ENABLE, 1) == 0
 
 
-def test_pushing_in_vain_is_overload(rig: Any) -> None:
-    """Against a wall, with the goal far behind it."""
+def test_pushing_against_a_wall_is_an_overload(rig: Any) -> None:
+    """The arm pushes against a wall, with its goal far behind it."""
     rig.armed()
     rig.event("place", body="wall", at_m=[0.32, 0.0, 0.1])
     for _ in range(250):
@@ -110,21 +110,21 @@ def test_pushing_in_vain_is_overload(rig: Any) -> None:
     assert any(servo.get(t.HARDWARE_ERROR) & 0x20 for servo in rig.line.servos)
 
 
-def test_any_packet_feeds_a_watchdog(rig: Any) -> None:
-    put(rig, 1, t.TORQUE_ENABLE, 1)
-    put(rig, 1, t.BUS_WATCHDOG, 2)
+def test_every_packet_feeds_a_watchdog(rig: Any) -> None:
+    write(rig, 1, t.TORQUE_ENABLE, 1)
+    write(rig, 1, t.BUS_WATCHDOG, 2)
     for _ in range(20):
         rig.wait(0.02)
         rig.bus.ping(3)
     assert get(rig, 1, t.BUS_WATCHDOG) == 2
     rig.wait(0.05)
     assert get(rig, 1, t.BUS_WATCHDOG) == t.WATCHDOG_TRIPPED
-    assert put(rig, 1, t.GOAL_POSITION, 2048) == 4
-    assert put(rig, 1, t.BUS_WATCHDOG, 0) == 0
-    assert put(rig, 1, t.GOAL_POSITION, 2048) == 0
+    assert write(rig, 1, t.GOAL_POSITION, 2048) == 4
+    assert write(rig, 1, t.BUS_WATCHDOG, 0) == 0
+    assert write(rig, 1, t.GOAL_POSITION, 2048) == 0
 
 
-def test_a_servo_that_does_not_hear_keeps_its_goal(rig: Any) -> None:
+def test_a_servo_that_misses_a_request_keeps_its_goal(rig: Any) -> None:
     q = rig.armed().q
     rig.faults(lose=1.0)
     before = len(rig.of("goals"))
@@ -132,8 +132,8 @@ def test_a_servo_that_does_not_hear_keeps_its_goal(rig: Any) -> None:
     assert len(rig.of("goals")) == before
 
 
-def test_writes_hold_up_the_next_answer(rig: Any) -> None:
-    """They leave a pseudo-terminal at once, but a line carries one byte after the other."""
+def test_writes_delay_the_next_answer(rig: Any) -> None:
+    """A pseudo-terminal sends bytes immediately, but a line sends one byte after another."""
     bus = rig.bus
 
     def read_ms() -> float:
@@ -163,7 +163,7 @@ def hardware() -> Iterator[SimulatedHardware]:
 
 @pytest.fixture
 def sdk(hardware: SimulatedHardware) -> Iterator[tuple[Any, Any, Any]]:
-    """The vendor's module, port and packet handler."""
+    """Return the vendor's module, port and packet handler."""
     dxl = pytest.importorskip("dynamixel_sdk", reason="needs dynamixel-sdk, the vendor's")
     port = dxl.PortHandler(hardware.port)
     assert port.openPort()
@@ -216,7 +216,7 @@ def test_the_vendors_sdk_moves_the_arm(
 
 
 @pytest.mark.slow
-def test_the_vendors_sdk_sees_the_faults_as_faults(
+def test_the_vendors_sdk_reports_the_faults(
     sdk: tuple[Any, Any, Any], hardware: SimulatedHardware
 ) -> None:
     dxl, port, handler = sdk
@@ -245,8 +245,8 @@ def test_the_robot_runs_on_the_terminal_and_the_hardware_keeps_a_record() -> Non
         rows = hardware.events("goals")
         assert len(rows) >= 100
         assert all(a["t_ns"] <= b["t_ns"] for a, b in zip(rows, rows[1:], strict=False))
-        told = (rows[-1]["1"] - 2048) * 2 * np.pi / 4096
-        assert told == pytest.approx(goal[0], abs=0.002)
+        goal_rad = (rows[-1]["1"] - 2048) * 2 * np.pi / 4096
+        assert goal_rad == pytest.approx(goal[0], abs=0.002)
         hardware.faults(unplugged=True)
         time.sleep(0.1)
         assert robot.read().code is Code.LOST
@@ -260,6 +260,6 @@ def test_the_robot_runs_on_the_terminal_and_the_hardware_keeps_a_record() -> Non
 
 
 @pytest.mark.slow
-def test_hardware_that_cannot_start_says_why() -> None:
+def test_a_failed_start_of_the_hardware_reports_the_reason() -> None:
     with pytest.raises(UserError, match="unknown robot 'dusk'; did you mean desk"):
         SimulatedHardware("dusk")

@@ -1,4 +1,4 @@
-"""What succeeds in arm/reach and arm/push succeeds through the servo protocol: the model is one."""
+"""Experts of arm/reach and arm/push also succeed on the servo protocol."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ import pytest
 from envs.experts.arm import ArmExpert
 from envs.suites.arm import CLOSE_M, Desk, Push, Reach
 
-TICKS = 4  # of control in a period of the policy's
+TICKS = 4  # control periods per period of the policy
 
 
 def follow(rig: Any, world: type[Desk], told: np.ndarray, most: int) -> float:
-    """How near the task's end it comes, m; told: target, or the puck's goal."""
+    """Run the expert. Return the final distance to the target or the puck's goal, m."""
     env, q = world(1), rig.armed().q
     expert, command, speed = ArmExpert(env), q.copy(), np.zeros(5)
     apart = np.inf
@@ -35,10 +35,10 @@ def follow(rig: Any, world: type[Desk], told: np.ndarray, most: int) -> float:
 
 
 @pytest.mark.parametrize("target", [[0.25, 0.1, 0.1], [0.17, -0.12, 0.05]])
-def test_the_tip_comes_to_the_target(rig: Any, target: list[float]) -> None:
+def test_the_tip_reaches_the_target(rig: Any, target: list[float]) -> None:
     assert follow(rig, Reach, np.array(target), most=40) < CLOSE_M
 
 
-def test_the_puck_comes_to_its_goal(rig: Any) -> None:
+def test_the_puck_reaches_its_goal(rig: Any) -> None:
     rig.event("place", body="puck", at_m=[0.22, -0.05])
     assert follow(rig, Push, np.array([0.24, 0.08]), most=150) < CLOSE_M
