@@ -227,19 +227,15 @@ STAGES |= {"improvements": 1, "judge_updates": 150, "dynamics_lr": 0.01, "imitat
 STAGES |= {"num_inference_steps": 2, "tuned": 2}
 
 
+def as_option(value: Any) -> str:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+
+
 @pytest.mark.parametrize("name", algorithm_names())
 def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder: Path) -> None:
     """The task has no tuned settings, and the networks are small."""
     cls = algorithm_class(name)
-    known = {field.name for field in fields(cls.Config)}
-    small = {f"algorithm__{key}": "[8,8]" for key in known if key.endswith("hidden")}
-    small |= {f"algorithm__{key}": 4 for key in known & {"size", "horizon"}}
-    small |= {"algorithm__heads": 2} if "size" in known else {}
-    small |= {"algorithm__n_action_steps": 2} if "n_action_steps" in known else {}
-    small |= {f"algorithm__{key}": 1 for key in known if key.endswith("layers")}
-    denoiser = {"algorithm__network": "mlp", "algorithm__widths": "[8,8]"}
-    denoiser |= {"algorithm__num_inference_steps": 4}
-    small |= denoiser if "widths" in known else {}
+    small = {f"algorithm__{k}": as_option(v) for k, v in cls.Config.small().items()}
     task = {"algorithm": name, "task": "env:Pendulum-v1", "dataset": "pendulum.npz"}
     if name in ("msg", "spot"):  # which have a preliminary phase by default
         task["pretrain_updates"] = 4
@@ -248,13 +244,13 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     save_small(folder / "pendulum.npz", obs=3, act=1)
     rest = ("eval_episodes=1", "compile=never", "tracker=none", "out=then", f"algorithm={name}")
     if cls.distills_from or cls.finetunes_from:  # it begins with another's policy
-        first = {
-            "algorithm": "diffusion_policy",
-            "algorithm__horizon": 4,
-            "algorithm__n_action_steps": 2,
-        }
-        first |= {"algorithm__process": "edm"} if cls.distills_from else {}
-        assert main(train(**({"algorithm__hidden": None} | denoiser | task | first))) == 0
+        base = algorithm_class("diffusion_policy").Config.small()
+        if cls.distills_from:
+            del base["num_train_timesteps"]
+            base["process"] = "edm"
+        first = {f"algorithm__{k}": as_option(v) for k, v in base.items()}
+        first |= {"algorithm__hidden": None, **task, "algorithm": "diffusion_policy"}
+        assert main(train(**first)) == 0
         (run,) = folder.glob("runs/*/*/*")
         learn = ("distill", "num_updates=20")
         if cls.finetunes_from:
@@ -474,7 +470,7 @@ def test_ctrl_c_while_an_update_is_compiled_is_heard_at_once_and_costs_nothing(
     keys: dict[str, Any] = {"num_updates": 60, "checkpoint_every": 1000, "compile": "always"}
     if online:
         keys |= {"algorithm": "sac", "task": "neorl2/DMSD", "dataset": None}
-        keys |= {"num_updates": None, "num_env_steps": 80, "online__warm_up": 20}
+        keys |= {"num_updates": None, "num_env_steps": 80, "online__warmup_steps": 20}
         keys |= {"batch_size": 8}
     monkeypatch.setattr(engine, "compiled", lambda graph, *_: graph)
     assert main(train(**keys, name="whole")) == 0

@@ -141,7 +141,7 @@ def test_observation_keys_may_join_the_parts_of_the_environment_alone(tmp_path: 
         plan = prepare(keys)
         assert plan.spec.observation_shapes == (3,)
         assert plan.dataset is not None
-        note = "observations are taken as the environment's pos, vel, in this order"
+        note = "observations are used as the environment's pos, vel, in this order"
         assert note in plan.dataset.notes
         keys["task"] = f"env:{tmp_path}/world_of_parts.py:Flat"
         with pytest.raises(UserError, match="observation_keys"):  # nothing to choose from

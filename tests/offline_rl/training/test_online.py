@@ -42,7 +42,7 @@ from policies.networks.mlp import Scalar
 QUICK: dict[str, Any] = {"batch_size": 8, "compile": "never", "precision": "fp32", "seeds": 2}
 QUICK |= {"algorithm.hidden": [8], "eval_episodes": 1, "tracker": "none", "show": False}
 QUICK |= {"online.warmup_steps": 10, "checkpoint_every": 20, "eval_every": 1000}
-TWO = {"algorithm.policy_hidden": [8], "algorithm.critic_hidden": [8], "algorithm.samples": 2}
+TWO = {"algorithm.policy_hidden": [8], "algorithm.critic_hidden": [8], "algorithm.num_samples": 2}
 VAE = {"algorithm.hidden": [8], "algorithm.vae_hidden": [8], "algorithm.vae_updates": 6}
 SIZES: dict[str, dict[str, Any]] = {"cal_ql": TWO, "cql": TWO, "spot": VAE}
 OFFLINE = {k: v for k, v in QUICK.items() if not k.startswith("online.")}
@@ -259,7 +259,8 @@ class Remembers(TD3):
     Config, targets, frozen_networks = Config, {"critic_target": "critic"}, ("count",)
 
     def networks(self):
-        sizes = {"target_return": 1.0, "context_length": 3, "dim_model": 8, "num_layers": 1, "episode_steps": 10}
+        sizes = {"target_return": 1.0, "context_length": 3, "dim_model": 8, "num_layers": 1}
+        sizes |= {"episode_steps": 10}
         policy = DecisionTransformer(self.spec.observation_dim, self.spec.action_dim, **sizes)
         return super().networks() | {"policy": policy, "count": Scalar(0.0)}
 
@@ -371,7 +372,7 @@ def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path:
             file.unlink()
     with pytest.raises(UserError, match="no checkpoint"):
         finetune(run=run, num_env_steps=5, algorithm="td3")
-    with pytest.raises(UserError, match="no such folder. It is a file"):
+    with pytest.raises(UserError, match=r"no such folder\. It is a file"):
         finetune(run=run / "seed_0" / "config.json", num_env_steps=5)
     with pytest.raises(UserError, match="no such folder"):
         finetune(run=tmp_path / "gone", num_env_steps=5)
@@ -392,7 +393,7 @@ def test_a_run_goes_on_in_another_task_of_the_same_shapes_alone_and_says_so(
     run = train(**keys).path
     more = {"run": run, "out": str(tmp_path), "tracker": "none", "num_env_steps": 5}
     for task, match in {
-        "env:Pendulum-v1": r"trained on observations \[2\], but the task has \[3\]\. Use the run's task",
+        "env:Pendulum-v1": r"trained on observations \[2\], but the task has \[3\]\. Use the",
         "plane": r"cannot continue with this .* action_dim: the policy has 1, here it is 2\. Use",
     }.items():
         before = [*tmp_path.rglob("*")]
@@ -411,7 +412,7 @@ def test_what_begins_in_an_environment_learns_from_data_alone_if_told_to(line: s
     for algorithm, updates in (("sac", 0), ("td3", 0)):
         assert prepare({**keys, "algorithm": algorithm}).options.num_updates == updates
     assert [type(piece) for piece in prepare({**keys, "algorithm": "sac"}).schedule] == [Interact]
-    with pytest.raises(UserError, match="sac has nothing to do. Set num_env_steps="):
+    with pytest.raises(UserError, match=r"sac has nothing to do\. Set num_env_steps="):
         prepare({"task": line, "algorithm": "sac"})
     with pytest.raises(UserError, match="has no dataset"):
         prepare({**keys, "algorithm": "sac", "num_updates": 4})
@@ -860,7 +861,7 @@ def test_a_run_that_learned_from_memory_asks_for_its_data_again_where_it_mixes(
     run = train(**keys, dataset=arrays, num_updates=4).path
     more = {"out": str(tmp_path), "show": False, "tracker": "none", "num_env_steps": 12}
     more |= {"online.offline_fraction": 0.5}
-    with pytest.raises(UserError, match="in memory. Pass it again from Python, as dataset="):
+    with pytest.raises(UserError, match=r"in memory\. Pass it again from Python, as dataset="):
         finetune(run=run, **more)
     assert finetune(run=run, dataset=arrays, **more).results[0]["online_updates"] == 4
 

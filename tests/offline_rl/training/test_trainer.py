@@ -205,7 +205,7 @@ def test_metrics_are_logged_at_the_interval_that_follows_from_counted_work(
 
 def test_preliminary_phases_come_first(tmp_path: Path):
     keys = {"algorithm.policy_hidden": [8, 8], "algorithm.critic_hidden": [8, 8]}
-    keys |= {"algorithm.samples": 2, "algorithm.bc_updates": 6}
+    keys |= {"algorithm.num_samples": 2, "algorithm.bc_updates": 6}
     save_small(tmp_path / "small.npz")
     base = {k: v for k, v in SMALL.items() if "hidden" not in k}
     result = train(

@@ -216,5 +216,5 @@ def test_what_only_holds_for_some_data_or_tasks_is_refused_elsewhere(base_keys, 
         prepare({**centered, "task": "neorl2/DMSD", "num_env_steps": 5})
     whole = {**base_keys, "algorithm": "bc", "action_range": "data"}
     assert prepare(whole).dataset.actions.max() == 1
-    with pytest.raises(UserError, match="action_range=data needs task=none.* neorl2/DMSD"):
+    with pytest.raises(UserError, match=r"action_range=data needs task=none.* neorl2/DMSD"):
         prepare({**whole, "task": "neorl2/DMSD"})
