@@ -190,7 +190,7 @@ def test_what_a_page_tells_to_type_runs(
 def test_every_block_of_a_page_is_run_or_has_a_reason() -> None:
     """Languages that are neither commands nor Python are pictures and files."""
     found = [block for page in PAGES for block in blocks(page)]
-    assert {b.language for b in found} <= {*SHELL, PYTHON, "yaml", "mermaid"}
+    assert {b.language for b in found} <= {*SHELL, PYTHON, "yaml", "mermaid", "text"}
     assert sum(len(commands(b)) for b in found if b.language in SHELL) > 20
 
 
