@@ -15,10 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from offline_rl.reporting.curves import COLORS, STYLES
-from offline_rl.reporting.legend import legend, shown_columns
 from offline_rl.reporting.runs import Seed, groups, key_of
 from offline_rl.reporting.statistics import wilson
-from offline_rl.utils.text import wrap_text
+from offline_rl.utils.text import format_legend, shown_columns, wrap_text
 
 EARLY = 0.1  # share of all environment steps in which an initial drop is looked for
 FIGURE = "online.png"  # name of the figure's file
@@ -142,7 +141,7 @@ def table_of(seeds: Sequence[Seed]) -> list[list[str]]:
 
 def explanation(body: Sequence[Sequence[str]]) -> str:
     """Return the note on tables with the rows `body`, and definitions of their columns."""
-    return f"{wrap_text(NOTE)}\n\n{legend(LEGEND, shown_columns(HEADER, body))}"
+    return f"{wrap_text(NOTE)}\n\n{format_legend(LEGEND, shown_columns(HEADER, body))}"
 
 
 def row(label: str, course: Course) -> list[str]:

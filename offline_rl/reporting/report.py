@@ -13,7 +13,6 @@ import numpy as np
 
 from offline_rl.reporting import evaluated, online
 from offline_rl.reporting.curves import draw
-from offline_rl.reporting.legend import legend, shown_columns
 from offline_rl.reporting.numbers import as_csv, as_latex, numbers_of
 from offline_rl.reporting.options import ReportOptions
 from offline_rl.reporting.published import PublishedScore, published_scores
@@ -27,8 +26,10 @@ from offline_rl.utils.text import (
     format_count,
     format_duration,
     format_fitting_table,
+    format_legend,
     format_mean_std,
     format_range,
+    shown_columns,
     table,
     terminal_width,
     wrap_text,
@@ -125,7 +126,7 @@ def report(
             page += [f"### {task}", table(online.HEADER, body, markdown=True)]
         page += [online.explanation([row for body in bodies.values() for row in body])]
         page += [f"![Over environment steps]({written[0].name})"]
-    page += ["## Columns", legend(LEGEND | evaluated.LEGEND, columns)]
+    page += ["## Columns", format_legend(LEGEND | evaluated.LEGEND, columns)]
     rows = [numbers for seeds in tasks.values() for numbers in numbers_of(seeds)]
     if options.format != "text":
         export = as_csv(rows) if options.format == "csv" else as_latex(rows)

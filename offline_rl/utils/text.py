@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def format_fitting_table(
     hidden = list[str]()
     head, rows = list(header), [list(row) for row in body]
     text, note = table(head, rows), ""
-    filled = {name for name, *cells in zip(header, *body, strict=True) if any(cells)}
+    filled = shown_columns(header, body)
     for name in (name for name in order if name in filled):
         if max(map(len, text.splitlines())) <= width:
             break
@@ -54,6 +54,17 @@ def format_fitting_table(
         longest = max(len(row[0]) for row in rows) - excess
         text = table(head, [[shorten(name, longest), *cells] for name, *cells in rows])
     return f"{text}\n{note}" if note else text
+
+
+def shown_columns(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """Return the names of the columns that `table` shows, because they hold a value."""
+    return [name for name, *cells in zip(header, *body, strict=True) if any(cells)]
+
+
+def format_legend(definitions: Mapping[str, str], columns: Iterable[str]) -> str:
+    """Return a Markdown list with the definitions of `columns`, each once."""
+    names = [name for name in dict.fromkeys(columns) if name in definitions]
+    return "\n".join(f"- **{name}**: {definitions[name]}" for name in names)
 
 
 def shorten(text: str, width: int) -> str:
