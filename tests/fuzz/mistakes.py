@@ -502,7 +502,7 @@ CALLS = {
     "offline_rl.load(TD3).q_values(s[0], a)": "expected [B, 6] and [B, 2]",
     "offline_rl.load(TD3).evaluate(0)": "episodes=0 is not an integer of at least 1",
     "offline_rl.load(TD3).evaluate(task='Hopper-v4')": "observation of shape (10, 11)",
-    "Dataset.from_arrays(s, a, s, s)": "data: rewards has shape [4, 6]; one number per step, [N], is",
+    "Dataset.from_arrays(s, a, s, s)": "data: rewards has shape [4, 6]; one number per step",
     "Dataset.from_arrays(s, a[:, 0], s[:, 0], 0 * s[:, 0])": "one: reshape(-1, 1)",
     "Dataset.from_arrays(s, a, a[:, 0])": "data: terminated is None; an array is expected",
     "Dataset.from_arrays(s, a, a[:, 0], s, terminals=s)": "terminated= and terminals= are one",

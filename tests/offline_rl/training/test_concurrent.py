@@ -1,4 +1,4 @@
-"""Evaluations beside the training come to what they come to between its parts."""
+"""Evaluations in the background give the same results as evaluations between updates."""
 
 import shutil
 from pathlib import Path
@@ -35,15 +35,15 @@ def run(cores: int, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> Path:
     return train(**keys).path
 
 
-def test_the_same_beside_and_between(
+def test_results_are_equal_in_the_background_and_between_updates(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     between = run(1, monkeypatch, **data, out=str(tmp_path / "between"))
-    beside = run(2, monkeypatch, **data, out=str(tmp_path / "beside"))
-    found = evaluations(beside)
+    background = run(2, monkeypatch, **data, out=str(tmp_path / "background"))
+    found = evaluations(background)
     assert found == evaluations(between)
     assert len(found) == 2 * 4
-    results = [read_json(p / "seed_0" / "result.json")["returns"] for p in (between, beside)]
+    results = [read_json(p / "seed_0" / "result.json")["returns"] for p in (between, background)]
     assert results[0] == results[1]
 
 

@@ -85,7 +85,7 @@ def test_a_longer_run_that_diverges_leaves_no_policy_of_the_shorter_one(
     keys |= {"algorithm": "bc"}
     folder = SeedFolder(train(**keys).path, 0)
     assert folder.bundle.is_file()
-    monkeypatch.setattr(Engine, "finite", lambda self: np.zeros(1, bool))
+    monkeypatch.setattr(Engine, "finite_seeds", lambda self: np.zeros(1, bool))
     assert train(**keys | {"num_updates": 40}).results[0]["diverged_at"] is not None
     assert not folder.bundle.exists()
 

@@ -57,7 +57,7 @@ def test_a_run_that_is_resumed_within_an_episode_acts_as_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The policy cannot be saved as a bundle, so all runs stop before their end."""
-    monkeypatch.setattr(plan, "kinds", lambda: SimpleNamespace(values=Everything))
+    monkeypatch.setattr(plan, "load_kinds", lambda: SimpleNamespace(values=Everything))
     (tmp_path / "remembers.py").write_text(REMEMBERS)
     keys: dict[str, Any] = {"algorithm": str(tmp_path / "remembers.py"), "task": "env:Pendulum-v1"}
     keys |= {"num_updates": 0, "num_env_steps": 30, "online.warmup_steps": 0, "batch_size": 8}

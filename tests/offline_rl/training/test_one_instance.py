@@ -128,7 +128,7 @@ def test_evaluations_in_fewer_environments_play_the_same_episodes(count: int) ->
     starts, found = np.array([11, 12, 13, 14, 16]), list[Any]()
     for number in (count, 3 * len(starts)):
         with closing(envs.make_vector("walk", number)) as env:
-            evaluator = Evaluator(engine, env, lambda x: x, starts, beside=False)
+            evaluator = Evaluator(engine, env, lambda x: x, starts, background=False)
             found.append(evaluator._play())
             evaluator.abandon()
     (some, broken), (whole, broken_at_once) = found

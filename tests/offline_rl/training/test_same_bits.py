@@ -65,7 +65,7 @@ def test_two_runs_of_one_call_end_in_the_same_bits(
         (seed,) = train(**options, **out).path.glob("seed_*")
         choices = read_json(seed / "environment.json")["choices"]
         assert (choices["compile"], choices["threads"]) == (False, 2)
-        assert "20 of them do not repay a compilation" in choices["why"]
+        assert "20 updates do not repay" in choices["why"]
     assert_same_bits(tmp_path / "one", tmp_path / "other")
 
 
@@ -94,9 +94,9 @@ def test_a_run_that_was_compiled_needs_a_compiler_to_go_on(
     folder, done = SeedFolder(tmp_path, 0), Done(updates=2)
     progress = {"choices": {"precision": "fp32", "compile": True, "threads": 1}}
     folder.save(done, {"update": torch.tensor(2)}, progress)
-    monkeypatch.setattr(hardware, "compiler_missing", lambda: None)
+    monkeypatch.setattr(hardware, "missing_compiler", lambda: None)
     assert load_choices(folder, done).compile
-    monkeypatch.setattr(hardware, "compiler_missing", lambda: "no C++ compiler is installed")
+    monkeypatch.setattr(hardware, "missing_compiler", lambda: "no C++ compiler is installed")
     with pytest.raises(
         UserError, match=r"seed_0 was started with compilation, but no C\+\+ compiler"
     ):
