@@ -91,13 +91,13 @@ class Granted:
         return f"{how}, memory {'locked' if self.locked else 'not locked'}"
 
 
-def ask_for_real_time(priority: int = PRIORITY, *, whole: bool = False) -> Granted:
+def ask_for_real_time(priority: int = PRIORITY, *, all_memory: bool = False) -> Granted:
     """Request real-time priority and locked memory from the kernel.
 
-    whole: lock all memory, libraries included, not only pages in use. This takes 100 MB more, and
-    10 ms to release, by which the end of a killed process is delayed.
+    all_memory: lock all memory, libraries included, not only pages in use. This takes 100 MB more,
+    and 10 ms to release, by which the end of a killed process is delayed.
     """
-    fifo, flags = True, MCL_CURRENT | MCL_FUTURE | (0 if whole else MCL_ONFAULT)
+    fifo, flags = True, MCL_CURRENT | MCL_FUTURE | (0 if all_memory else MCL_ONFAULT)
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
     except OSError:

@@ -87,9 +87,9 @@ class Inference:
         """Call the policy so that the runtime allocates memory and selects its kernels."""
         observed = self.policy.spec.channels
         blank = {channel.name: np.zeros(channel.shape, channel.dtype) for channel in observed}
-        lone = self.policy.spec.single_vector
+        single = self.policy.spec.single_vector
         for _ in range(WARM_UP):
-            self.policy.act(blank if lone is None else blank[lone.name])
+            self.policy.act(blank if single is None else blank[single.name])
 
     def step(self, now_ns: int) -> bool:
         """Call the policy if a chunk is due. Return True if it was called."""

@@ -60,16 +60,18 @@ def observer(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], Any]:
             "the bundle does not name its observations: train it on data or an environment that "
             "names them"
         )
-    known = places(robot)
+    row_places = places(robot)
     fields = dict[str, list[tuple[str, int]]]()
     for channel in policy.channels:
         units = channel.expanded_units or (None,) * channel.size
         fields[channel.name] = []
         for name, unit in zip(channel.names, units, strict=True):
-            if name not in known:
-                what = unknown("measurement", name, known)
-                raise UserError(f"{robot.name} does not measure what the policy observes: {what}")
-            unit_of_robot = unit_of(robot, *known[name])
+            if name not in row_places:
+                message = unknown("measurement", name, row_places)
+                raise UserError(
+                    f"{robot.name} does not measure what the policy observes: {message}"
+                )
+            unit_of_robot = unit_of(robot, *row_places[name])
             if unit is None:
                 raise UserError(
                     f"the bundle does not say in which unit it observes {name}, which "
@@ -81,7 +83,7 @@ def observer(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], Any]:
                     f"the policy observes {name} in {unit}, but {robot.name} measures it in "
                     f"{unit_of_robot}"
                 )
-            fields[channel.name].append(known[name])
+            fields[channel.name].append(row_places[name])
 
     def observe(row: np.ndarray) -> Any:
         observation = {
@@ -99,8 +101,8 @@ def observer(policy: Spec, robot: RobotSpec) -> Callable[[np.ndarray], Any]:
 
 def observes_channels(policy: Spec, robot: RobotSpec) -> bool:
     """Return True if the policy observes channels, which have their own timestamp."""
-    known = places(robot)
-    return any(known[name][0].startswith("channel.") for name in policy.observation_names)
+    row_places = places(robot)
+    return any(row_places[name][0].startswith("channel.") for name in policy.observation_names)
 
 
 def action_order(policy: Spec, robot: RobotSpec) -> list[int]:

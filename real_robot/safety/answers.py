@@ -103,8 +103,8 @@ def hold_by_adapter(spec: RobotSpec, hold: Callable[[str], Any], reason: str) ->
         missed = hold(reason)
     except Exception:  # the caller reports the joints; nothing else can hold them
         return spec.joints
-    whole = isinstance(missed, (list, tuple)) and all(isinstance(joint, str) for joint in missed)
-    return missed if whole else spec.joints
+    is_valid = isinstance(missed, (list, tuple)) and all(isinstance(joint, str) for joint in missed)
+    return missed if is_valid else spec.joints
 
 
 def spec_fault(spec: Any) -> str | None:

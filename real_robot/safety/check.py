@@ -241,10 +241,10 @@ def _stands_still(
     still = q == before.measured[i] and not rests
     after.still_low[i] = low = min(before.still_low[i], goal) if still else goal
     after.still_high[i] = high = max(before.still_high[i], goal) if still else goal
-    known = before.middle_ns > 0
+    has_reading = before.middle_ns > 0
     moves = dq not in (0.0, before.measured_v[i])
-    varies = known and abs(drawn - before.drawn_a[i]) > 0
-    after.has_velocity[i] = before.has_velocity[i] or int(known and still and moves)
+    varies = has_reading and abs(drawn - before.drawn_a[i]) > 0
+    after.has_velocity[i] = before.has_velocity[i] or int(has_reading and still and moves)
     after.has_current[i] = before.has_current[i] or int(varies)
     way = high - low
     if way <= digit:  # the joint moves, or its goals stand still as well

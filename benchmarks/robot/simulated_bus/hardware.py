@@ -53,7 +53,7 @@ def truth(joints: int) -> np.dtype:
 class SimulatedHardware:
     """Server process with simulated hardware.
 
-    options: those of `Options`. folder: kept if one is arguments. Raises UserError.
+    options: those of `Options`. folder: kept if one is passed. Raises UserError.
     """
 
     def __init__(self, robot: str, *, folder: Path | None = None, **options: Any) -> None:
