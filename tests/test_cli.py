@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path

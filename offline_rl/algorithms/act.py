@@ -77,6 +77,16 @@ class Config(ChunkConfig):
     def num_future_actions(self) -> int:
         return self.horizon
 
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {
+            "dim_model": 8,
+            "dim_feedforward": 16,
+            "num_layers": 1,
+            "num_vae_encoder_layers": 1,
+            "latent_dim": 3,
+        }
+
 
 class ACT(ChunkCloning):
     Config = Config

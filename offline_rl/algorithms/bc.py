@@ -61,6 +61,10 @@ class Config(VisionConfig):
         """True if the policy maps several observations or predicts several actions."""
         return (self.n_obs_steps, self.horizon) != (1, 1)
 
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {"horizon": 4, "n_action_steps": 2}
+
 
 class BC(Algorithm):
     Config = Config

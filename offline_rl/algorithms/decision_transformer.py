@@ -64,6 +64,18 @@ class Config(BaseConfig):
                 "return_scale."
             )
 
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {
+            "dim_model": 8,
+            "num_layers": 2,
+            "num_heads": 2,
+            "episode_steps": 20,
+            "num_warmup_updates": 5,
+            "target_return": 3.0,
+            "return_scale": 2.0,
+        }
+
 
 class DT(Algorithm):
     Config = Config

@@ -18,7 +18,7 @@ Differs: from the authors' code (real-stanford/diffusion_policy): observations a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -67,6 +67,10 @@ class Config(DenoisingConfig):
         self.refuse_unread("process", "distance")
         if self.sampler == "ddpm":
             self.refuse_unread("sampler", "eta")
+
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {"num_train_timesteps": 10}
 
 
 class DiffusionPolicy(Denoising):

@@ -16,7 +16,7 @@ Differs: from the authors' code (dmksjfl/MCQ:offlinerl/algo/modelfree/MCQ.py): p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,10 @@ class Config(BaseConfig):
     policy_hidden: Sizes = (400, 400)  # units of each hidden layer of the policy
     critic_hidden: Sizes = (400, 400)  # units of each hidden layer of the critics
     vae_hidden: Sizes = (750, 750)  # units of each hidden layer of the VAE
+
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {"num_policy_samples": 2}
 
 
 class MCQ(Algorithm):

@@ -70,6 +70,10 @@ class Config(DenoiserShape, ChunkConfig):
                 f"num_train_timesteps={self.num_train_timesteps}. Use at most that."
             )
 
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {"num_train_timesteps": 10, "tuned": 3}
+
 
 class OneStep(Student):
     Config: ClassVar[type] = Config

@@ -22,7 +22,7 @@ Differs: from the authors' code (amazon-science/residual-offpolicy-rl): time-out
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from torch import Tensor, nn
@@ -84,6 +84,10 @@ class Config(VisionConfig):
     max_grad_norm: Annotated[Positive, BUILT] = 1.0  # gradients are clipped to this norm
     hidden: Sizes = (1024, 1024)  # units of each hidden layer
 
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {"actor_lr": 1e-3}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Online(schedule.HalfAndHalf):
@@ -95,6 +99,10 @@ class Online(schedule.HalfAndHalf):
     base_noise: NonNegative = 0.2  # largest uniform noise on the base's actions during warm-up
     critic_only_option: ClassVar[str] = "online.critic_updates"
     critic_updates: Amount = 10_000  # updates of the critics alone, all at the end of the warm-up
+
+    @classmethod
+    def small(cls) -> Self:
+        return cls(utd=2.0, critic_updates=0)
 
     def warmup_action(
         self, random: np.random.Generator, observations: Observations, size: int
@@ -199,16 +207,10 @@ class CriticOfAll(nn.Module):
 
     def __init__(self, spec: Spec, cfg: VisionConfig, **shape: Any) -> None:
         super().__init__()
-        self.observation_encoder = (
-            None
-            if spec.single_vector
-            else ObservationEncoder(spec.observation_shapes, **cfg.encoder_options)
-        )
-        size = (
-            spec.observation_dim
-            if self.observation_encoder is None
-            else self.observation_encoder.features
-        )
+        shapes = spec.observation_shapes
+        encoder = None if spec.single_vector else ObservationEncoder(shapes, **cfg.encoder_options)
+        self.observation_encoder = encoder
+        size = spec.observation_dim if encoder is None else encoder.features
         self.base, hidden = spec.action_dim, shape.pop("hidden")
         self.net = Critic(size - self.base, spec.action_dim, hidden, **shape)
 
@@ -223,9 +225,6 @@ class CriticOfAll(nn.Module):
 
         The last part of the observation, the base's action, is left out.
         """
-        features = (
-            observations
-            if self.observation_encoder is None
-            else self.observation_encoder(observations, random)
-        )
+        encoder = self.observation_encoder
+        features = observations if encoder is None else encoder(observations, random)
         return self.net(features[..., : -self.base], actions, members)

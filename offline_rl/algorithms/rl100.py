@@ -87,6 +87,10 @@ class Config(OfflineConfig, ImitationConfig):
                 "acting=one_step needs a one-step head. Set one_step=joint or one_step=afterward."
             )
 
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {"num_inference_steps": 2, "tuned": 2}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Online(schedule.OnPolicy):
@@ -102,6 +106,7 @@ class RL100(OfflineImprovement, Imitating):
     finetunes_from = ""
     targets: ClassVar = {"critic_target": "critic", "behavior": "model"}
     phases_without_eval = ("settle", "judge")
+    offline_networks = ("behavior", "student_before", "critic", "critic_target", "dynamics", "fit")
 
     def __init__(self, spec: Any, cfg: Any, *rest: Any, **more: Any) -> None:
         self.phase, self.max_std = "", cfg.spread_max

@@ -66,6 +66,7 @@ class SPOT(td3.TD3):
     Online: ClassVar[type[schedule.Online]] = Online
     follows_card = True  # unlike TD3, it is trained on data
     imitation_phases = needed_phases = ("fit_vae",)
+    offline_networks = ("vae",)
 
     @property
     def phases(self) -> Mapping[str, int]:

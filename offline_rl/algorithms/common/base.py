@@ -102,6 +102,7 @@ class Algorithm:
     Config: ClassVar[type]
     targets: ClassVar[Mapping[str, str]] = {}  # target network -> network it starts as a copy of
     frozen_networks: ClassVar[tuple[str, ...]] = ()  # never trained, such as a teacher
+    offline_networks: ClassVar[tuple[str, ...]] = ()  # they stay unchanged online
     distills_from: ClassVar[str] = ""  # runs it distills; empty: it needs none
     finetunes_from: ClassVar[str] = ""  # runs it fine-tunes; empty: it trains from scratch
     extra_columns: ClassVar[tuple[str, ...]] = ()  # batch columns it needs besides the usual five

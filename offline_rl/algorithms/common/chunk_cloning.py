@@ -72,6 +72,10 @@ class ChunkShape(BaseConfig):
         """Predicted actions from the current step on."""
         return self.horizon - self.n_obs_steps + 1
 
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {"horizon": 4, "n_action_steps": 2}
+
 
 @dataclass(frozen=True)
 class ChunkConfig(ChunkShape, VisionConfig):
@@ -87,6 +91,10 @@ class ChunkConfig(ChunkShape, VisionConfig):
     ema_power: Positive = 0.75  # decay of the moving average after n updates: 1 - n ** -ema_power
     ema_max: Share = 0.9999  # upper bound on that decay
     discount: ClassVar[float] = 1.0  # required in batches; not an option, as imitation ignores it
+
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {"num_warmup_updates": 5}
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,10 @@ class DenoiserShape(ChunkShape):
         if self.network == "mlp":
             return {"hidden": widths, "time_size": self.time_size or 32}
         return {"widths": widths, "time_size": self.time_size or widths[0]}
+
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {"network": "mlp", "widths": (8, 16), "num_inference_steps": 5}
 
 
 @dataclass(frozen=True)

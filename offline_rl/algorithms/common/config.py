@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from math import inf
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from offline_rl.data.transform import Preprocessing
 from offline_rl.utils.options import Count, Range, annotations
@@ -37,6 +37,19 @@ class BaseConfig(Preprocessing):
     """Options that every algorithm has."""
 
     batch_size: Count = 256  # transitions per update; `batch_size=` sets it too
+
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        """Return options of small networks and batches, with which tests take little time.
+
+        A subclass adds its own sizes.
+        """
+        sizes: dict[str, Any] = dict.fromkeys(
+            ("hidden", "policy_hidden", "critic_hidden", "vae_hidden"), (16, 16)
+        )
+        values = sizes | {"batch_size": 32, "num_critics": 3, "num_samples": 3}
+        values |= {"exploration_noise": 0.1}
+        return {f.name: values[f.name] for f in fields(cls) if f.name in values}
 
     def refuse_unread(self, choice: str, *names: str) -> None:
         """Raise ValueError if a field of `names` was set that `choice` does not use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -102,6 +102,11 @@ class Online(Checked):
     config_changes: ClassVar[Mapping[str, Any]] = {}  # algorithm options changed online
     critic_only_option: ClassVar[str] = ""  # option that sets `critic_only_updates`
 
+    @classmethod
+    def small(cls) -> Self:
+        """Return options of a short period, with which tests take little time."""
+        return cls(utd=2.0)
+
     def warmup_action(
         self, random: np.random.Generator, observations: Observations, size: int
     ) -> np.ndarray | None:
@@ -131,6 +136,10 @@ class OneBuffer(Online):
 @dataclass(frozen=True, kw_only=True)
 class OnPolicy(Online):
     """Online training on new rollouts alone, without further options."""
+
+    @classmethod
+    def small(cls) -> Self:
+        return cls()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,9 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
 from offline_rl.algorithms.common.config import stackable
-from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
-from offline_rl.algorithms.common.schedule import Online
+from offline_rl.algorithms.common.schedule import OnPolicy
 from offline_rl.data import Dataset
 from offline_rl.engine import engine as engine_module
 from offline_rl.engine.engine import MAX_UNROLLED, Engine
@@ -37,37 +36,17 @@ from policies import Spec
 from policies.networks.mlp import MLP
 
 SPEC = Spec((5,), 2)
-SIZES = ("hidden", "policy_hidden", "critic_hidden", "vae_hidden")
-SMALL = {key: [16, 16] for key in SIZES} | {"num_samples": 3, "num_critics": 3, "batch_size": 32}
-SMALL |= {"num_policy_samples": 2, "horizon": 4, "dim_model": 8, "num_layers": 2}
-SMALL |= {"episode_steps": 20, "num_warmup_updates": 5, "target_return": 3.0, "return_scale": 2.0}
-SMALL |= {
-    "network": "mlp",
-    "widths": [8, 16],
-    "n_action_steps": 2,
-    "num_train_timesteps": 10,
-    "num_inference_steps": 5,
-}
-SMALL |= {"dim_feedforward": 16, "num_vae_encoder_layers": 1, "latent_dim": 3}
-SMALL |= {"tuned": 3, "environments": 4, "decisions": 32, "epochs": 2, "value_hidden": [16]}
-SMALL |= {"dynamics_hidden": [16], "members": 3, "elites": 2, "imagined": 4}
-OWN = {
-    "ACT": {"num_layers": 1},
-    "DT": {"num_heads": 2},
-    "ResFiT": {"actor_lr": 1e-3},
-    "RL100": {"num_inference_steps": 2, "tuned": 2},
-}
-IDLE = {
-    "RL100": {"behavior", "student_before", "critic", "critic_target", "dynamics", "fit"}
-}  # online
-SMALL |= {"exploration_noise": 0.1}
 SEEDS = [3, 1, 7]
 
 
-def small_config(cls: type[Algorithm], **values: object) -> object:
-    fields = cls.Config.__dataclass_fields__
-    chosen = SMALL | OWN.get(cls.__name__, {}) | values
-    return build(cls.Config, {k: v for k, v in chosen.items() if k in fields})
+def small_config(cls: type[Algorithm], **values: object) -> Any:
+    names = cls.Config.__dataclass_fields__
+    chosen = cls.Config.small() | values
+    return build(cls.Config, {k: v for k, v in chosen.items() if k in names})
+
+
+def is_on_policy(cls: type[Algorithm]) -> bool:
+    return issubclass(cls.Online, OnPolicy)
 
 
 def dataset(rows: int = 300, seed: int = 0) -> Dataset:
@@ -84,18 +63,10 @@ def dataset(rows: int = 300, seed: int = 0) -> Dataset:
 
 
 def source(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Source:
-    if issubclass(cls, DenoisingRL):
+    if is_on_policy(cls):
         return toy_rollouts(cls(SPEC, cfg), device)
     expert = dataset(100, seed=1) if "expert" in cls.extra_columns else None
     return offline_source(cls, cfg, dataset(), expert, device=device)
-
-
-def online(cls: type[Algorithm]) -> Online:
-    """Return online training with two updates per step, for algorithms that train on steps."""
-    if issubclass(cls, DenoisingRL):
-        return cls.Online()
-    at_once = {"critic_updates": 0} if cls.is_residual else {}
-    return cls.Online(utd=2.0, **at_once)
 
 
 def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
@@ -115,7 +86,7 @@ def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
 
 def sources(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Sources:
     made = source(cls, cfg, device)
-    if not issubclass(cls, DenoisingRL):
+    if not is_on_policy(cls):
         return Sources(offline=made)
     phases = cls.phases is not Algorithm.phases
     data = offline_source(cls, cfg, dataset(), device=device) if phases else None
@@ -126,7 +97,7 @@ def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
     cls = algorithm_class(name)
     cfg = small_config(cls)
     made = sources(cls, cfg, str(options.get("device", "cpu")))
-    how = Interaction(online(cls), cfg)  # of a small cycle
+    how = Interaction(cls.Online.small(), cfg)
     return Engine(lambda _: cls(SPEC, cfg, 100, how), seeds, made, batch_size=32, **options)
 
 
@@ -230,8 +201,8 @@ def test_imitation_phases_alone_learn_from_every_row(name: str):
     made, every = (offline_source(cls, cfg, dataset(seed=seed)) for seed in range(2))
     both = Sources(made, every_row=every)
     for phase in [*cls(SPEC, cfg, 100).phases, "update"]:
-        if issubclass(cls, DenoisingRL) and phase in ("improve", "update"):
-            continue  # which learn from the policy's own decisions
+        if is_on_policy(cls) and phase in ("improve", "update"):
+            continue  # these are trained on rollouts
         learned = cls(SPEC, cfg, 100).source(phase, both).tensors()
         used = {x.data_ptr() for x in tree_leaves(learned)}
         owner = every if phase in cls.imitation_phases else made
@@ -259,10 +230,11 @@ def test_compiled_updates_of_256_units_compute_what_the_traced_graph_does(
 ):
     """Uses the engine's own check on this processor, with layer normalization if there is any."""
     cls = algorithm_class(name)
-    size: dict[str, Any] = {key: [256, 256] for key in (*SIZES, "value_hidden", "dynamics_hidden")}
+    kinds = ("hidden", "policy_hidden", "critic_hidden", "vae_hidden", "value_hidden")
+    size: dict[str, Any] = {key: [256, 256] for key in (*kinds, "dynamics_hidden")}
     size |= {"dim_feedforward": 256, "batch_size": 128, "decisions": 128, "layer_norm": True}
     cfg = small_config(cls, **size)
-    made, how = sources(cls, cfg), Interaction(online(cls), cfg)
+    made, how = sources(cls, cfg), Interaction(cls.Online.small(), cfg)
     options = {"batch_size": 128, "precision": precision, "compile": True}
     e = Engine(lambda _: cls(SPEC, cfg, 100, how), [0, 1], made, **options)
     for phase in [*e.algorithm.phases, "update"]:
@@ -280,14 +252,14 @@ def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name
     cfg = small_config(cls)
     then = replace(cfg, **cls.Online.config_changes)
     experience = offline_source(cls, then, dataset(seed=2))
-    how = Interaction(online(cls), then, 10)
+    how = Interaction(cls.Online.small(), then, 10)
     both = replace(sources(cls, cfg), online=experience)
     e = Engine(lambda _: cls(SPEC, cfg, 100, how), [0], both, batch_size=32)
     before = {k: v.clone() for k, v in flatten(e.state["params"]).items()}
     e.run(2 * e.period("online"), "online")
     after = flatten(e.state["params"])
     moved = {k.split("/")[0] for k, v in after.items() if (v != before[k]).any()}
-    idle = {"vae", *e.algorithm.frozen_networks, *IDLE.get(cls.__name__, ())}
+    idle = {*cls.frozen_networks, *cls.offline_networks}
     assert moved == set(e.state["params"]) - idle
     assert e.finite().all()
     assert all(np.isfinite(v).all() for v in e.metrics("online").values())
@@ -601,7 +573,7 @@ def test_config_floats_may_be_stacked_values(name: str):
 
     def make(s: int) -> Algorithm:
         cfg = small_config(cls, **{rate: values[s]})
-        return cls(SPEC, cfg, 100, Interaction(online(cls), cfg))
+        return cls(SPEC, cfg, 100, Interaction(cls.Online.small(), cfg))
 
     both = Engine(make, [5, 5], made, batch_size=32, values={rate: values})
     both.run(10)

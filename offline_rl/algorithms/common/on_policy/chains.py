@@ -106,6 +106,17 @@ class ChainConfig(DenoiserShape):
                 f"Use {nearest}."
             )
 
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {
+            "num_train_timesteps": 10,
+            "tuned": 3,
+            "environments": 4,
+            "decisions": 32,
+            "epochs": 2,
+            "value_hidden": (16,),
+        }
+
 
 class DenoisingRL(Algorithm):
     """RL on denoising steps.

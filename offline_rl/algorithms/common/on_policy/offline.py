@@ -61,6 +61,15 @@ class OfflineConfig(ChainConfig):
         if self.elites > self.members:
             raise ValueError(f"elites={self.elites} exceeds members={self.members}.")
 
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {
+            "dynamics_hidden": (16,),
+            "members": 3,
+            "elites": 2,
+            "imagined": 4,
+        }
+
 
 class OfflineImprovement(DenoisingRL):
     """Offline improvement by critics and a gate.
