@@ -1,4 +1,4 @@
-"""What verbs print, of the same keys."""
+"""The printed output of commands."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import offline_rl
 
 
 def evaluate(**keys: Any) -> str:
-    """The output of `offline-rl evaluate`."""
+    """Return the output of `offline-rl evaluate`."""
     return str(offline_rl.evaluate(**keys))
 
 
 def report(folders: Any, **keys: Any) -> str:
-    """The output of `offline-rl report`."""
+    """Return the output of `offline-rl report`."""
     return str(offline_rl.report(folders, **keys))

@@ -1,4 +1,4 @@
-"""A small data file with the shapes of neorl2/DMSD, enough for a training that is over at once."""
+"""A small data file with the shapes of neorl2/DMSD, for very short trainings."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def save_small(path: Path, *, obs: int = 6, act: int = 2, num_rows: int = 300) -> Path:
-    """Three episodes of random steps, each cut by a time limit, in NeoRL-2's layout."""
+    """Write three episodes of random steps, each truncated, in NeoRL-2's layout."""
     rng = np.random.default_rng(0)
     walk = rng.uniform(-1, 1, (num_rows + 1, obs)).astype(np.float32)
     truncated = np.zeros(num_rows, np.float32)

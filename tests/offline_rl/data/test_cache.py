@@ -1,4 +1,4 @@
-"""Data that was opened once is mapped the next time, and is what parsing would have given."""
+"""Tests of the cache: a cached data set is memory-mapped and equals the parsed one."""
 
 import os
 from dataclasses import fields, replace
@@ -16,7 +16,7 @@ from offline_rl.data.read import read
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Every file that was parsed."""
+    """Return the list of all files that are parsed."""
     monkeypatch.setattr(module, "LARGE", 1)
     return []
 
@@ -30,24 +30,24 @@ def open_one(path: Path, cache: Path, parsed: list[Path], **options: object) -> 
     return load_cached(path, options, parse, cache)
 
 
-def same(a: Dataset, b: Dataset) -> bool:
+def assert_same(a: Dataset, b: Dataset) -> bool:
     pairs = [(getattr(a, f.name), getattr(b, f.name)) for f in fields(a) if f.name != "extras"]
     pairs += [(a.extras[k], b.extras[k]) for k in a.extras.keys() | b.extras.keys()]
     return all(np.array_equal(x, y) for x, y in pairs)
 
 
-def test_the_second_time_nothing_is_parsed_and_the_arrays_are_mapped(tmp_path: Path, parsed):
+def test_a_cached_file_is_not_parsed_again_and_its_arrays_are_memory_mapped(tmp_path: Path, parsed):
     path, cache = tmp_path / "small.npz", tmp_path / "cache"
     save_small(path)
     first, second = (open_one(path, cache, parsed, scale=1.0) for _ in range(2))
     assert parsed == [path]
-    assert same(first, second)
+    assert assert_same(first, second)
     assert all(isinstance(x.observations, np.memmap) for x in (first, second))
     second.observations[0] = 7  # stays in memory
     assert not np.array_equal(open_one(path, cache, parsed, scale=1.0).observations[0], [7] * 6)
 
 
-def test_other_options_and_a_changed_file_are_parsed_again_and_replace_what_was_kept(
+def test_other_options_or_a_changed_file_are_parsed_again_and_replace_the_entry(
     tmp_path: Path, parsed
 ):
     path, cache = tmp_path / "small.npz", tmp_path / "cache"
@@ -61,7 +61,7 @@ def test_other_options_and_a_changed_file_are_parsed_again_and_replace_what_was_
     assert len(list((cache / "opened").iterdir())) == 1
 
 
-def test_a_damaged_entry_is_made_again(tmp_path: Path, parsed):
+def test_a_damaged_entry_is_replaced(tmp_path: Path, parsed):
     path, cache = tmp_path / "small.npz", tmp_path / "cache"
     save_small(path)
     whole = open_one(path, cache, parsed)
@@ -72,11 +72,11 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, parsed):
         array.unlink()  # `whole` still maps the file that was there
         array.write_bytes(damage)
         again = open_one(path, cache, parsed)
-        assert same(whole, again)
+        assert assert_same(whole, again)
     assert len(parsed) == 4
 
 
-def test_without_a_place_to_write_the_data_is_used_as_it_is(tmp_path: Path, parsed, capsys):
+def test_the_data_is_returned_if_the_cache_cannot_be_written(tmp_path: Path, parsed, capsys):
     path, cache = tmp_path / "small.npz", tmp_path / "cache"
     save_small(path)
     cache.write_text("a file, where a folder should be")
@@ -84,7 +84,7 @@ def test_without_a_place_to_write_the_data_is_used_as_it_is(tmp_path: Path, pars
     assert "could not be written" in capsys.readouterr().out
 
 
-def test_small_files_are_not_kept(tmp_path: Path):
+def test_small_files_are_not_cached(tmp_path: Path):
     path, cache = tmp_path / "small.npz", tmp_path / "cache"
     save_small(path)
     open_one(path, cache, [])

@@ -1,4 +1,4 @@
-"""Data of several channels: in memory, in files, checked, described."""
+"""Tests of data sets with several channels, in memory and in files."""
 
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,13 @@ def arrays(rows: int = ROWS, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def made() -> Dataset:
+def data_set() -> Dataset:
     ends = {name: array[LAST] // 2 for name, array in arrays(seed=1)["observations"].items()}
     return Dataset.from_arrays(**arrays(), final_observations=ends)
 
 
-def test_what_follows_a_row_is_the_next_one_and_after_an_episode_its_own_in_every_channel() -> None:
-    data, given = made(), arrays()["observations"]
+def test_next_observations_of_all_channels_are_the_next_rows_or_the_stored_ones_at_ends() -> None:
+    data, given = data_set(), arrays()["observations"]
     final = arrays(seed=1)["observations"]
     for name, array in given.items():
         expected = np.concatenate([array[1:], array[:1]])
@@ -61,8 +61,8 @@ def test_stored_next_observations_are_kept_where_any_channel_differs_from_the_ne
     assert data.next_index[4] >= ROWS
 
 
-def test_taken_rows_keep_their_pictures() -> None:
-    data = made()
+def test_selected_rows_keep_their_images() -> None:
+    data = data_set()
     part = data.take(np.array([1, 4, 5]))
     for name, array in data.observations.items():
         np.testing.assert_array_equal(part.observations[name][:3], array[[1, 4, 5]])
@@ -96,17 +96,15 @@ def test_a_bad_channel_is_named(change: Any, sentence: str) -> None:
         (lambda p, s: {"picture": p[:, :2], "state": s}, "The two must be equal"),
     ],
 )
-def test_what_is_seen_next_has_the_same_channels_of_the_same_shapes(
-    change: Any, sentence: str
-) -> None:
+def test_next_observations_need_the_same_channels_and_shapes(change: Any, sentence: str) -> None:
     given = arrays()
     with pytest.raises(UserError, match=sentence):
         Dataset.from_arrays(**given, next_observations=change(*given["observations"].values()))
 
 
 @pytest.mark.parametrize("writer", [write, write_npz, write_minari])
-def test_written_channels_are_read_again_to_the_bit(tmp_path: Path, writer: Any) -> None:
-    data = made()
+def test_written_channels_are_read_bit_for_bit(tmp_path: Path, writer: Any) -> None:
+    data = data_set()
     name = {write: "a.hdf5", write_npz: "a.npz", write_minari: "a-v0"}[writer]
     writer(data, tmp_path / name)
     keys = {"observation_keys": ["picture", "state"]} if writer is write_minari else {}
@@ -125,23 +123,23 @@ def test_written_channels_are_read_again_to_the_bit(tmp_path: Path, writer: Any)
     assert not [p for p in validate(again) if p.severity == "error"]
 
 
-def test_the_cache_keeps_channels(tmp_path: Path) -> None:
-    data = made()
+def test_the_cache_stores_channels(tmp_path: Path) -> None:
+    data = data_set()
     cached.write_entry(data, tmp_path / "x" / "a-b")
     again = cached.open_entry(tmp_path / "x" / "a-b")
     assert again.checksum() == data.checksum()
     assert list(again.observations) == list(data.observations)
 
 
-def test_a_checksum_sees_every_pixel() -> None:
-    data = made()
+def test_a_checksum_depends_on_every_pixel() -> None:
+    data = data_set()
     before = data.checksum()
     data.observations["picture"][3, 0, 0, 0] ^= 1
     assert data.checksum() != before
 
 
 def test_a_transform_scales_vectors_alone_and_survives_json() -> None:
-    cfg, data = Preprocessing(normalize_observations=True), made()
+    cfg, data = Preprocessing(normalize_observations=True), data_set()
     fitted = Transform.fit(cfg, data, {"picture": (4, 5, 3), "state": (2,)})
     for transform in (fitted, Transform.from_json(fitted.to_json())):
         learned = transform.dataset(data)

@@ -1,4 +1,4 @@
-"""convert: every writer gives back what it was given, whole or not at all; losses are told."""
+"""Tests of convert: written data is read unchanged, and what a layout cannot store is reported."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from made_files import save, steps, two_episodes, with_next
-from made_layouts import box, episodes, minari, robomimic
+from d4rl_files import save, steps, two_episodes, with_next
+from foreign_layouts import box, episodes, minari, robomimic
 from test_robomimic_layout import demos
 
 from offline_rl.cli.main import main
@@ -67,7 +67,7 @@ def assert_same(left: Dataset, right: Dataset) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_written_is_read_again(tmp_path: Path, source, target: str):
+def test_a_written_data_set_is_read_unchanged(tmp_path: Path, source, target: str):
     path = source(tmp_path)
     told = convert(path, tmp_path / target)
     data = read(path)
@@ -77,7 +77,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, source, target: str):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_time_outs_without_a_next_observation(tmp_path: Path, target: str):
-    """Kept in D4RL's words; Minari has no place for them, so the user must say they may go."""
+    """D4RL's layout stores them; for Minari's, the user must allow leaving them out."""
     path = save(tmp_path / "a.hdf5", two_episodes())
     if target == "new-v0":
         with pytest.raises(UserError, match=r"1 rows have no next .*drop_unusable=true"):
@@ -116,7 +116,7 @@ def test_a_jump_inside_an_episode_needs_all_next_observations(tmp_path: Path):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_there_is_never_overwritten(tmp_path: Path, target: str):
+def test_an_existing_target_is_never_overwritten(tmp_path: Path, target: str):
     path = with_costs(tmp_path)
     convert(path, tmp_path / target)
     stored = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
@@ -126,8 +126,8 @@ def test_what_is_there_is_never_overwritten(tmp_path: Path, target: str):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, target: str):
-    """A real limit on the size of files, as a full disk or a quota sets it."""
+def test_a_failed_write_leaves_no_file(tmp_path: Path, target: str):
+    """The operating system limits the size of files, like a full disk or a quota."""
     path = with_costs(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
@@ -139,7 +139,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, target: str):
     assert os.listdir(tmp_path) == ["safe.hdf5"]
 
 
-def test_minaris_layout_to_the_letter(tmp_path: Path):
+def test_the_files_are_exactly_in_minaris_layout(tmp_path: Path):
     path = with_costs(tmp_path)
     convert(path, tmp_path / "new-v0")
     facts = json.loads((tmp_path / "new-v0" / "data" / "metadata.json").read_text())
@@ -172,7 +172,7 @@ def test_a_name_that_minari_would_not_find_is_refused(tmp_path: Path):
     assert (facts["dataset_id"], facts["author"]) == ("a/b-v0", "me")
 
 
-def test_infos_that_minari_has_no_place_for_are_named(tmp_path: Path):
+def test_infos_that_minari_cannot_store_are_named(tmp_path: Path):
     qpos = np.arange(1003.0)
     path = save(tmp_path / "a.hdf5", with_next(two_episodes()) | {"infos/qpos": qpos})
     told = convert(path, tmp_path / "new-v0", infos=True)
@@ -183,7 +183,9 @@ def test_infos_that_minari_has_no_place_for_are_named(tmp_path: Path):
     )
 
 
-def test_the_command_line_converts_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_the_command_line_converts_and_prints_a_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
     path = robomimic(tmp_path / "lift.hdf5", demos([4, 3], success=2), train=["demo_0"])
     target = tmp_path / "sets" / "lift-v3"
     options = ["observation_keys=[object,robot0_joint_vel]", "subset=train", "format=minari"]
@@ -220,7 +222,7 @@ def test_mistakes_are_one_sentence(
     assert os.listdir(tmp_path) == ["a.hdf5"]
 
 
-def test_info_and_check_read_as_they_are_told(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_info_and_check_take_the_options_of_reading(tmp_path: Path, capsys: pytest.CaptureFixture):
     arrays = with_next(two_episodes())
     arrays["actions"][0] = [-1, 1]
     arrays["actions"] = arrays["actions"] * 256 + 256
@@ -232,7 +234,7 @@ def test_info_and_check_read_as_they_are_told(tmp_path: Path, capsys: pytest.Cap
     assert "[2] from -1 to 1\n" in capsys.readouterr().out
 
 
-def test_a_change_of_the_actions_units_is_said(tmp_path: Path):
+def test_a_change_of_the_actions_units_is_printed(tmp_path: Path):
     made = episodes([3, 2])
     for episode in made:
         episode["actions"] *= 3

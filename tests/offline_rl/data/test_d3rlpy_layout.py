@@ -1,4 +1,4 @@
-"""d3rlpy's files, and those of others that are refused with what to do."""
+"""Tests of d3rlpy's layout, and of unsupported files that are refused with a remedy."""
 
 import pickle
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from made_layouts import d3rlpy
+from foreign_layouts import d3rlpy
 
 from offline_rl.data.read import read
 from offline_rl.utils.errors import UserError
 
 
-def test_its_episodes_are_ours(tmp_path: Path) -> None:
+def test_its_episodes_are_read(tmp_path: Path) -> None:
     data = read(d3rlpy(tmp_path / "a.h5"))
     assert data.rewards.tolist() == [1, 1, 1, 2, 2]
     assert data.terminated.tolist() == [False, False, True, False, False]
@@ -42,15 +42,13 @@ def test_version_1_marks_ends_of_both_kinds(tmp_path: Path) -> None:
         ({"num_episodes": 1}, "2 episodes where its metadata state 1"),
     ],
 )
-def test_what_is_wrong_with_them_is_named(tmp_path: Path, others: dict, match: str) -> None:
+def test_errors_in_its_files_are_named(tmp_path: Path, others: dict, match: str) -> None:
     with pytest.raises(UserError, match=match):
         read(d3rlpy(tmp_path / "a.h5", **others))
 
 
 @pytest.mark.parametrize("name", ["columns", "num_episodes"])
-def test_one_that_lacks_what_its_writer_puts_in_is_told_as_its_own(
-    tmp_path: Path, name: str
-) -> None:
+def test_an_incomplete_file_of_d3rlpy_is_recognized(tmp_path: Path, name: str) -> None:
     path = d3rlpy(tmp_path / "a.h5")
     with h5py.File(path, "a") as file:
         del file[name]
@@ -67,7 +65,7 @@ def test_one_that_lacks_what_its_writer_puts_in_is_told_as_its_own(
         (b"\x00\x01\x02\x03 nothing", "not a data set: it begins with"),
     ],
 )
-def test_others_files_are_refused_with_what_to_do(
+def test_unsupported_files_are_refused_with_a_remedy(
     tmp_path: Path, content: bytes, match: str
 ) -> None:
     path = tmp_path / "a.bin"

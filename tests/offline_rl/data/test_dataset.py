@@ -1,10 +1,10 @@
-"""Dataset: episodes, successors, returns and choices of episodes."""
+"""Tests of Dataset: episodes, next observations, returns and selection of episodes."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_files import steps, two_episodes, with_next
+from d4rl_files import steps, two_episodes, with_next
 
 from offline_rl.data import Dataset
 from offline_rl.utils.errors import UserError
@@ -16,7 +16,7 @@ def from_d4rl(arrays: dict[str, np.ndarray]) -> Dataset:
 
 
 def episodes(lengths: list[int], rewards: list[float]) -> Dataset:
-    """Episodes that time out, with the same reward at every step of one."""
+    """Return episodes that time out, each with a constant reward."""
     arrays = steps(sum(lengths))
     arrays["rewards"] = np.repeat(np.float32(rewards), lengths)
     arrays["timeouts"][np.cumsum(lengths) - 1] = True
@@ -45,19 +45,19 @@ def test_next_observations_are_stored_only_where_they_are_not_the_next_row():
     assert len(data.observations) == 1003 + 2
 
 
-def test_a_next_observation_that_contradicts_the_next_row_is_kept_as_it_is():
+def test_a_next_observation_that_differs_from_the_next_row_is_kept():
     arrays = with_next(two_episodes())
     arrays["next_observations"][500] += 1
     np.testing.assert_array_equal(from_d4rl(arrays).next_observations, arrays["next_observations"])
 
 
-def test_an_end_stays_an_end_where_the_next_episode_begins_in_the_same_place():
+def test_an_end_remains_an_end_if_the_next_episode_begins_in_the_same_state():
     arrays = with_next(two_episodes())
     arrays["next_observations"][2] = arrays["observations"][3]
     assert from_d4rl(arrays).next_index[2] >= 1003
 
 
-def test_final_observations_say_as_much_as_next_observations():
+def test_final_observations_are_equivalent_to_next_observations():
     arrays = with_next(two_episodes())
     after = arrays.pop("next_observations")
     data = from_d4rl(arrays | {"final_observations": after[[2, 1002]]})
@@ -112,7 +112,7 @@ def test_monte_carlo_returns_equal_the_recursion():
     np.testing.assert_allclose(data.monte_carlo_returns(0.9), expected, rtol=1e-6)
 
 
-def test_monte_carlo_returns_go_on_after_a_cut_but_not_after_an_end():
+def test_monte_carlo_returns_use_the_tail_after_a_truncation_but_not_after_a_termination():
     data = episodes([3, 2, 1], [1, 10, 100])
     ended = np.arange(6) == 4  # the second episode
     data = replace(data, terminated=ended, truncated=data.truncated & ~ended)
@@ -171,7 +171,7 @@ def test_chosen_episodes_keep_their_transitions():
     assert len(chosen.observations) == 1001
 
 
-def test_wide_scalars_and_other_number_types_are_read_as_the_documented_ones():
+def test_scalars_in_columns_and_other_number_types_are_converted():
     a = steps(4)
     data = Dataset.from_arrays(
         a["observations"].astype(np.float64),
@@ -184,7 +184,7 @@ def test_wide_scalars_and_other_number_types_are_read_as_the_documented_ones():
     assert data.terminated.dtype == data.truncated.dtype == bool
 
 
-def test_pictures_stay_bytes():
+def test_images_stay_uint8():
     a = steps(4)
     pictures = np.zeros((4, 3, 8, 8), np.uint8)
     data = Dataset.from_arrays(pictures, a["actions"], a["rewards"], a["terminals"])
@@ -199,7 +199,7 @@ def test_numbers_too_large_for_float32_are_refused():
 
 
 @pytest.mark.parametrize("units", [{"action_scale": 4}, {"action_range": [-4, 4]}])
-def test_arrays_may_have_d4rls_words_and_actions_in_other_units(units: dict) -> None:
+def test_arrays_may_have_d4rls_names_and_actions_in_other_units(units: dict) -> None:
     rng = np.random.default_rng(0)
     s, a = rng.normal(size=(6, 3)), rng.uniform(-1, 1, (6, 2))
     ends = np.arange(6) == 2, np.arange(6) == 5
@@ -227,20 +227,20 @@ def of_actions(actions: np.ndarray, **units: object) -> Dataset:
         ({"action_range": "data"}, [-1, 0, 1]),
     ],
 )
-def test_whole_numbers_with_a_range_are_amounts_in_its_units(dtype, units, expected):
+def test_integer_actions_with_a_range_are_continuous_in_its_units(dtype, units, expected):
     data = of_actions(np.array([[0], [1], [2]], dtype), **units)
     assert data.actions.dtype == np.float32
     assert data.actions[:, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
-def test_actions_without_an_axis_are_refused_for_that_whatever_range_is_given(dtype):
+def test_one_dimensional_actions_are_refused_with_any_range(dtype):
     for units in ({"action_scale": 2}, {"action_range": [0, 2]}, {"action_range": "data"}):
         with pytest.raises(UserError, match=r"actions have shape \[3\]; \[N, A\] is expected"):
             of_actions(np.array([0, 1, 2], dtype), **units)
 
 
-def test_whole_numbers_below_0_are_amounts():
+def test_negative_integer_actions_are_continuous():
     data = of_actions(np.array([[-1], [0], [1]]))
     assert data.actions.dtype == np.float32
     assert data.actions[:, 0].tolist() == [-1, 0, 1]
@@ -252,7 +252,7 @@ def test_bfloat16_keeps_its_range():
     assert of_actions(large, action_scale=2.0**17).actions[0, 0] == 1
 
 
-def test_actions_outside_a_range_that_was_given_are_refused_in_its_units():
+def test_actions_outside_the_given_range_are_refused_in_its_units():
     with pytest.raises(UserError, match=r"column 1 reaches from 0 to 5, .* limits are -4 and 4"):
         of_actions(np.array([[0.0, 5], [1, 0]]), action_scale=4)
 

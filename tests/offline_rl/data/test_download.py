@@ -1,4 +1,4 @@
-"""Downloads, from a web server in this process that answers as each test wants it to."""
+"""Tests of downloading, from a web server in this process with prescribed responses."""
 
 import hashlib
 import itertools
@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from made_files import save, steps, two_episodes, with_next
+from d4rl_files import save, steps, two_episodes, with_next
 
 from envs.cards import Card, File, cards
 from offline_rl.cli.main import main
@@ -31,7 +31,7 @@ QUICK = Patience(silence_s=20, tries=3, pause_s=0.01, longest_pause_s=0.02)
 
 
 class Host:
-    """A web server. `answers` holds what each path says in turn; the last answer is repeated."""
+    """A web server; `answers` holds the responses of each path in order, the last one repeated."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Iterator[Answer]] = {}
@@ -53,7 +53,7 @@ class Host:
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def says(self, path: str, *answers: Answer) -> str:
-        """The address at which these answers are given."""
+        """Return the URL of these responses."""
         self.answers[path] = itertools.chain(answers, itertools.repeat(answers[-1]))
         return path if path.startswith("http") else self.url + path
 
@@ -72,7 +72,7 @@ def send(
     length: int | None = None,
     then: Callable[[], object] = lambda: None,
 ) -> Answer:
-    """What RFC 9110 wants, but for: no `ranges`; a `stop` after so many bytes of the body."""
+    """Send a response (RFC 9110), optionally without `ranges` or with a `stop` after some bytes."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         start, asked = 0, handler.headers.get("Range")
@@ -118,14 +118,14 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def body(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A data set of some 50 kB."""
+    """Return a data set of about 50 kB."""
     path = tmp_path_factory.mktemp("made") / "a.npz"
     return save(path, with_next(two_episodes())).read_bytes()
 
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Another data set, not of the same length."""
+    """Return another data set of a different length."""
     path = tmp_path_factory.mktemp("made") / "a.npz"
     return save(path, with_next(steps(1500, seed=1))).read_bytes()
 
@@ -140,7 +140,7 @@ def sha256(body: bytes) -> str:
 
 
 def get(card: Card, folder: Path, patience: Patience = QUICK) -> bytes:
-    """What the downloaded file holds, when nothing is left beside it and `find` finds it."""
+    """Download and return the content; check that no part remains and `find_file` finds it."""
     (path,) = download([card], folder, patience=patience)
     assert [p.name for p in (folder / "suite").iterdir()] == ["a.npz"]
     assert path == find_file(card, folder)
@@ -155,12 +155,12 @@ def refused(card: Card, folder: Path, patience: Patience = QUICK) -> str:
     return str(caught.value)
 
 
-def begun(folder: Path) -> bytes:
+def read_part(folder: Path) -> bytes:
     return (folder / "suite" / "a.npz.part").read_bytes()
 
 
 def until(true: Callable[[], object]) -> None:
-    """Waits for another thread."""
+    """Wait until another thread fulfills a condition."""
     deadline = time.monotonic() + 20
     while not true():
         assert time.monotonic() < deadline
@@ -168,14 +168,16 @@ def until(true: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sha256", "md5", "size_bytes", None])
-def test_a_file_arrives_whole_and_is_found(host: Host, body: bytes, tmp_path: Path, kind):
+def test_a_file_is_downloaded_completely_and_found(host: Host, body: bytes, tmp_path: Path, kind):
     known = {"md5": hashlib.md5(body).hexdigest(), "sha256": sha256(body), "size_bytes": len(body)}
     card = a_card(host.says("/a", send(body)), **{k: v for k, v in known.items() if k == kind})
     assert get(card, tmp_path) == body
     assert host.requests == [("/a", None, None)]
 
 
-def test_what_is_there_needs_no_request(host: Host, body: bytes, tmp_path: Path, monkeypatch):
+def test_a_file_on_this_machine_needs_no_request(
+    host: Host, body: bytes, tmp_path: Path, monkeypatch
+):
     card = a_card(host.says("/a", send(body)), sha256=sha256(body))
     get(card, tmp_path)
     host.requests.clear()
@@ -189,7 +191,9 @@ def test_what_is_there_needs_no_request(host: Host, body: bytes, tmp_path: Path,
     assert host.requests == []
 
 
-def test_a_damaged_or_another_file_there_is_named_and_kept(host: Host, body: bytes, tmp_path: Path):
+def test_a_damaged_or_different_file_at_the_target_is_named_and_kept(
+    host: Host, body: bytes, tmp_path: Path
+):
     url = host.says("/a", send(body))
     path = tmp_path / "suite" / "a.npz"
     path.parent.mkdir()
@@ -213,7 +217,7 @@ def test_a_slow_server_is_waited_for(host: Host, body: bytes, tmp_path: Path):
     assert len(host.requests) == 1
 
 
-def test_a_server_that_falls_silent_is_left_for_the_next(
+def test_after_silence_the_next_url_is_tried(
     host: Host, body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     silent = host.says("/silent", send(body, stop=20_000, then=host.over.wait))
@@ -227,19 +231,17 @@ def test_a_server_that_falls_silent_is_left_for_the_next(
     ]
 
 
-def test_what_broke_off_is_resumed(host: Host, body: bytes, tmp_path: Path):
+def test_an_interrupted_transfer_is_resumed(host: Host, body: bytes, tmp_path: Path):
     card = a_card(host.says("/a", send(body, stop=20_000), send(body)), sha256=sha256(body))
     assert get(card, tmp_path) == body
     assert host.requests == [("/a", None, None), ("/a", "bytes=20000-", '"1"')]
 
 
-def test_a_later_call_resumes_at_the_address_where_it_began(
-    host: Host, body: bytes, tmp_path: Path
-):
+def test_a_later_call_resumes_at_the_same_url(host: Host, body: bytes, tmp_path: Path):
     gone = host.says("/gone", status(404))
     card = a_card(gone, host.says("/a", send(body, stop=20_000)))
     assert "ended after 20,000 of" in refused(card, tmp_path, Patience(tries=1))
-    assert begun(tmp_path) == body[:20_000]
+    assert read_part(tmp_path) == body[:20_000]
     host.says("/a", send(body))
     host.requests.clear()
     assert get(card, tmp_path) == body
@@ -254,20 +256,22 @@ def test_without_a_strong_tag_the_date_names_the_version(host: Host, body: bytes
     assert host.requests[1] == ("/a", "bytes=9000-", date)
 
 
-def test_a_version_without_a_name_is_not_resumed(host: Host, body: bytes, tmp_path: Path):
+def test_a_version_without_etag_and_date_is_not_resumed(host: Host, body: bytes, tmp_path: Path):
     url = host.says("/a", send(body, tag=None, stop=9000), send(body, tag=None))
     assert get(a_card(url), tmp_path) == body
     assert host.ranges() == [None, None]
 
 
-def test_a_server_without_ranges_sends_all_again(host: Host, body: bytes, tmp_path: Path):
+def test_a_server_without_range_support_sends_everything_again(
+    host: Host, body: bytes, tmp_path: Path
+):
     url = host.says("/a", send(body, stop=20_000), send(body, ranges=False))
     assert get(a_card(url), tmp_path) == body
     assert host.ranges() == [None, "bytes=20000-"]
 
 
 @pytest.mark.parametrize("heeds_if_range", [True, False])
-def test_a_file_that_changed_meanwhile_is_not_patched_together(
+def test_parts_of_different_versions_are_never_combined(
     host: Host, body: bytes, newer: bytes, tmp_path: Path, heeds_if_range: bool
 ):
     now = send(newer, tag='"2"', heeds_if_range=heeds_if_range)
@@ -276,7 +280,7 @@ def test_a_file_that_changed_meanwhile_is_not_patched_together(
     assert host.ranges() == [None, "bytes=20000-", *again]
 
 
-def test_a_file_that_has_become_shorter_is_taken_from_its_start(
+def test_a_file_that_has_become_shorter_is_downloaded_from_the_start(
     host: Host, body: bytes, newer: bytes, tmp_path: Path
 ):
     url = host.says("/a", send(newer, stop=len(body) + 1), status(416), send(body))
@@ -284,7 +288,7 @@ def test_a_file_that_has_become_shorter_is_taken_from_its_start(
     assert host.ranges() == [None, f"bytes={len(body) + 1}-", None]
 
 
-def test_a_part_spoilt_on_the_disk_is_found_out_and_taken_anew(
+def test_a_part_damaged_on_disk_is_detected_and_downloaded_again(
     host: Host, body: bytes, tmp_path: Path
 ):
     card = a_card(host.says("/a", send(body, stop=20_000)), sha256=sha256(body))
@@ -297,7 +301,9 @@ def test_a_part_spoilt_on_the_disk_is_found_out_and_taken_anew(
 
 
 @pytest.mark.parametrize("note", ["", '{"url": "htt', '{"other": 1}'])
-def test_a_part_of_unknown_origin_is_taken_anew(host: Host, body: bytes, tmp_path: Path, note: str):
+def test_a_part_of_unknown_origin_is_downloaded_again(
+    host: Host, body: bytes, tmp_path: Path, note: str
+):
     (tmp_path / "suite").mkdir()
     (tmp_path / "suite" / "a.npz.part").write_bytes(bytes(20_000))
     (tmp_path / "suite" / "a.npz.part.json").write_text(note)
@@ -305,7 +311,7 @@ def test_a_part_of_unknown_origin_is_taken_anew(host: Host, body: bytes, tmp_pat
     assert host.ranges() == [None]
 
 
-def test_a_part_that_is_whole_needs_no_request(host: Host, body: bytes, tmp_path: Path):
+def test_a_complete_part_needs_no_request(host: Host, body: bytes, tmp_path: Path):
     card = a_card(host.says("/a", send(body, stop=20_000)), sha256=sha256(body))
     refused(card, tmp_path, Patience(tries=1))
     (tmp_path / "suite" / "a.npz.part").write_bytes(body)
@@ -314,7 +320,9 @@ def test_a_part_that_is_whole_needs_no_request(host: Host, body: bytes, tmp_path
     assert host.requests == []
 
 
-def test_tries_that_get_on_do_not_count_as_failed(host: Host, body: bytes, tmp_path, monkeypatch):
+def test_attempts_that_receive_data_do_not_count_as_failed(
+    host: Host, body: bytes, tmp_path, monkeypatch
+):
     monkeypatch.setattr(module, "BLOCK", 1000)
     stops = [send(body, stop=stop) for stop in range(5000, len(body), 5000)]
     card = a_card(host.says("/a", *stops, send(body)))
@@ -322,14 +330,16 @@ def test_tries_that_get_on_do_not_count_as_failed(host: Host, body: bytes, tmp_p
     assert len(host.requests) == len(stops) + 1
 
 
-def test_tries_that_lose_what_they_gained_do_count(host: Host, body: bytes, tmp_path, monkeypatch):
+def test_attempts_that_lose_their_data_count_as_failed(
+    host: Host, body: bytes, tmp_path, monkeypatch
+):
     monkeypatch.setattr(module, "BLOCK", 1000)
     stops = [send(body, ranges=False, stop=stop) for stop in (30_000, 5000, 30_000, 5000) * 9]
     refused(a_card(host.says("/a", *stops)), tmp_path)
     assert len(host.requests) == QUICK.tries
 
 
-def test_a_server_error_passes(
+def test_a_temporary_server_error_is_retried(
     host: Host, body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     url = host.says("/a", status(503, Retry_After="7"), status(500), send(body))
@@ -342,21 +352,23 @@ def test_a_server_error_passes(
 
 
 @pytest.mark.parametrize("code", [403, 404, 410])
-def test_a_file_that_is_gone_is_not_asked_for_twice(host: Host, body: bytes, tmp_path: Path, code):
+def test_a_missing_file_is_not_requested_twice(host: Host, body: bytes, tmp_path: Path, code):
     card = a_card(host.says("/gone", status(code)), host.says("/a", send(body)))
     assert get(card, tmp_path) == body
     assert [path for path, *_ in host.requests] == ["/gone", "/a"]
 
 
 @pytest.mark.parametrize("code", [301, 302, 307])
-def test_a_file_that_has_moved_is_followed(host: Host, body: bytes, tmp_path: Path, code: int):
+def test_a_redirect_is_followed(host: Host, body: bytes, tmp_path: Path, code: int):
     there = host.says("/there", send(body, stop=20_000), send(body))
     assert get(a_card(host.says("/a", status(code, Location=there))), tmp_path) == body
     assert host.requests[2:] == [(path, "bytes=20000-", '"1"') for path in ("/a", "/there")]
 
 
 @pytest.mark.parametrize("scheme", ["file", "ftp", "data"])
-def test_no_redirect_leads_out_of_http(host: Host, body: bytes, tmp_path: Path, scheme: str):
+def test_a_redirect_to_another_protocol_is_refused(
+    host: Host, body: bytes, tmp_path: Path, scheme: str
+):
     secret = save(tmp_path / "secret.npz", two_episodes())
     url = host.says("/a", status(302, Location=f"{scheme}://{secret}"))
     assert f"{scheme}://" in refused(a_card(url), tmp_path)
@@ -364,13 +376,15 @@ def test_no_redirect_leads_out_of_http(host: Host, body: bytes, tmp_path: Path, 
     assert len(host.requests) == 1
 
 
-def test_moving_in_circles_ends(host: Host, tmp_path: Path):
+def test_a_redirect_loop_ends(host: Host, tmp_path: Path):
     url = host.says("/a", status(302, Location=f"{host.url}/a"))
     assert "302" in refused(a_card(url), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["sha256", "md5"])
-def test_another_file_is_not_accepted(host: Host, body: bytes, newer: bytes, tmp_path: Path, kind):
+def test_a_file_with_another_checksum_is_refused(
+    host: Host, body: bytes, newer: bytes, tmp_path: Path, kind
+):
     known = {kind: getattr(hashlib, kind)(body).hexdigest()}
     bad = host.says("/bad", send(newer))
     assert get(a_card(bad, host.says("/a", send(body)), **known), tmp_path) == body
@@ -382,19 +396,21 @@ def test_another_file_is_not_accepted(host: Host, body: bytes, newer: bytes, tmp
     assert [path for path, *_ in host.requests] == ["/bad", "/a", "/bad"]
 
 
-def test_another_length_is_refused_before_the_first_byte(host: Host, body: bytes, tmp_path: Path):
+def test_a_file_of_another_length_is_refused_before_the_transfer(
+    host: Host, body: bytes, tmp_path: Path
+):
     url = host.says("/a", send(body))
     sentence = refused(a_card(url, size_bytes=len(body) + 1), tmp_path)
     assert f"{len(body):,} bytes, where the card says {len(body) + 1:,}" in sentence
     assert list((tmp_path / "suite").iterdir()) == []
 
 
-def test_fewer_bytes_than_announced_are_no_file(host: Host, body: bytes, tmp_path: Path):
+def test_fewer_bytes_than_announced_are_an_error(host: Host, body: bytes, tmp_path: Path):
     url = host.says("/a", send(body, ranges=False, length=len(body) + 5))
     assert f"ended after {len(body):,} of {len(body) + 5:,}" in refused(a_card(url), tmp_path)
 
 
-def test_without_a_length_the_contents_decide(host: Host, body: bytes, tmp_path: Path):
+def test_without_a_length_the_content_is_checked(host: Host, body: bytes, tmp_path: Path):
     def unmeasured(stop: int | None) -> Answer:
         def answer(handler: BaseHTTPRequestHandler) -> None:
             status(200)(handler)
@@ -414,7 +430,9 @@ def test_without_a_length_the_contents_decide(host: Host, body: bytes, tmp_path:
         (b"", "empty"),
     ],
 )
-def test_a_page_is_no_data_set(host: Host, tmp_path: Path, content: bytes, complaint: str):
+def test_a_web_page_is_not_accepted_as_a_data_set(
+    host: Host, tmp_path: Path, content: bytes, complaint: str
+):
     assert complaint in refused(a_card(host.says("/a", send(content))), tmp_path)
 
 
@@ -425,12 +443,12 @@ def test_a_data_set_lacking_an_array_is_refused(host: Host, tmp_path: Path):
     assert "rewards" in refused(a_card(host.says("/a", send(content))), tmp_path)
 
 
-def test_an_encoded_answer_is_refused(host: Host, body: bytes, tmp_path: Path):
+def test_a_compressed_response_is_refused(host: Host, body: bytes, tmp_path: Path):
     url = host.says("/a", status(200, Content_Encoding="gzip"))
     assert "gzip" in refused(a_card(url), tmp_path)
 
 
-def test_when_all_is_lost_one_error_names_each_address_and_where_the_file_goes(
+def test_if_all_urls_fail_the_error_names_each_and_the_target_path(
     host: Host, body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     gone, down = host.says("/gone", status(410)), host.says("/down", status(502))
@@ -448,7 +466,7 @@ def test_when_all_is_lost_one_error_names_each_address_and_where_the_file_goes(
     ]
 
 
-def test_the_other_files_are_downloaded_all_the_same(host: Host, body: bytes, tmp_path: Path):
+def test_the_other_files_are_downloaded_if_one_fails(host: Host, body: bytes, tmp_path: Path):
     lost, there = a_card(host.says("/gone", status(404))), host.says("/a", send(body))
     other = Card("b", "s", "d4rl", {"val": File("b.npz", "s/b.npz", (there,))}, "here", "none")
     with pytest.raises(UserError, match=r"suite/name: no address delivered a\.npz"):
@@ -456,7 +474,7 @@ def test_the_other_files_are_downloaded_all_the_same(host: Host, body: bytes, tm
     assert (tmp_path / "s" / "b.npz").read_bytes() == body
 
 
-def test_data_that_nobody_publishes_is_to_be_generated(tmp_path: Path):
+def test_unpublished_data_refers_to_generate(tmp_path: Path):
     assert "offline-rl generate" in refused(a_card(), tmp_path)
 
 
@@ -470,7 +488,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(host: Host, tmp_path: Path,
         download([a_card(host.url)], folder)
 
 
-def test_a_disk_without_room_is_told_before_the_first_byte(
+def test_too_little_disk_space_is_reported_before_the_transfer(
     host: Host, body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     other = host.says("/other", send(body))
@@ -484,7 +502,7 @@ def test_a_disk_without_room_is_told_before_the_first_byte(
     assert list((tmp_path / "suite").iterdir()) == []
 
 
-def test_a_disk_that_fills_up_keeps_what_has_arrived(host: Host, body: bytes, tmp_path: Path):
+def test_a_full_disk_keeps_the_received_part(host: Host, body: bytes, tmp_path: Path):
     card = a_card(host.says("/a", send(body)), sha256=sha256(body))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # the kernel then refuses to write
@@ -492,25 +510,25 @@ def test_a_disk_that_fills_up_keeps_what_has_arrived(host: Host, body: bytes, tm
         assert "cannot be written: File too large" in refused(card, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert begun(tmp_path) == body[:20_000]
+    assert read_part(tmp_path) == body[:20_000]
     assert get(card, tmp_path) == body
     assert host.ranges() == [None, "bytes=20000-"]
 
 
 @pytest.fixture
 def listed(host: Host, body: bytes, monkeypatch: pytest.MonkeyPatch) -> Card:
-    """A card that the command line knows."""
+    """Register a card for the command line."""
     card = a_card(f"{host.url}/a", sha256=sha256(body))
     monkeypatch.setattr(sys.modules["envs.cards"], "cards", lambda: {"suite/name": card})
     return card
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_leaves_a_part_that_the_next_call_continues(
+def test_ctrl_c_leaves_a_part_that_the_next_call_resumes(
     host: Host, body: bytes, listed: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     def interrupt() -> None:
-        until(lambda: len(begun(tmp_path)) == 20_000)
+        until(lambda: len(read_part(tmp_path)) == 20_000)
         os.kill(os.getpid(), signal.SIGINT)
         host.over.wait()
 
@@ -518,7 +536,7 @@ def test_ctrl_c_leaves_a_part_that_the_next_call_continues(
     command = ["data", "download", "suite/name", f"data_dir={tmp_path}"]
     assert main(command) == 130
     assert "Traceback" not in capsys.readouterr().err
-    assert begun(tmp_path) == body[:20_000]
+    assert read_part(tmp_path) == body[:20_000]
     assert main(command) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'suite' / 'a.npz'}\n"
     assert get(listed, tmp_path) == body
@@ -542,7 +560,7 @@ def test_a_mistyped_command_is_one_sentence(
     assert all(word in err for word in words)
 
 
-def test_two_processes_at_one_file_download_it_once(host: Host, body: bytes, tmp_path: Path):
+def test_two_processes_download_one_file_once(host: Host, body: bytes, tmp_path: Path):
     paths: list[Path] = []
     both = threading.Barrier(2)
 
@@ -561,7 +579,7 @@ def test_two_processes_at_one_file_download_it_once(host: Host, body: bytes, tmp
     assert len(host.requests) == 2
 
 
-def test_a_process_that_waited_takes_what_the_other_has_brought(
+def test_a_waiting_process_uses_the_file_of_the_other(
     host: Host, body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     card, told = a_card(host.says("/a", send(body)), sha256=sha256(body)), []
@@ -578,7 +596,7 @@ def test_a_process_that_waited_takes_what_the_other_has_brought(
     assert host.requests == []
 
 
-def test_the_proxy_of_the_environment_is_asked(
+def test_the_proxy_of_the_environment_is_used(
     host: Host, body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("http_proxy", host.url)
@@ -586,7 +604,7 @@ def test_the_proxy_of_the_environment_is_asked(
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
-def test_a_certificate_must_be_one_of_those_trusted(
+def test_an_untrusted_certificate_is_refused(
     host: Host, body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"

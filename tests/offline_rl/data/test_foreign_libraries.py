@@ -1,4 +1,4 @@
-"""The other projects' own libraries, where they are installed, read and write what we do."""
+"""Tests against other projects' libraries, if installed: they read and write the same data."""
 
 import warnings
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from made_files import save, two_episodes, with_next
-from made_layouts import after, before, column, episodes, zipped
+from d4rl_files import save, two_episodes, with_next
+from foreign_layouts import column, episodes, observations_after, observations_before, zipped
 from test_ogbench_layout import trajectories
 from test_zarr_layout import ENDS, assert_is_pusht, pusht
 
@@ -17,7 +17,7 @@ from offline_rl.data.writers.minari import write_minari
 
 
 def library(name: str) -> Any:
-    """The library, or a skip that says which one is missing."""
+    """Import a library, or skip the test if it is missing."""
     return pytest.importorskip(name, reason=f"{name} cannot be imported", exc_type=ImportError)
 
 
@@ -48,7 +48,7 @@ def test_minari_reads_what_we_write(tmp_path: Path, minari: Any):
     assert len(loaded.filter_episodes(lambda episode: bool(episode.terminations[-1]))) == 1
 
 
-def test_minari_reads_our_pictures_to_the_bit(tmp_path: Path, minari: Any):
+def test_minari_reads_our_images_bit_for_bit(tmp_path: Path, minari: Any):
     from offline_rl.data import Dataset
 
     pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 40, 3), dtype=np.uint8)
@@ -85,8 +85,8 @@ def test_we_read_what_minari_writes(tmp_path: Path, minari: Any):
             "theirs/x-v0", buffers, observation_space=space, action_space=limits
         )
     data = read(tmp_path / "theirs" / "x-v0")
-    np.testing.assert_array_equal(data.observations[: data.num_rows], before(made))
-    np.testing.assert_array_equal(data.next_observations, after(made))
+    np.testing.assert_array_equal(data.observations[: data.num_rows], observations_before(made))
+    np.testing.assert_array_equal(data.next_observations, observations_after(made))
     np.testing.assert_allclose(data.actions, column(made, "actions"), atol=1e-6)
     np.testing.assert_array_equal(data.rewards, column(made, "rewards").astype(np.float32))
     np.testing.assert_array_equal(data.terminated, column(made, "terminations"))
@@ -94,7 +94,7 @@ def test_we_read_what_minari_writes(tmp_path: Path, minari: Any):
     assert data.extras["costs"][:4].tolist() == [1, 2, 3, 1]
 
 
-def test_we_read_the_pictures_that_minari_writes_as_minari_does(tmp_path: Path, minari: Any):
+def test_images_written_by_minari_are_read_as_minari_reads_them(tmp_path: Path, minari: Any):
     theirs = library("minari.data_collector.episode_buffer")
     pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 40, 3), dtype=np.uint8)
     buffer = theirs.EpisodeBuffer(

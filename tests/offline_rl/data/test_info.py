@@ -1,8 +1,8 @@
-"""What `data list` and `data info` print."""
+"""Tests of the output of `data list` and `data info`."""
 
 from pathlib import Path
 
-from made_files import save, two_episodes, with_next
+from d4rl_files import save, two_episodes, with_next
 
 from offline_rl.data.info import info, list_cards
 from offline_rl.utils.files import checksum
@@ -12,7 +12,7 @@ def rows(text: str) -> dict[str, str]:
     return {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in text.splitlines()}
 
 
-def test_info_of_a_file_says_what_is_in_it(tmp_path: Path):
+def test_info_describes_a_file(tmp_path: Path):
     path = save(tmp_path / "mine.hdf5", two_episodes())
     told = rows(info(path))
     assert told["rows"] == "1,003, 1 without a next observation"
@@ -26,7 +26,7 @@ def test_info_of_a_file_says_what_is_in_it(tmp_path: Path):
     assert limits["limits"] == "-1 and 1 stand for -2 and 2"
 
 
-def test_info_scores_a_file_that_a_card_knows(tmp_path: Path):
+def test_info_prints_the_score_of_a_cards_file(tmp_path: Path):
     """D4RL's hopper: 0 is a return of -20.272305, 100 one of 3234.3."""
     arrays = with_next(two_episodes())
     arrays["rewards"][:] = 0

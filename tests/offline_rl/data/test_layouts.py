@@ -1,12 +1,12 @@
-"""Which layout a file is in is told by what it holds; what is in none is refused with reasons."""
+"""Tests of recognizing layouts by content; files of no layout are refused with reasons."""
 
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
-from made_files import in_neorl2_words, save, steps, two_episodes, with_next
-from made_layouts import episodes, minari, robomimic, zarr, zipped
+from d4rl_files import in_neorl2_words, save, steps, two_episodes, with_next
+from foreign_layouts import episodes, minari, robomimic, zarr, zipped
 from test_ogbench_layout import trajectories
 from test_robomimic_layout import demos
 from test_zarr_layout import pusht
@@ -66,7 +66,7 @@ def test_widths_alone_do_not_make_a_file_kitchens(tmp_path: Path):
     assert data.terminated.tolist() == [False, True, False, True, False]
 
 
-def test_kitchens_reading_is_said_and_can_be_overridden(tmp_path: Path):
+def test_reading_as_kitchen_is_noted_and_can_be_overridden(tmp_path: Path):
     path = save(tmp_path / "a.hdf5", kitchen() | {"terminals": np.arange(5) % 2 == 1})
     data, plain = read(path), read(path, format="plain")
     assert any(note.startswith("read as D4RL's kitchen") for note in data.notes)
@@ -91,7 +91,7 @@ def test_done_beside_episode_starts_is_neorls_end(tmp_path: Path):
 
 
 @pytest.mark.parametrize("observed", ["observations", "obs", "observations/arm"])
-def test_demonstrations_that_lack_rewards_alone_are_told_the_format_that_reads_them(
+def test_demonstrations_without_rewards_get_a_hint_to_the_right_format(
     tmp_path: Path, observed: str
 ):
     arrays = plain()
@@ -116,14 +116,14 @@ def test_every_format_selects_one_layout(format: str):
 
 
 def one_of_acts(path: Path) -> Path:
-    """An episode as ACT's record_sim_episodes.py writes it."""
+    """Return an episode in the format of ACT's record_sim_episodes.py."""
     qpos = np.zeros((5, 3), np.float32)
     images = np.zeros((5, 8, 8, 3), np.uint8)
     arrays = {"action": qpos, "observations/qpos": qpos, "observations/images/top": images}
     return save(path, arrays)
 
 
-def test_acts_episodes_are_called_so(tmp_path: Path):
+def test_episodes_of_act_are_named(tmp_path: Path):
     path = one_of_acts(tmp_path / "episode_0.hdf5")
     with pytest.raises(
         UserError, match=r"an episode in ACT's layout.* To read it, join the episodes"
@@ -135,7 +135,7 @@ def test_acts_episodes_are_called_so(tmp_path: Path):
 
 
 @pytest.mark.parametrize("held", [("obs", "action"), ("observations", "actions", "terminals")])
-def test_episodes_in_groups_of_no_known_layout_are_called_so(tmp_path: Path, held: tuple):
+def test_episodes_in_groups_of_an_unknown_layout_are_named(tmp_path: Path, held: tuple):
     arrays = {f"episode_{n}/{key}": np.zeros((5, 2)) for n in range(2) for key in held}
     with pytest.raises(UserError) as caught:
         read(save(tmp_path / "a.hdf5", arrays))
@@ -143,7 +143,7 @@ def test_episodes_in_groups_of_no_known_layout_are_called_so(tmp_path: Path, hel
     assert "saved completely" not in str(caught.value)
 
 
-def test_what_is_in_no_layout_is_told_what_each_one_missed(tmp_path: Path):
+def test_an_unknown_file_gets_the_reason_of_every_layout(tmp_path: Path):
     strange = {"weights": np.zeros(3), "biases": np.zeros(3)}
     for name in ("a.npz", "a.hdf5"):
         with pytest.raises(UserError) as caught:
@@ -162,13 +162,13 @@ def test_what_is_in_no_layout_is_told_what_each_one_missed(tmp_path: Path):
         assert "\n" not in str(caught.value)
 
 
-def test_a_zarr_store_of_something_else_is_told_so(tmp_path: Path):
+def test_an_unrelated_zarr_store_is_refused(tmp_path: Path):
     store = zarr(tmp_path / "a", {"data/x": np.zeros((3, 2))})
     with pytest.raises(UserError, match="no array meta/episode_ends nor data/action"):
         read(store)
 
 
-def test_a_folder_of_something_else_is_told_what_was_looked_for(tmp_path: Path):
+def test_an_unrelated_folder_is_refused_with_the_expected_files(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(UserError, match=r"meta/info\.json.*main_data\.hdf5.*\.zgroup"):
         read(tmp_path)
@@ -196,7 +196,7 @@ def test_an_option_that_means_nothing_in_a_layout_is_refused(
 @pytest.mark.parametrize(
     "given", [[0], [1, 0], [0, 0], ["a", "b"], [[0, 0], [1, -1]], [[[0]], [[1]]]]
 )
-def test_an_action_range_that_cannot_be_meant_is_refused(tmp_path: Path, given: list):
+def test_an_invalid_action_range_is_refused(tmp_path: Path, given: list):
     with pytest.raises(UserError, match=r"action_range=.*\[low, high\] is expected"):
         read(save(tmp_path / "a.hdf5", two_episodes()), action_range=given)
 

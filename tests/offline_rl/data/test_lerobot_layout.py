@@ -1,4 +1,4 @@
-"""LeRobotDataset: Parquet tables of frames, what done means, splits, pictures, refusals."""
+"""Tests of LeRobot's layout: tables of frames, flags, splits, images, videos and errors."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_layouts import fixed_lists, free_lists, lerobot, png
+from foreign_layouts import fixed_lists, free_lists, lerobot, png
 
 from offline_rl.data.containers.video import encode_video
 from offline_rl.data.dataset import NO_REWARDS
@@ -32,7 +32,7 @@ def frames(**more: np.ndarray) -> dict[str, Any]:
 
 
 def at(*rows: int) -> np.ndarray:
-    """[ROWS] bool: these rows."""
+    """Return the mask of these rows, [ROWS] bool."""
     return np.isin(np.arange(ROWS), rows)
 
 
@@ -101,14 +101,14 @@ ENDS = {  # columns -> rows that terminate, rows that are cut
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_what_done_means(tmp_path: Path, case: str):
+def test_the_meaning_of_done(tmp_path: Path, case: str):
     columns, terminated, truncated = ENDS[case]
     data = read(lerobot(tmp_path / "a", frames(**columns), LENGTHS))
     assert np.flatnonzero(data.terminated).tolist() == terminated
     assert np.flatnonzero(data.truncated).tolist() == truncated
 
 
-def test_states_are_joined_by_name_or_as_asked(tmp_path: Path):
+def test_states_are_concatenated_by_name_or_in_the_given_order(tmp_path: Path):
     other = np.random.default_rng(1).normal(size=(ROWS, 2)).astype(np.float32)
     made = frames(**{"observation.environment_state": other})
     path = lerobot(tmp_path / "a", made, LENGTHS)
@@ -121,7 +121,7 @@ def test_states_are_joined_by_name_or_as_asked(tmp_path: Path):
 
 
 def seen_by(camera: int, side: int = 16) -> np.ndarray:
-    """[ROWS, side, side + 4, 3]: pictures whose gray tells the row, and their halves the camera."""
+    """Return images [ROWS, side, side + 4, 3]; gray encodes the row, the halves the camera."""
     gray = (20 * np.arange(ROWS)[:, None, None] + 10 * camera).astype(np.uint8)
     shown = np.broadcast_to(gray, (ROWS, side, side + 4)).copy()
     shown[:, : side // 2] += 30
@@ -132,7 +132,7 @@ TOP, SIDE = "observation.images.top", "observation.images.side"
 
 
 def with_videos(folder: Path, version: str = "v3.0", split_at: tuple[int, ...] = ()) -> Path:
-    """Two cameras' videos; in version 3 of all episodes in one, but the last of the second's."""
+    """Write videos of two cameras; in version 3 only the second camera has a second file."""
     pytest.importorskip("av", reason="videos need the extra lerobot")
     described = {key: {"dtype": "video", "shape": [16, 20, 3]} for key in (TOP, SIDE)}
     path = lerobot(
@@ -218,7 +218,7 @@ def test_version_3_episodes_must_be_those_of_meta_by_their_number(tmp_path: Path
         read(path)
 
 
-def test_names_outside_lerobots_are_offered_or_listed(tmp_path: Path):
+def test_features_with_other_names_are_offered_or_listed(tmp_path: Path):
     numbers = frames()["observation.state"]
     made = {"state": numbers, "force": numbers, "actions": frames()["action"]}
     path = lerobot(tmp_path / "a", made, LENGTHS)
@@ -258,10 +258,14 @@ def test_a_video_that_is_missing_damaged_or_too_short_is_named(tmp_path: Path):
     ):
         read(path, observation_keys=CAMERAS)
     encode_video(file, seen_by(0), fps=20)
-    with pytest.raises(UserError, match=r"video has 20 frames per second, but the data set says 10"):
+    with pytest.raises(
+        UserError, match=r"video has 20 frames per second, but the data set says 10"
+    ):
         read(path, observation_keys=CAMERAS)
     encode_video(file, seen_by(0, side=32), fps=10)
-    with pytest.raises(UserError, match=r"images of shape \[32, 36, 3\], but \[16, 20, 3\] is stated"):
+    with pytest.raises(
+        UserError, match=r"images of shape \[32, 36, 3\], but \[16, 20, 3\] is stated"
+    ):
         read(path, observation_keys=CAMERAS)
     file.unlink()
     with pytest.raises(UserError, match="there is no such video"):
@@ -272,7 +276,7 @@ def test_a_video_that_is_missing_damaged_or_too_short_is_named(tmp_path: Path):
         read(path, observation_keys=CAMERAS)
 
 
-def test_pictures_in_the_tables_can_be_observed(tmp_path: Path):
+def test_images_in_the_tables_can_be_observed(tmp_path: Path):
     pictures = np.random.default_rng(0).integers(0, 256, (ROWS, 6, 5, 3), dtype=np.uint8)
     made = frames() | {"observation.image": [png(picture) for picture in pictures]}
     described = {"observation.image": {"dtype": "image", "shape": [6, 5, 3]}}
@@ -286,7 +290,7 @@ def test_pictures_in_the_tables_can_be_observed(tmp_path: Path):
     np.testing.assert_array_equal(seen["image"], pictures)
 
 
-def test_pictures_of_different_sizes_or_of_another_than_is_said_are_refused(tmp_path: Path):
+def test_images_of_different_or_wrong_sizes_are_refused(tmp_path: Path):
     shown = [np.zeros((6 + (row == 7), 5, 3), np.uint8) for row in range(ROWS)]
     described = {"observation.image": {"dtype": "image", "shape": [6, 5, 3]}}
     for name, pictures, sentence in (
@@ -426,7 +430,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
         read(path)
 
 
-def test_names_rate_and_what_actions_reach_are_told(tmp_path: Path):
+def test_names_rate_and_action_range_are_in_the_spec(tmp_path: Path):
     """Actions in degrees, by meta/stats.json from -90 to 30 and from 5 to 5: a joint that stands
     still is 0, and 1 away from either end."""
     degrees = np.stack([np.linspace(-90, 30, ROWS), np.full(ROWS, 5.0)], 1).astype(np.float32)
@@ -480,7 +484,7 @@ def test_statistics_of_other_data_are_refused_or_noted(tmp_path: Path):
     assert read(path, action_range=[0, 5]).actions.max() == 1
 
 
-def test_actions_within_one_stay_as_they_are_whatever_they_reach(tmp_path: Path):
+def test_actions_within_one_stay_unchanged_for_any_statistics(tmp_path: Path):
     made = frames()
     path = lerobot(tmp_path / "a", made, LENGTHS)
     stats = {"action": {"min": [-0.5, -0.5], "max": [0.5, 0.5]}}

@@ -1,4 +1,4 @@
-"""find and load: where files are looked for, and that only the right bytes count."""
+"""Tests of finding and loading files: their folders and their checksums."""
 
 import re
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_files import in_neorl2_words, save, steps, two_episodes, with_next
-from made_layouts import episodes, minari
+from d4rl_files import in_neorl2_words, save, steps, two_episodes, with_next
+from foreign_layouts import episodes, minari
 
 from envs.cards import Card, File, cards
 from envs.tasks import Task
@@ -26,7 +26,7 @@ def stored(tmp_path: Path) -> Path:
     return save(tmp_path / "suite" / "a.hdf5", with_next(two_episodes()))
 
 
-def test_minaris_own_folder_is_found_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_minaris_folder_is_found_by_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     minari(tmp_path / "D4RL" / "door" / "human-v2", episodes([3, 2]))
     assert load("minari:D4RL/door/human-v2").num_rows == 5
@@ -34,9 +34,7 @@ def test_minaris_own_folder_is_found_by_its_id(tmp_path: Path, monkeypatch: pyte
         load("minari:D4RL/door/cloned-v2")
 
 
-def test_lerobots_own_folders_are_found_by_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_lerobots_folders_are_found_by_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path))
     with pytest.raises(UserError, match="hf download --repo-type dataset lab/pick"):
         load("lerobot:lab/pick")
@@ -125,7 +123,7 @@ def test_load_takes_a_card_a_task_and_a_path(stored: Path, tmp_path: Path):
     assert load(str(stored), d4rl_compatible=True).num_rows == 1002
 
 
-def test_load_takes_the_episodes_the_benchmark_uses(stored: Path, tmp_path: Path):
+def test_load_selects_the_episodes_that_the_benchmark_uses(stored: Path, tmp_path: Path):
     card = a_card(File("a.hdf5", "suite/a.hdf5", first_episodes=1))
     assert load(card, tmp_path).num_rows == 3
     card = a_card(File("a.hdf5", "suite/a.hdf5", first_episodes=9))
@@ -149,7 +147,7 @@ def test_load_by_name_finds_the_benchmarks_folder(tmp_path: Path):
     assert load("hopper-medium-v1", tmp_path).num_rows == 20
 
 
-def test_substitute_data_are_refused_as_the_cards_but_welcome_as_a_file(tmp_path: Path):
+def test_other_data_is_refused_as_the_cards_file_but_can_be_read_as_a_path(tmp_path: Path):
     folder = tmp_path / "neorl2" / "DMSD"
     folder.mkdir(parents=True)
     path = save(folder / "DMSD-high-100000-train.npz", in_neorl2_words(with_next(two_episodes())))

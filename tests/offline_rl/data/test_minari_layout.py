@@ -1,4 +1,4 @@
-"""Minari's HDF5 layout: T + 1 observations, flags, spaces, and one sentence for bad files."""
+"""Tests of Minari's HDF5 layout: T + 1 observations, flags, spaces, and errors."""
 
 import io
 import json
@@ -9,7 +9,7 @@ import gymnasium
 import imageio.v3
 import numpy as np
 import pytest
-from made_layouts import after, before, box, column, episodes, minari
+from foreign_layouts import box, column, episodes, minari, observations_after, observations_before
 
 from offline_rl.data.read import read
 from offline_rl.data.validation import validate
@@ -21,8 +21,8 @@ LENGTHS = [3, 1, 4, 2, 5, 2, 2, 3, 1, 2, 6, 3]  # twelve: episode_10 comes after
 def test_every_array_of_every_episode_in_the_order_of_numbers(tmp_path: Path):
     made = episodes(LENGTHS)
     data = read(minari(tmp_path / "a-v0", made))
-    np.testing.assert_array_equal(data.observations[: data.num_rows], before(made))
-    np.testing.assert_array_equal(data.next_observations, after(made))
+    np.testing.assert_array_equal(data.observations[: data.num_rows], observations_before(made))
+    np.testing.assert_array_equal(data.next_observations, observations_after(made))
     np.testing.assert_array_equal(data.actions, column(made, "actions"))
     np.testing.assert_array_equal(data.rewards, column(made, "rewards").astype(np.float32))
     np.testing.assert_array_equal(data.terminated, column(made, "terminations"))
@@ -49,7 +49,7 @@ def test_a_file_alone_under_any_name_needs_no_metadata(tmp_path: Path):
     made = episodes([3, 2])
     folder = minari(tmp_path / "a-v0", made)
     alone = (folder / "data" / "main_data.hdf5").rename(tmp_path / "some.bin")
-    np.testing.assert_array_equal(read(alone).next_observations, after(made))
+    np.testing.assert_array_equal(read(alone).next_observations, observations_after(made))
 
 
 def test_a_dict_is_flattened_as_gymnasium_flattens_it(tmp_path: Path):
@@ -90,7 +90,7 @@ def test_a_tuple_keeps_its_order(tmp_path: Path):
     np.testing.assert_array_equal(data.observations[0], whole[0, 0] + np.arange(11, dtype="f4"))
 
 
-def test_flags_inside_both_and_none(tmp_path: Path):
+def test_episodes_with_flags_inside_with_both_flags_and_with_none(tmp_path: Path):
     made = episodes([4, 3, 2])
     made[0]["terminations"][:] = [False, True, False, True]
     made[0]["truncations"][:] = [False, False, False, True]  # both: it terminated
@@ -98,18 +98,18 @@ def test_flags_inside_both_and_none(tmp_path: Path):
     data = read(minari(tmp_path / "a-v0", made))
     assert np.flatnonzero(data.terminated).tolist() == [1, 3, 8]
     assert np.flatnonzero(data.truncated).tolist() == [6]
-    np.testing.assert_array_equal(data.next_observations, after(made))
+    np.testing.assert_array_equal(data.next_observations, observations_after(made))
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])
-def test_whole_numbers_in_an_action_space_are_amounts(tmp_path: Path, dtype: Any):
+def test_integer_actions_of_an_action_space_are_continuous(tmp_path: Path, dtype: Any):
     made = episodes([3])
     made[0]["actions"] = np.array([[0], [5], [10]], dtype)
     folder = minari(tmp_path / "a-v0", made, action_space=box([1], 0, 10))
     assert read(folder).actions[:, 0].tolist() == [-1, 0, 1]
 
 
-def test_a_file_beside_its_metadata_is_called_incomplete(tmp_path: Path):
+def test_a_missing_data_file_next_to_its_metadata_is_reported(tmp_path: Path):
     for lacking in (["terminations"], ["terminations", "truncations"]):
         made = episodes([3])
         for key in lacking:
@@ -119,7 +119,7 @@ def test_a_file_beside_its_metadata_is_called_incomplete(tmp_path: Path):
             read(folder)
 
 
-def test_the_action_space_is_mapped_to_one_unless_told_otherwise(tmp_path: Path):
+def test_the_action_space_is_mapped_to_one_by_default(tmp_path: Path):
     made = episodes([3])
     made[0]["actions"] = np.array([[-2, 0], [4, 5], [1, 10]], np.float32)
     space = box([2], 0, 0) | {"low": [-2.0, 0.0], "high": [4.0, 10.0]}
@@ -138,7 +138,7 @@ def test_the_action_space_is_mapped_to_one_unless_told_otherwise(tmp_path: Path)
         read(folder)
 
 
-def test_costs_and_infos_are_those_that_the_steps_returned(tmp_path: Path):
+def test_costs_and_infos_belong_to_the_steps(tmp_path: Path):
     made = episodes([3, 2])
     for episode in made:
         rows = np.arange(len(episode["rewards"]) + 1)
@@ -163,7 +163,7 @@ def jpeg(picture: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("encoded", [True, False])
-def test_pictures_are_read_whether_stored_as_jpeg_or_raw(tmp_path: Path, encoded: bool):
+def test_images_are_read_from_jpeg_or_raw_arrays(tmp_path: Path, encoded: bool):
     made = episodes([2])
     gray = np.array([10, 120, 250], np.uint8)  # JPEG keeps a picture of one gray
     pictures = np.broadcast_to(gray[:, None, None, None], (3, 32, 40, 3))
@@ -182,7 +182,7 @@ def test_pictures_are_read_whether_stored_as_jpeg_or_raw(tmp_path: Path, encoded
     assert np.abs(data.next_observations.astype(int) - pictures[1:]).max() <= 1
 
 
-def test_pictures_beside_vectors_are_channels_where_asked_for_and_else_left_out(tmp_path: Path):
+def test_images_with_vectors_are_channels_if_requested_and_otherwise_left_out(tmp_path: Path):
     made = episodes([2])
     picture = np.zeros((3, 32, 32, 3), np.uint8)
     made[0]["observations"] = {"state": made[0]["observations"], "view": picture}
@@ -297,7 +297,7 @@ def test_minaris_other_data_formats_are_named(tmp_path: Path):
         read(folder)
 
 
-def test_metadata_that_are_no_json_are_named(tmp_path: Path):
+def test_metadata_that_are_not_json_are_named(tmp_path: Path):
     folder = minari(tmp_path / "a-v0", episodes([3]))
     (folder / "data" / "metadata.json").write_text("{")
     with pytest.raises(UserError, match=r"metadata\.json is not readable as JSON"):
@@ -307,7 +307,7 @@ def test_metadata_that_are_no_json_are_named(tmp_path: Path):
         read(folder)
 
 
-def test_a_space_that_is_none_is_named(tmp_path: Path):
+def test_an_invalid_space_is_named(tmp_path: Path):
     for text in ("{", "[]", '{"type": "Box"}'):
         folder = minari(tmp_path / f"{len(text)}-v0", episodes([3]))
         path = folder / "data" / "metadata.json"

@@ -1,10 +1,10 @@
-"""OGBench's NPZ layout: a trajectory's last row is a state, not a step."""
+"""Tests of OGBench's NPZ layout, where a trajectory's last row is a state and not a step."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_files import save
+from d4rl_files import save
 
 from offline_rl.data.read import read
 from offline_rl.data.validation import validate
@@ -27,7 +27,7 @@ def trajectories() -> Arrays:
 
 
 def steps(arrays: Arrays) -> list[tuple[int, bool]]:
-    """The rows that are steps, and whether they are a trajectory's last, counted one by one."""
+    """Return the rows that are steps, and whether each is its trajectory's last one."""
     found, start = [], 0
     for states in STATES:
         found += [(start + step, step == states - 2) for step in range(states - 1)]
@@ -35,7 +35,7 @@ def steps(arrays: Arrays) -> list[tuple[int, bool]]:
     return found
 
 
-def test_every_step_is_a_transition_and_no_state_is_one(tmp_path: Path):
+def test_every_step_is_a_transition_and_final_states_are_not(tmp_path: Path):
     arrays = trajectories()
     data = read(save(tmp_path / "antmaze-large-navigate-v0.npz", arrays))
     rows = [row for row, _ in steps(arrays)]
@@ -51,7 +51,7 @@ def test_every_step_is_a_transition_and_no_state_is_one(tmp_path: Path):
     assert any(note.startswith("read as OGBench: the last row of each") for note in data.notes)
 
 
-def test_states_of_the_simulator_are_kept_when_asked_for(tmp_path: Path):
+def test_simulator_states_are_kept_on_request(tmp_path: Path):
     arrays = trajectories()
     data = read(save(tmp_path / "a.npz", arrays), infos=True)
     rows = [row for row, _ in steps(arrays)]
@@ -64,7 +64,7 @@ def test_the_validation_file_is_a_file_like_the_other(tmp_path: Path):
     assert read(save(tmp_path / "a-v0-val.npz", arrays)).num_episodes == 3
 
 
-def test_pictures_stay_bytes(tmp_path: Path):
+def test_images_stay_uint8(tmp_path: Path):
     arrays = trajectories()
     pictures = np.random.default_rng(1).integers(0, 256, (sum(STATES), 8, 8, 3), dtype=np.uint8)
     arrays["observations"] = pictures
@@ -108,7 +108,7 @@ def test_a_bad_file_gets_one_sentence_that_names_it(tmp_path: Path, case: str):
     assert [p.severity for p in validate(path)] == ["error"]
 
 
-def test_demonstrations_without_rewards_are_not_taken_for_this_layout(tmp_path: Path):
+def test_demonstrations_without_rewards_are_not_recognized_as_this_layout(tmp_path: Path):
     arrays = trajectories()
     del arrays["qvel"]  # positions alone do not tell the layout either
     path = save(tmp_path / "a.npz", arrays)
@@ -121,7 +121,7 @@ def test_demonstrations_without_rewards_are_not_taken_for_this_layout(tmp_path: 
     assert ogbench.episode_lengths().tolist() == [states - 1 for states in STATES]
 
 
-def test_rewards_make_it_another_layout(tmp_path: Path):
+def test_a_file_with_rewards_is_another_layout(tmp_path: Path):
     arrays = trajectories()
     del arrays["qpos"], arrays["qvel"]
     data = read(save(tmp_path / "a.npz", arrays | {"rewards": np.zeros(sum(STATES))}))
@@ -137,8 +137,10 @@ def test_timeouts_without_rewards_are_a_mistake_and_not_this_layout(tmp_path: Pa
 
 @pytest.mark.parametrize("renamed", [{}, {"terminals": "dones"}])
 @pytest.mark.parametrize("more", ["next_observations", "timeouts"])
-def test_what_only_plain_reads_is_sent_there_alone(tmp_path: Path, more: str, renamed: dict):
-    """Next observations and time-outs are none of OGBench's arrays."""
+def test_files_that_only_plain_reads_get_a_hint_to_plain_alone(
+    tmp_path: Path, more: str, renamed: dict
+):
+    """OGBench's files have no next observations and no time-outs."""
     made, rows = trajectories(), sum(STATES)
     arrays = {renamed.get(k, k): made[k] for k in ("observations", "actions", "terminals")}
     arrays |= {more: made["observations"] if more[0] == "n" else np.zeros(rows, bool)}

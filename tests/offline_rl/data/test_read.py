@@ -1,10 +1,10 @@
-"""read: every suite's layout, D4RL's own rules where asked for, and one sentence for bad files."""
+"""Tests of read: the layouts of all suites, D4RL's own rules, and errors."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_files import Arrays, in_neorl2_words, save, steps, two_episodes, with_next
+from d4rl_files import Arrays, in_neorl2_words, save, steps, two_episodes, with_next
 
 from benchmarks.loaders import SUITES, equal, qlearning_dataset
 from offline_rl.data.read import read
@@ -24,7 +24,7 @@ def gym_v2(arrays: Arrays) -> Arrays:
 
 
 def kitchen(ends: list[int], rewards: list[float]) -> Arrays:
-    """Demonstrations whose last rows are `ends`, without time-outs."""
+    """Return demonstrations that end in the rows `ends`, without time-outs."""
     arrays = steps(ends[-1] + 1, obs=60, act=9)
     del arrays["timeouts"]
     arrays["rewards"][:] = 0
@@ -34,7 +34,7 @@ def kitchen(ends: list[int], rewards: list[float]) -> Arrays:
 
 
 @pytest.mark.parametrize("name", ["a.hdf5", "no_ending", "a.npz"])
-def test_the_layout_is_told_by_content(tmp_path: Path, name: str):
+def test_the_layout_is_recognized_by_content(tmp_path: Path, name: str):
     arrays = with_next(two_episodes())
     data = read(save(tmp_path / name, arrays))
     assert (data.num_rows, data.num_episodes, data.usable.sum()) == (1003, 2, 1003)
@@ -111,7 +111,7 @@ def test_neorl2(tmp_path: Path):
     np.testing.assert_array_equal(data.next_observations, arrays["next_observations"])
 
 
-def test_neorl2_index_cuts_where_flags_do_not(tmp_path: Path):
+def test_neorl2_index_truncates_episodes_without_flags(tmp_path: Path):
     arrays = in_neorl2_words(with_next(two_episodes()))
     arrays["index"] = np.array([0, 3, 503])
     data = read(save(tmp_path / "a.npz", arrays))
@@ -121,7 +121,7 @@ def test_neorl2_index_cuts_where_flags_do_not(tmp_path: Path):
         read(save(tmp_path / "b.npz", arrays))
 
 
-def test_gymnasium_words(tmp_path: Path):
+def test_gymnasiums_names(tmp_path: Path):
     arrays = two_episodes()
     arrays["terminated"], arrays["truncated"] = arrays.pop("terminals"), arrays.pop("timeouts")
     data = read(save(tmp_path / "a.npz", arrays))
@@ -148,7 +148,7 @@ def test_without_time_outs_a_jump_of_the_observations_ends_an_episode(tmp_path: 
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_every_suite_is_read_as_d4rl_reads_it_where_that_is_asked_for(tmp_path: Path, suite: str):
+def test_d4rl_compatible_equals_qlearning_dataset_for_every_suite(tmp_path: Path, suite: str):
     made = SUITES[suite]
     arrays, limit = made.make(), made.max_episode_steps
     path = save(tmp_path / "file.hdf5", arrays)
@@ -161,7 +161,7 @@ def test_every_suite_is_read_as_d4rl_reads_it_where_that_is_asked_for(tmp_path: 
     assert differs == (made.ours != "nothing")
 
 
-def test_terminate_on_end_alone_means_nothing(tmp_path: Path):
+def test_terminate_on_end_needs_d4rl_compatible(tmp_path: Path):
     path = save(tmp_path / "a.hdf5", two_episodes())
     with pytest.raises(UserError, match="with d4rl_compatible=true only"):
         read(path, terminate_on_end=True)
@@ -324,14 +324,14 @@ def test_a_pickled_npz_is_never_loaded(tmp_path: Path):
         (b"PK\x03\x04", "damaged"),
     ],
 )
-def test_what_is_no_data_file_is_refused(tmp_path: Path, content: bytes, sentence: str):
+def test_a_file_that_is_not_a_data_file_is_refused(tmp_path: Path, content: bytes, sentence: str):
     path = tmp_path / "a.hdf5"
     path.write_bytes(content)
     with pytest.raises(UserError, match=sentence):
         read(path)
 
 
-def test_a_path_to_nothing_and_a_folder_are_refused(tmp_path: Path):
+def test_a_missing_path_and_a_folder_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="no such file"):
         read(tmp_path / "missing.hdf5")
     with pytest.raises(UserError, match="a folder"):
@@ -350,7 +350,7 @@ PUBLISHED = [  # file, rows, episodes, terminated, mean return
 
 
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: Path(file[0]).stem)
-def test_published_neorl2_files_hold_what_they_are_known_to_hold(data_dir: Path, file):
+def test_published_neorl2_files_have_their_known_contents(data_dir: Path, file):
     name, rows, episodes, terminated, mean_return = file
     path = data_dir / "neorl2" / name
     if not path.exists():
@@ -363,8 +363,8 @@ def test_published_neorl2_files_hold_what_they_are_known_to_hold(data_dir: Path,
     assert len(data.observations) == rows + episodes  # next observations inside are the next rows
 
 
-def test_actions_may_stand_for_the_datas_own_range(tmp_path: Path) -> None:
-    """Each action's least is -1 and its greatest 1; one that never changes is 0."""
+def test_actions_can_be_scaled_to_their_range_in_the_data(tmp_path: Path) -> None:
+    """The minimum of each action becomes -1 and its maximum 1; a constant becomes 0."""
     actions = np.array([[2.0, 5, 7], [4, -5, 7], [3, 0, 7]])
     arrays = {"observations": np.arange(6.0).reshape(3, 2), "actions": actions}
     np.savez(tmp_path / "a.npz", rewards=np.arange(3.0), terminals=[0, 0, 1], **arrays)

@@ -1,11 +1,11 @@
-"""Resolution of columns in float32: what is lost is refused or noted, by column."""
+"""Tests of precision in float32: columns that lose precision are refused or noted."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_files import save
-from made_layouts import episodes, lerobot, minari, zarr
+from d4rl_files import save
+from foreign_layouts import episodes, lerobot, minari, zarr
 
 from offline_rl.data import Dataset
 from offline_rl.data.read import read
@@ -45,7 +45,7 @@ def beside_another(column: np.ndarray) -> np.ndarray:
         ),
     ],
 )
-def test_a_column_that_loses_its_resolution_is_refused_by_name(column, sentence):
+def test_a_column_that_loses_its_precision_is_refused_by_name(column, sentence):
     with pytest.raises(UserError, match=rf"observations {sentence}.*, or drop the column"):
         of(beside_another(column))
     kept = of(beside_another(column - column[0]))
@@ -64,7 +64,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("word", ELSEWHERE)
-def test_every_array_is_looked_at(word: str):
+def test_every_array_is_checked(word: str):
     with pytest.raises(UserError, match=rf"data: {word.split()[0]} .* float32") as caught:
         of(np.sin(STEPS)[:, None], **ELSEWHERE[word])
     assert "drop the column" not in str(caught.value)
@@ -72,8 +72,8 @@ def test_every_array_is_looked_at(word: str):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64])
-def test_a_range_close_to_the_actions_takes_their_offset_off(tmp_path: Path, dtype: type):
-    """Near 1e9 float32 resolves 64; of the range each step is a hundredth."""
+def test_a_range_close_to_the_actions_removes_their_offset(tmp_path: Path, dtype: type):
+    """Near 1e9 float32 resolves 64; each step is a hundredth of the range."""
     actions = (10**9 + STEPS % 101)[:, None].astype(dtype)
     expected = (STEPS % 101 / 50 - 1)[:, None]
     own = [10**9, 10**9 + 100]
@@ -91,7 +91,7 @@ def test_a_range_close_to_the_actions_takes_their_offset_off(tmp_path: Path, dty
 
 
 @pytest.mark.parametrize("outliers", [[0.0], [0.0, 1e7, 0.0, -1e7], [9e6] * 20])
-def test_outliers_do_not_hide_what_the_other_values_lose(outliers: list[float]):
+def test_outliers_do_not_hide_the_loss_of_other_values(outliers: list[float]):
     column = NORTHING.copy()
     column[:: ROWS // len(outliers)] = outliers
     with pytest.raises(
@@ -100,14 +100,14 @@ def test_outliers_do_not_hide_what_the_other_values_lose(outliers: list[float]):
         of(beside_another(column))
 
 
-def test_whole_numbers_are_looked_at():
+def test_integers_are_checked():
     with pytest.raises(UserError, match=r"observations column 0 .* resolves only 1\.37e\+11"):
         of(NANOSECONDS[:, None])
     assert of((10**9 + 64 * STEPS)[:, None]).observations[1, 0] == 10**9 + 64  # exact in float32
 
 
-def test_small_steps_on_a_long_way_are_noted():
-    """Four places along 1500 m, at each a step of 2 cm for every row."""
+def test_small_steps_over_a_long_distance_are_noted():
+    """Four places along 1500 m, with a step of 2 cm per row at each."""
     along = 5_572_094 + 500.0 * (STEPS // 100) + 0.02 * STEPS
     data = of(beside_another(along))
     assert data.observations.dtype == np.float32
@@ -152,7 +152,7 @@ def in_lerobot(folder: Path) -> Path:
     return lerobot(folder / "a", made, [ROWS])
 
 
-def test_a_column_with_a_name_is_called_by_it(tmp_path: Path):
+def test_a_named_column_is_reported_by_name(tmp_path: Path):
     pytest.importorskip("pyarrow", reason="LeRobot's tables need the extra lerobot")
     made = {"observation.state": beside_another(NORTHING), "action": np.zeros((ROWS, 1))}
     state = {"dtype": "float64", "shape": [2], "names": ["heading", "northing"]}
@@ -175,7 +175,7 @@ def in_hdf5(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("written", [in_minari, in_lerobot, in_zarr, in_hdf5])
-def test_every_layout_is_looked_at(tmp_path: Path, written):
+def test_every_layout_is_checked(tmp_path: Path, written):
     path = written(tmp_path)
     sentence = "float32 resolves only 0.5, so 17 distinct values remain."
     with pytest.raises(UserError) as caught:

@@ -1,4 +1,4 @@
-"""robomimic's HDF5 layout: demonstrations by number, observation keys, dones, masks."""
+"""Tests of robomimic's HDF5 layout: demonstrations, observation keys, dones and masks."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from made_layouts import robomimic
+from foreign_layouts import robomimic
 
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.read import read
@@ -26,7 +26,7 @@ OBSERVED = ("object", "robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos"
 
 
 def demo(rows: int, seed: int, *, success: int = 1, following: bool = True) -> Demo:
-    """A demonstration whose last `success` rows are rewarded and done, or only its last one done.
+    """Return a demonstration whose last `success` rows are rewarded and done.
 
     done_mode 2: done where the task is solved and at the end.
     """
@@ -51,7 +51,7 @@ def demos(lengths: list[int], **options: Any) -> dict[str, Demo]:
 def observed(
     made: dict[str, Demo], group: str = "obs", keys: tuple[str, ...] = OBSERVED
 ) -> np.ndarray:
-    """What is in `keys`, side by side, for demonstrations in the order of their numbers."""
+    """Return the concatenated arrays of `keys`, demonstrations sorted by number."""
     order = sorted(made, key=lambda name: int(name.removeprefix("demo_")))
     rows = [np.concatenate([made[name][group][key] for key in keys], axis=1) for name in order]
     return np.concatenate(rows).astype(np.float32)
@@ -73,7 +73,7 @@ def test_every_array_of_every_demonstration_in_the_order_of_numbers(tmp_path: Pa
     assert "not observed: robot0_eef_quat_site, robot0_joint_vel" in data.notes
 
 
-def test_two_arms_and_own_keys(tmp_path: Path):
+def test_two_arms_and_other_keys(tmp_path: Path):
     made = {"demo_0": demo(3, 0)}
     obs = made["demo_0"]["obs"]
     for key in ("eef_pos", "eef_quat", "gripper_qpos"):
@@ -109,7 +109,7 @@ def test_a_lasting_success_terminates_once(tmp_path: Path):
     assert "4 rows that follow a success are left out" in data.notes
 
 
-def test_a_success_that_is_lost_again_ends_an_episode_and_another_follows(tmp_path: Path):
+def test_a_success_that_is_lost_again_ends_one_episode_and_starts_another(tmp_path: Path):
     made = demos([6], success=1)
     made["demo_0"]["rewards"][1:3] = 1
     made["demo_0"]["dones"][1:3] = 1
@@ -139,14 +139,14 @@ def test_dense_rewards_leave_dones_as_they_are(tmp_path: Path):
     assert np.flatnonzero(data.terminated).tolist() == [3, 6]
 
 
-def test_without_next_observations_a_failures_last_row_is_no_transition(tmp_path: Path):
+def test_without_next_observations_the_last_row_of_a_failure_is_not_a_transition(tmp_path: Path):
     made = demos([4], success=0, following=False) | {"demo_1": demo(3, 1, following=False)}
     data = read(robomimic(tmp_path / "a.hdf5", made))
     assert np.flatnonzero(~data.usable).tolist() == [3]
     np.testing.assert_array_equal(data.observations[data.next_index[:3]], observed(made)[1:4])
 
 
-def test_without_rewards_and_dones_all_is_zero_and_cut(tmp_path: Path):
+def test_without_rewards_and_dones_all_rewards_are_zero_and_episodes_truncated(tmp_path: Path):
     made = demos([3, 2])
     for one in made.values():
         del one["rewards"], one["dones"]
@@ -188,13 +188,15 @@ def test_cameras_and_vectors_are_channels_by_their_keys(tmp_path: Path):
     np.testing.assert_array_equal(data.observations["object"][:3], felt)
 
 
-def test_a_camera_that_one_demonstration_lacks_or_sees_smaller_is_named(tmp_path: Path):
+def test_a_camera_missing_or_smaller_in_one_demonstration_is_named(tmp_path: Path):
     made = demos([3, 2])
     for k, (name, side) in enumerate((("demo_0", 8), ("demo_1", 6))):
         for group in ("obs", "next_obs"):
             made[name][group]["front"] = np.full((3 - k, side, side, 3), 9, np.uint8)
     path = robomimic(tmp_path / "a.hdf5", made)
-    with pytest.raises(UserError, match=r"observations/front have shapes \[6, 6, 3\] and \[8, 8, 3\]"):
+    with pytest.raises(
+        UserError, match=r"observations/front have shapes \[6, 6, 3\] and \[8, 8, 3\]"
+    ):
         read(path, observation_keys=["front", "object"])
     del made["demo_1"]["obs"]["front"]
     path = robomimic(tmp_path / "b.hdf5", made)

@@ -1,4 +1,4 @@
-"""Warnings for columns that vary too little to be learned from."""
+"""Tests of the warnings for columns that vary too little."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ NAMED = Spec((Channel("observation", (4,), names=("x", "amperes", "fixed", "roun
 
 
 def data(size: float, actions: float = 0.5, rewards: float = 1.0) -> Dataset:
-    """Column 1 alternates between -size and size; columns 2 and 3 are a constant and its noise."""
+    """Return data; column 1 alternates between -size and size, 2 and 3 are constant and noise."""
     rounded = np.where(SIGN > 0, np.float32(339), np.nextafter(np.float32(339), np.float32(400)))
     columns = np.stack([SIGN, size * SIGN, np.full(100, 0.1), rounded], 1)
     return Dataset.from_arrays(columns, actions * SIGN[:, None], rewards * SIGN, SIGN == 2)
@@ -30,7 +30,7 @@ def warnings(data: Dataset, spec: Spec = NAMED, cfg: Any = None, **keys: Any) ->
 
 @pytest.mark.parametrize("size", [1e-4, 1e-6])
 @pytest.mark.parametrize("normalize", [True, "min_max", False])
-def test_a_small_signal_is_named_with_a_setting_that_shows_it_in_full(size: float, normalize: Any):
+def test_a_small_signal_is_named_with_a_setting_that_scales_it_to_one(size: float, normalize: Any):
     if normalize == "min_max":
         size /= 10  # a range of 1e-4 or more is scaled
     (warning,) = warnings(data(size), normalize_observations=normalize)
@@ -69,7 +69,7 @@ def test_a_rare_large_value_makes_a_column_visible():
     assert warning.startswith("observation[0] has a standard deviation of 1.0e-02")
 
 
-def test_channels_have_their_own_names_and_pictures_have_none():
+def test_channels_are_named_and_images_are_not_checked():
     both = {"arm": 1e-5 * SIGN[:, None], "picture": np.zeros((100, 4, 4, 3), np.uint8)}
     d = Dataset.from_arrays(both, SIGN[:, None], SIGN, SIGN == 2)
     (warning,) = warnings(d, Spec({"arm": (1,), "picture": (4, 4, 3)}, 1))

@@ -1,4 +1,4 @@
-"""What is learned from, and that data and environment see the same."""
+"""Tests of preprocessing: its values, and that data and environments get the same."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ from offline_rl.utils.options import build
 
 
 def dataset() -> Dataset:
-    """Two episodes with returns 3 and 7."""
+    """Return two episodes with returns 3 and 7."""
     draw = np.random.default_rng(0)
     return Dataset.from_arrays(
         draw.normal(3, 2, (4, 3)),
@@ -45,7 +45,7 @@ def test_observations_have_zero_mean_and_next_ones_use_the_same_statistics():
     assert learned.next_observations == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_hardly_moves_is_divided_by_the_least_deviation_and_the_rest_by_its_own():
+def test_small_columns_are_divided_by_min_std_and_others_by_their_standard_deviation():
     data = dataset()
     data.observations[:, 1] *= 1e-3
     cfg = Preprocessing(normalize_observations=True, min_std=0.1)
@@ -97,8 +97,8 @@ def test_a_field_out_of_its_range_is_refused(name, field, value):
         build(algorithm_class(name).Config, {field: value})
 
 
-def test_ranges_become_minus_one_to_one_and_what_hardly_moves_is_only_shifted():
-    """Of vectors by name each; (x - 4) / 2 of numbers from 2 to 6."""
+def test_ranges_become_minus_one_to_one_and_constants_are_only_shifted():
+    """Each vector channel has its own range: numbers from 2 to 6 become (x - 4) / 2."""
     seen = {
         "place": np.array([[2.0, 7.0], [6, 7.00001], [3, 7], [5, 7]], np.float32),
         "eye": np.full((4, 2, 2, 3), 9, np.uint8),
@@ -116,14 +116,14 @@ def test_ranges_become_minus_one_to_one_and_what_hardly_moves_is_only_shifted():
     np.testing.assert_allclose(made.raw(made.dataset(data)).observations["place"], seen["place"])
 
 
-def test_a_transform_of_an_older_run_is_of_z_scores():
+def test_a_transform_of_an_older_run_uses_z_scores():
     told = Transform.fit(Preprocessing(normalize_observations=True), dataset(), (3,)).to_json()
     told.pop("kind")
     assert Transform.from_json(told).normalizer.kind == "z-score"
 
 
 @pytest.mark.parametrize("how", [True, "min_max"])
-def test_it_survives_json_exactly(how):
+def test_json_restores_a_transform_exactly(how):
     cfg = Preprocessing(normalize_observations=how, normalize_returns=True, clip_actions=0.5)
     transform = Transform.fit(cfg, dataset(), (3,))
     again = Transform.from_json(json.loads(json.dumps(transform.to_json())))
@@ -141,7 +141,7 @@ def test_values_out_of_range_are_refused_by_name(values: dict):
 
 
 def test_centered_rewards_have_mean_zero_and_are_refused_where_episodes_terminate() -> None:
-    """After any scale; and the same is taken off what an environment pays."""
+    """Centering follows scaling; the same mean is subtracted from an environment's rewards."""
     rewards = np.array([1.0, 2, 6, 3])
     rows = np.zeros((4, 2)), np.zeros((4, 1)), rewards
     cut = Dataset.from_arrays(*rows, np.zeros(4, bool), np.arange(4) % 2 == 1)
@@ -155,7 +155,7 @@ def test_centered_rewards_have_mean_zero_and_are_refused_where_episodes_terminat
 
 
 def test_a_reward_is_the_same_number_from_data_and_from_an_environment() -> None:
-    """Cal-QL knows a failing step by it; data have float32, environments often float64."""
+    """Cal-QL compares rewards; data is float32, environments often return float64."""
     transform = Transform.fit(Preprocessing(reward_scale=0.3, reward_shift=0.1), None, (2,))
     seen = np.random.default_rng(0).normal(size=10_000)
     assert seen.dtype == np.float64

@@ -1,10 +1,10 @@
-"""check: all problems of a file at once, one sentence each."""
+"""Tests of validation: all errors and warnings of a file, one sentence each."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_files import Arrays, save, steps, two_episodes, with_next
+from d4rl_files import Arrays, save, steps, two_episodes, with_next
 
 from offline_rl.data import Dataset
 from offline_rl.data.formats.common import ReadOptions
@@ -13,20 +13,20 @@ from offline_rl.data.validation import validate
 
 
 def short() -> Arrays:
-    """Three episodes of 4 steps: terminal, time-out, time-out."""
+    """Return three episodes of 4 steps: terminal, time-out, time-out."""
     arrays = steps(12)
     arrays["terminals"][3] = True
     arrays["timeouts"][[7, 11]] = True
     return arrays
 
 
-def found(tmp_path: Path, arrays: Arrays, **options: int) -> list[tuple[str, str]]:
+def find_problems(tmp_path: Path, arrays: Arrays, **options: int) -> list[tuple[str, str]]:
     return [tuple(problem) for problem in validate(save(tmp_path / "a.hdf5", arrays), **options)]
 
 
 @pytest.mark.parametrize("arrays", [short(), with_next(short()), two_episodes()])
-def test_sound_data_have_no_problems(tmp_path: Path, arrays: Arrays):
-    assert found(tmp_path, arrays, max_episode_steps=1000) == []
+def test_valid_data_have_no_problems(tmp_path: Path, arrays: Arrays):
+    assert find_problems(tmp_path, arrays, max_episode_steps=1000) == []
 
 
 def test_all_errors_are_found_in_one_pass(tmp_path: Path):
@@ -35,24 +35,24 @@ def test_all_errors_are_found_in_one_pass(tmp_path: Path):
     arrays["actions"][2] = 3
     arrays["timeouts"][3] = True
     arrays["rewards"] = arrays["rewards"][:-1]
-    problems = found(tmp_path, arrays)
+    problems = find_problems(tmp_path, arrays)
     assert {severity for severity, _ in problems} == {"error"}
     for part in ("row counts differ", "nan first in row 5", "reach", "both set in row 3"):
         assert sum(part in sentence for _, sentence in problems) == 1, part
     assert len(problems) == 4
 
 
-def test_a_missing_array_does_not_hide_the_others_faults(tmp_path: Path):
+def test_a_missing_array_does_not_hide_other_errors(tmp_path: Path):
     arrays = short()
     del arrays["rewards"], arrays["terminals"]
     arrays["actions"][2] = np.inf
-    sentences = " ".join(sentence for _, sentence in found(tmp_path, arrays))
+    sentences = " ".join(sentence for _, sentence in find_problems(tmp_path, arrays))
     assert "no array 'rewards'" in sentences
     assert "no array 'terminals'" in sentences
     assert "actions has inf first in row 2" in sentences
 
 
-def test_a_damaged_array_does_not_hide_the_others_faults(tmp_path: Path):
+def test_a_damaged_array_does_not_hide_other_errors(tmp_path: Path):
     arrays = short()
     arrays["actions"] = np.array([{}] * 12, dtype=object)
     arrays["rewards"][1] = np.nan
@@ -62,7 +62,7 @@ def test_a_damaged_array_does_not_hide_the_others_faults(tmp_path: Path):
     assert "rewards has nan" in problems[1].sentence
 
 
-def test_whatever_byte_of_an_arrays_header_is_damaged_it_is_said_or_read(tmp_path: Path):
+def test_any_damaged_byte_of_an_array_header_is_reported_or_harmless(tmp_path: Path):
     path = save(tmp_path / "a.npz", steps(1000))  # read in parts: the checksum comes too late
     whole, errors = path.read_bytes(), 0
     for k in range(30, 180):
@@ -119,7 +119,10 @@ DOUBTFUL = {
     "no time-outs": (without(short(), "timeouts"), "there are no time-outs"),
     "open end": (short() | {"timeouts": np.arange(12) == 7}, "no flag after its 4 rows"),
     "jump": (unflagged_end(), "next_observations in row 7 is not the observation of the row after"),
-    "no jump": (end_that_is_none(), "row 5 is flagged as an end, but its next_observations is the observation"),
+    "no jump": (
+        end_that_is_none(),
+        "row 5 is flagged as an end, but its next_observations is the observation",
+    ),
     "too long": (
         short() | {"timeouts": np.arange(12) == 11},
         "1 episodes are longer than the limi",
@@ -129,9 +132,9 @@ DOUBTFUL = {
 }
 
 
-def test_equal_rewards_are_doubted_only_where_they_are_stored(tmp_path: Path):
+def test_constant_rewards_get_a_warning_only_if_they_are_stored(tmp_path: Path):
     arrays = with_next(short()) | {"rewards": np.ones(12)}
-    (problem,) = found(tmp_path, arrays)
+    (problem,) = find_problems(tmp_path, arrays)
     sentence = "rewards: 1 in every row. Check for a dead sensor or a field that was never set."
     assert problem[1].endswith(sentence)
     path = save(tmp_path / "without.hdf5", without(arrays, "rewards"))
@@ -143,9 +146,11 @@ def test_equal_rewards_are_doubted_only_where_they_are_stored(tmp_path: Path):
 
 
 @pytest.mark.parametrize("case", DOUBTFUL)
-def test_doubtful_data_get_one_warning(tmp_path: Path, case: str):
+def test_suspicious_data_get_one_warning(tmp_path: Path, case: str):
     arrays, part = DOUBTFUL[case]
-    problems = found(tmp_path, arrays, **({"max_episode_steps": 4} if case == "too long" else {}))
+    problems = find_problems(
+        tmp_path, arrays, **({"max_episode_steps": 4} if case == "too long" else {})
+    )
     warnings = [sentence for severity, sentence in problems if severity == "warning"]
     assert sum(part in sentence for sentence in warnings) == 1, problems
     assert len(warnings) == len(problems)
@@ -183,16 +188,16 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("case", FAULTY)
-def test_discrete_actions_are_called_so(tmp_path: Path, case: str) -> None:
+def test_discrete_actions_are_reported_as_such(tmp_path: Path, case: str) -> None:
     arrays, part = FAULTY[case]
-    sentences = [s for severity, s in found(tmp_path, arrays) if severity == "error"]
+    sentences = [s for severity, s in find_problems(tmp_path, arrays) if severity == "error"]
     assert sum(part in sentence for sentence in sentences) == 1, sentences
     continuous = short() | {"actions": (np.arange(12.0) % 2)[:, None]}  # might be a gripper's
-    assert "whole numbers" not in str(found(tmp_path, continuous))
+    assert "whole numbers" not in str(find_problems(tmp_path, continuous))
 
 
 @pytest.mark.parametrize(("word", "row"), [("rewards", 5), ("observations", 2)])
-def test_what_a_check_doubts_a_reader_is_told_too(tmp_path: Path, word: str, row: int) -> None:
+def test_warnings_of_a_check_are_notes_of_the_reader(tmp_path: Path, word: str, row: int) -> None:
     arrays = short()
     arrays[word] = arrays[word].astype(np.float64)
     arrays[word][row] = -1e30
@@ -204,7 +209,7 @@ def test_what_a_check_doubts_a_reader_is_told_too(tmp_path: Path, word: str, row
     assert "is not the observation of the row after" in read(jumped).notes[0]
 
 
-def test_a_time_limit_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_given_time_limit_is_not_requested_again(tmp_path: Path) -> None:
     path = save(tmp_path / "a.hdf5", without(short(), "timeouts"))
     assert "give max_episode_steps=" in str(read(path).notes)
     assert "max_episode_steps" not in str(read(path, max_episode_steps=4).notes)

@@ -1,4 +1,4 @@
-"""write: what is read again is what was written, and a file is there completely or not at all."""
+"""Tests of write: written data is read unchanged, and files are complete or absent."""
 
 import os
 import resource
@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from made_files import save, two_episodes, with_next
+from d4rl_files import save, two_episodes, with_next
 
 from offline_rl.data import Dataset
 from offline_rl.data.read import read
@@ -30,7 +30,7 @@ def assert_same(left: Dataset, right: Dataset) -> None:
 
 
 @pytest.mark.parametrize("mode", ["all", "final"])
-def test_what_is_written_is_read_again(tmp_path: Path, data: Dataset, mode):
+def test_a_written_data_set_is_read_unchanged(tmp_path: Path, data: Dataset, mode):
     assert_same(read(write(data, tmp_path / "new.hdf5", next_observations=mode)), data)
 
 
@@ -58,7 +58,7 @@ def test_the_same_data_give_the_same_bytes_and_no_time_is_stored(tmp_path: Path,
         assert struct.pack("<I", second) not in paths[0].read_bytes()
 
 
-def test_unknown_next_observations_are_not_made_up(tmp_path: Path):
+def test_unknown_next_observations_are_not_invented(tmp_path: Path):
     data = read(save(tmp_path / "source.hdf5", two_episodes()))
     for mode in ("all", "final"):
         with pytest.raises(UserError, match="next observation of 1 time-out rows"):
@@ -81,7 +81,7 @@ def test_a_wrong_number_of_final_observations_is_refused(tmp_path: Path):
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, data: Dataset):
-    """A real limit on the size of files, as a full disk or a quota sets it."""
+    """The operating system limits the size of files, like a full disk or a quota."""
     path = tmp_path / "new.hdf5"
     path.write_bytes(b"old")
     before = sorted(os.listdir(tmp_path))
@@ -108,6 +108,6 @@ def test_an_interrupted_write_leaves_nothing_behind(
     assert sorted(os.listdir(tmp_path)) == ["source.hdf5"]
 
 
-def test_a_folder_that_cannot_be_written_is_the_users_to_mend(tmp_path: Path, data: Dataset):
+def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path: Path, data: Dataset):
     with pytest.raises(UserError, match="could not be written"):
         write(data, tmp_path / "source.hdf5" / "new.hdf5")

@@ -1,4 +1,4 @@
-"""LeRobotDatasets that we write: read again by us, as their own library finds them."""
+"""Tests of writing LeRobotDatasets, which are read unchanged and have the required metadata."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ ROWS, LAST = 9, [3, 8]
 KEYS = ["observation.images.top", "observation.state"]
 
 
-def made(side: int = 16) -> Dataset:
-    """Two episodes: the first reaches its goal, the second is cut."""
+def data_set(side: int = 16) -> Dataset:
+    """Return two episodes: the first terminates, the second is truncated."""
     draw, gray = np.random.default_rng(0), (20 * np.arange(ROWS)).astype(np.uint8)
     shape = (ROWS, side, side + 4, 3)
     seen = {
@@ -45,8 +45,8 @@ def made(side: int = 16) -> Dataset:
 
 
 @pytest.mark.parametrize("video", [False, True])
-def test_what_is_written_is_read_again(tmp_path: Path, video: bool) -> None:
-    data = made()
+def test_a_written_data_set_is_read_unchanged(tmp_path: Path, video: bool) -> None:
+    data = data_set()
     path = write_lerobot(data, tmp_path / "a", fps=20, task="touch it", video=video)
     again = read(path, observation_keys=KEYS)
     apart = abs(again.observations["top"].astype(int) - data.observations["top"])
@@ -60,19 +60,19 @@ def test_what_is_written_is_read_again(tmp_path: Path, video: bool) -> None:
     assert (path / "videos").exists() == video
 
 
-def test_a_lone_vector_is_the_state(tmp_path: Path) -> None:
-    data = made()
+def test_a_single_vector_is_the_state(tmp_path: Path) -> None:
+    data = data_set()
     flags = (data.actions, data.rewards, data.terminated, data.truncated)
     vector = Dataset.from_arrays(data.observations["state"], *flags)
     again = read(write_lerobot(vector, tmp_path / "a", fps=10, task="touch it"))
     np.testing.assert_array_equal(again.observations, vector.observations)
 
 
-def test_the_metadata_say_what_lerobot_asks_for(tmp_path: Path) -> None:
-    """Names and shapes as its own writer has them (src/lerobot/datasets/utils.py)."""
+def test_the_metadata_are_those_that_lerobot_requires(tmp_path: Path) -> None:
+    """Names and shapes are those of LeRobot's own writer (src/lerobot/datasets/utils.py)."""
     import pyarrow.parquet as pq
 
-    path = write_lerobot(made(), tmp_path / "a", fps=20, task="touch it", video=True)
+    path = write_lerobot(data_set(), tmp_path / "a", fps=20, task="touch it", video=True)
     info = json.loads((path / "meta" / "info.json").read_text())
     assert info["codebase_version"] == "v3.0"
     assert (info["fps"], info["total_frames"], info["total_episodes"]) == (20, ROWS, 2)
@@ -90,7 +90,7 @@ def test_the_metadata_say_what_lerobot_asks_for(tmp_path: Path) -> None:
     assert tasks.to_pydict() == {"task_index": [0], "__index_level_0__": ["touch it"]}
     assert json.loads(tasks.schema.metadata[b"pandas"])["index_columns"] == ["__index_level_0__"]
     stats = json.loads((path / "meta" / "stats.json").read_text())
-    data = made()
+    data = data_set()
     assert stats["action"]["max"] == pytest.approx(data.actions.max(0).tolist())
     gray = (20 * np.arange(ROWS)).mean() / 255
     np.testing.assert_allclose(stats["observation.images.top"]["mean"], np.full((3, 1, 1), gray))
@@ -103,17 +103,17 @@ def test_the_metadata_say_what_lerobot_asks_for(tmp_path: Path) -> None:
         ({"side": 15, "video": True}, "Write them as images"),
     ],
 )
-def test_what_cannot_be_written_leaves_nothing(
+def test_a_refused_write_leaves_no_file(
     tmp_path: Path, change: dict[str, Any], sentence: str
 ) -> None:
     how = {"fps": 20, "task": "touch it"} | change
     with pytest.raises(UserError, match=sentence):
-        write_lerobot(made(how.pop("side", 16)), tmp_path / "a", **how)
+        write_lerobot(data_set(how.pop("side", 16)), tmp_path / "a", **how)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "mine").write_text("")
     with pytest.raises(UserError, match="already exists"):
-        write_lerobot(made(), tmp_path / "a", fps=20, task="touch it")
+        write_lerobot(data_set(), tmp_path / "a", fps=20, task="touch it")

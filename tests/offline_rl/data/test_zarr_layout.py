@@ -1,4 +1,4 @@
-"""diffusion_policy's Zarr stores: chunks, formats, folders and archives, ends, refusals."""
+"""Tests of diffusion_policy's Zarr stores: chunks, formats, archives, episode ends and errors."""
 
 import pickle
 import shutil
@@ -10,7 +10,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr as library
-from made_layouts import Arrays, zarr, zipped
+from foreign_layouts import Arrays, zarr, zipped
 
 from offline_rl.data.dataset import NO_REWARDS
 from offline_rl.data.formats.common import ReadOptions
@@ -22,7 +22,7 @@ ENDS = [3, 7, 10]
 
 
 def pusht(rows: int = 10, size: int = 8) -> Arrays:
-    """The PushT demonstrations' arrays: positions in pixels of 512, pictures as floats."""
+    """Return arrays like PushT's demonstrations: positions in pixels of 512, images as floats."""
     rng = np.random.default_rng(0)
     return {
         "data/action": rng.uniform(0, 512, (rows, 2)).astype(np.float32),
@@ -86,7 +86,7 @@ def test_without_zarr_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
             read(store, **PIXELS)
 
 
-def test_own_keys_are_joined_flat_in_the_given_order(tmp_path: Path):
+def test_requested_keys_are_concatenated_in_the_given_order(tmp_path: Path):
     arrays = pusht()
     path = zarr(tmp_path / "a.zarr", arrays)
     data = read(path, observation_keys=["keypoint", "n_contacts"], **PIXELS)
@@ -96,7 +96,7 @@ def test_own_keys_are_joined_flat_in_the_given_order(tmp_path: Path):
     np.testing.assert_array_equal(data.observations, expected)
 
 
-def test_pictures_of_whole_numbers_become_bytes_beside_vectors(tmp_path: Path):
+def test_images_of_whole_numbers_become_uint8_channels(tmp_path: Path):
     arrays = pusht()
     path = zarr(tmp_path / "a.zarr", arrays)
     for keys in (["img"], ["img", "keypoint", "state"]):
@@ -107,7 +107,7 @@ def test_pictures_of_whole_numbers_become_bytes_beside_vectors(tmp_path: Path):
             np.testing.assert_array_equal(seen[key], arrays[f"data/{key}"].reshape(seen[key].shape))
 
 
-def test_pictures_of_parts_or_with_the_colors_first_are_refused(tmp_path: Path):
+def test_images_with_fractions_or_with_colors_first_are_refused(tmp_path: Path):
     halves = pusht() | {"data/img": pusht()["data/img"] / 255}
     with pytest.raises(UserError, match="data/img has type float32; images are uint8"):
         read(zarr(tmp_path / "a.zarr", halves), observation_keys=["img"], **PIXELS)
@@ -116,7 +116,7 @@ def test_pictures_of_parts_or_with_the_colors_first_are_refused(tmp_path: Path):
         read(zarr(tmp_path / "b.zarr", first), observation_keys=["img", "state"], **PIXELS)
 
 
-def test_rewards_are_read_where_they_are(tmp_path: Path):
+def test_rewards_are_read_if_present(tmp_path: Path):
     arrays = pusht() | {"data/reward": np.arange(10, dtype=np.float32)}
     data = read(zarr(tmp_path / "a.zarr", arrays), **PIXELS)
     assert data.rewards.tolist() == list(range(10))
@@ -138,7 +138,7 @@ def test_actions_in_other_units_name_the_remedy(tmp_path: Path):
         read(zarr(tmp_path / "a.zarr", pusht()))
 
 
-def test_absent_chunks_are_the_fill_value_and_noted(tmp_path: Path):
+def test_missing_chunks_are_the_fill_value_and_noted(tmp_path: Path):
     path = zarr(tmp_path / "a.zarr", pusht(), changes={"data/state": {"fill_value": 7.0}})
     (path / "data" / "state" / "1.0").unlink()
     data = read(path, **PIXELS)
@@ -192,7 +192,9 @@ def test_a_truncated_chunk_is_refused(tmp_path: Path):
     path = zarr(tmp_path / "a.zarr", pusht())
     chunk = path / "data" / "state" / "1.0"
     chunk.write_bytes(chunk.read_bytes()[:-8])
-    with pytest.raises(UserError, match=r"data/state is incomplete or damaged .*size 18 into shape"):
+    with pytest.raises(
+        UserError, match=r"data/state is incomplete or damaged .*size 18 into shape"
+    ):
         read(path, **PIXELS)
 
 
@@ -206,7 +208,7 @@ def test_a_truncated_archive_is_refused(tmp_path: Path):
 
 
 class Harm:
-    """What runs code as soon as it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -245,14 +247,14 @@ def test_python_objects_are_never_unpickled(tmp_path: Path):
         ({"dtype": [["a", "<f4"]]}, "numbers are expected"),
     ],
 )
-def test_a_description_that_cannot_be_meant_is_refused(tmp_path: Path, change, sentence: str):
+def test_invalid_metadata_are_refused(tmp_path: Path, change, sentence: str):
     path = zarr(tmp_path / "a.zarr", pusht(), changes={"data/state": change})
     with pytest.raises(UserError, match=f"data/state .*{sentence}"):
         read(path, **PIXELS)
 
 
 def zarr_3(path: Path, arrays: Arrays, **options: Any) -> Path:
-    """The store in format 3, by zarr's own writer: chunks of two rows, two chunks to a shard."""
+    """Write the store in format 3 with zarr: chunks of two rows, two chunks per shard."""
     made = library.open_group(path, mode="w", zarr_format=3)
     for key, array in arrays.items():
         inner = array.shape[1:]
@@ -268,7 +270,7 @@ def test_format_3_is_the_same_as_format_2(tmp_path: Path, root: str | None):
     assert_is_pusht(read(path, **PIXELS), arrays)
 
 
-def test_absent_shards_of_format_3_are_noted_and_damaged_ones_refused(tmp_path: Path):
+def test_missing_shards_of_format_3_are_noted_and_damaged_ones_refused(tmp_path: Path):
     path = zarr_3(tmp_path / "a.zarr", pusht(), fill_value=7)
     shard = path / "data" / "state" / "c" / "1" / "0"
     content = bytearray(shard.read_bytes())
@@ -282,7 +284,7 @@ def test_absent_shards_of_format_3_are_noted_and_damaged_ones_refused(tmp_path: 
         read(path, **PIXELS)
 
 
-def test_what_is_not_asked_for_may_be_of_any_kind_or_damaged(tmp_path: Path):
+def test_arrays_that_are_not_requested_may_be_of_any_type_or_damaged(tmp_path: Path):
     arrays = pusht()
     path = zarr(tmp_path / "a.zarr", arrays, changes={"data/img": {"compressor": {"id": "jpegxl"}}})
     (path / "data" / "keypoint" / "0.0.0").write_bytes(b"")
@@ -291,7 +293,7 @@ def test_what_is_not_asked_for_may_be_of_any_kind_or_damaged(tmp_path: Path):
         read(path, observation_keys=["img"], **PIXELS)
 
 
-def test_the_checksum_is_that_of_the_content(tmp_path: Path):
+def test_the_checksum_depends_on_the_content(tmp_path: Path):
     paths = [zarr(tmp_path / name, pusht()) for name in ("a", "b")]
     first, second = (read(path, **PIXELS).sha256 for path in paths)
     assert first == second

@@ -1,4 +1,4 @@
-"""The replay buffer: what a batch holds, and that nothing crosses an episode."""
+"""Tests of the replay buffer: the contents of batches, within episodes."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def random(update: int = 0) -> Random:
 
 
 def two_episodes(stored_next: bool = True) -> Dataset:
-    """Rows 0-2 terminate, rows 3-6 are cut by time; observation = row, reward = 10 ** row."""
+    """Return rows 0-2, terminated, and 3-6, truncated; reward = 10 ** (row - 3)."""
     rows = np.arange(7)
     observations = rows[:, None].astype(np.float32)
     following = observations + 1
@@ -58,7 +58,7 @@ def test_batches_hold_true_next_observations_and_bootstrap_unless_terminated():
     assert set(batch.observations[:, 0].tolist()) == set(range(7))
 
 
-def test_an_experts_batch_comes_beside_the_datas_and_has_rows_of_its_own():
+def test_an_experts_batch_has_other_rows_than_the_datas():
     data, expert = (ReplayBuffer.from_dataset(two_episodes()) for _ in range(2))
     expert.data["observations"] += 100
     both = WithExpert(data, expert)
@@ -72,7 +72,7 @@ def test_an_experts_batch_comes_beside_the_datas_and_has_rows_of_its_own():
     assert not torch.equal(rows, own - 100)
 
 
-def test_a_timed_out_row_without_a_next_observation_is_never_drawn_but_serves_as_one():
+def test_a_time_out_row_without_next_observation_is_not_sampled_but_is_a_next_observation():
     batch = draw(ReplayBuffer.from_dataset(two_episodes(stored_next=False)))
     pairs = set(
         zip(batch.observations[:, 0].tolist(), batch.next_observations[:, 0].tolist(), strict=True)
@@ -81,7 +81,7 @@ def test_a_timed_out_row_without_a_next_observation_is_never_drawn_but_serves_as
     assert (5, 6) in pairs
 
 
-def test_n_step_returns_stop_at_ends_and_discount_by_the_steps_taken():
+def test_n_step_returns_stop_at_ends_and_are_discounted_per_step():
     data = stream(ReplayBuffer.from_dataset(two_episodes()))
     rows = torch.arange(7)
     found, factor, last = n_step(data, rows, 3, GAMMA)
@@ -96,7 +96,7 @@ def test_n_step_returns_stop_at_ends_and_discount_by_the_steps_taken():
         assert factor[t].item() == pytest.approx(0 if terminates else GAMMA**taken)
 
 
-def test_costs_add_up_over_n_steps_as_rewards_and_each_column_as_it_says():
+def test_columns_are_combined_over_n_steps_by_their_rules():
     """Costs 1, 2, 4, 8, … discounted by a half: 1 + 1 + 1 over three steps, times 2 ** row."""
     rows = np.arange(7)
     further = {"costs": 2.0**rows, "timesteps": rows, "next_actions": rows[:, None] + 1}
@@ -153,7 +153,7 @@ def test_a_batch_of_sequences_has_the_discount_and_next_observation_of_every_ste
 
 
 def append(buffer: ReplayBuffer, t: int, *, terminated: bool = False, truncated: bool = False):
-    """The transition t -> t + 0.5 with reward t, to every stream."""
+    """Append the transition t -> t + 0.5 with reward t to every stream."""
 
     def column(value: float, *shape: int) -> np.ndarray:
         return np.full((buffer.streams, *shape), value, np.float32)
@@ -164,7 +164,7 @@ def append(buffer: ReplayBuffer, t: int, *, terminated: bool = False, truncated:
 
 
 def episode(*times: float) -> dict[str, np.ndarray]:
-    """An episode's rows for one stream, cut at its end."""
+    """Return the rows of an episode for one stream, truncated at its end."""
     t = np.asarray(times, np.float32)
     zero = np.zeros(len(t), np.float32)
     rows = {"observations": t[:, None], "actions": zero[:, None], "rewards": t}
@@ -178,7 +178,7 @@ def sampled_rewards(buffer: ReplayBuffer, stream: int) -> set[float]:
     return set(buffer.sample(data, random(), 400, GAMMA).rewards.tolist())
 
 
-def test_every_stream_of_a_buffer_has_a_length_of_its_own():
+def test_every_stream_of_a_buffer_has_its_own_length():
     buffer = ReplayBuffer((1,), 1, 5, streams=2)
     buffer.append(0, episode(1, 2, 3))
     buffer.append(1, episode(10, 11, 12, 13))
@@ -188,8 +188,8 @@ def test_every_stream_of_a_buffer_has_a_length_of_its_own():
     assert buffer.sizes.tolist() == [3, 5]
 
 
-def test_a_dropped_episode_is_never_drawn_whether_the_ring_is_full_or_not():
-    """A full ring has lost what the dropped rows had overwritten, and fills up again."""
+def test_a_dropped_episode_is_never_sampled_from_a_full_or_partial_ring():
+    """A full ring loses the rows that the dropped ones had overwritten, and is filled again."""
     buffer = ReplayBuffer((1,), 1, 5, streams=2)
     buffer.append(0, episode(1, 2))
     buffer.append(0, episode(3, 4))
@@ -219,7 +219,7 @@ def test_a_buffer_refuses_columns_it_does_not_have_and_more_than_fits():
 
 
 def test_rows_that_lack_a_column_are_hidden_until_their_episode_has_ended():
-    """A full ring: the running episode's rows have overwritten the oldest, and are not drawn."""
+    """Rows of the running episode overwrite the oldest ones of a full ring and are not sampled."""
     buffer = ReplayBuffer((1,), 1, 5, columns={"mc_returns": ()})
     buffer.append(0, episode(1, 2, 3, 4))
     assert buffer.sizes.tolist() == [0]
@@ -243,8 +243,8 @@ def test_rows_that_lack_a_column_are_hidden_until_their_episode_has_ended():
     assert sampled_rewards(buffer, 0) == {3, 4, 5, 6}
 
 
-def test_a_mixture_in_proportion_draws_as_from_one_buffer_of_all_rows():
-    """7 rows of data and 21 of experience: a quarter of the draws is data's, as rows are added."""
+def test_a_mixture_in_proportion_samples_as_from_one_buffer_of_all_rows():
+    """A quarter of the samples are data, which has 7 rows, and experience 21."""
     online = ReplayBuffer((1,), 1, 100)
     mixture = Mixture(ReplayBuffer.from_dataset(two_episodes()), online, None)
     for count, share in ((21, 0.25), (7, 0.2)):
@@ -257,7 +257,7 @@ def test_a_mixture_in_proportion_draws_as_from_one_buffer_of_all_rows():
         assert set(drawn.tolist()) == {*range(7), *range(100, 121)}
 
 
-def test_a_ring_keeps_the_newest_rows_and_draws_all_of_them():
+def test_a_ring_keeps_the_newest_rows_and_samples_all_of_them():
     buffer = ReplayBuffer((1,), 1, 5, streams=2)
     for t in range(8):
         append(buffer, t)
@@ -269,7 +269,7 @@ def test_a_ring_keeps_the_newest_rows_and_draws_all_of_them():
 
 
 def ends_in_a_ring() -> ReplayBuffer:
-    """Rows 102-106, of which 103 terminated and 105 is cut by time; 100 and 101 are overwritten."""
+    """Return a ring with rows 102-106; 103 is terminated, 105 truncated."""
     buffer = ReplayBuffer((1,), 1, 5)
     for t in range(100, 107):
         append(buffer, t, terminated=t in (100, 103), truncated=t in (101, 105))
@@ -277,7 +277,7 @@ def ends_in_a_ring() -> ReplayBuffer:
 
 
 def test_rows_of_a_ring_bootstrap_at_a_time_out_and_not_at_a_termination():
-    """Over two steps: the rows before an end come to it, and a time-out is worth what follows."""
+    """The rows before an end reach it in two steps, and a time-out bootstraps."""
     ring = ends_in_a_ring()
     for n, expected in {
         1: {102: GAMMA, 103: 0, 104: GAMMA, 105: GAMMA, 106: GAMMA},
@@ -294,7 +294,7 @@ def test_rows_of_a_ring_bootstrap_at_a_time_out_and_not_at_a_termination():
 def test_rows_of_a_mixture_bootstrap_at_time_outs_of_both_and_at_terminations_of_neither(
     ratio: float | None,
 ):
-    """Data's row 2 and experience's 103 terminated; rows 6 and 105 are cut by time."""
+    """Rows 2 (data) and 103 (experience) are terminated; rows 6 and 105 are truncated."""
     mixture = Mixture(ReplayBuffer.from_dataset(two_episodes()), ends_in_a_ring(), ratio)
     data = {name: {k: v[0] for k, v in part.items()} for name, part in mixture.tensors().items()}
     batch = mixture.sample(data, random(), 500, GAMMA)
@@ -339,7 +339,7 @@ def test_an_impossible_ratio_is_refused():
         Mixture(buffer, buffer, 1.5)
 
 
-def test_what_a_checkpoint_of_a_ring_holds_restores_it():
+def test_a_checkpoint_restores_a_ring():
     one, two = ReplayBuffer((1,), 1, 5), ReplayBuffer((1,), 1, 5)
     for t in range(8):
         append(one, t, truncated=t == 4)

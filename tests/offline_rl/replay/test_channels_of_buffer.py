@@ -1,4 +1,4 @@
-"""Named channels on their way into a batch: pictures stay bytes, rows stay together."""
+"""Tests of named channels in batches: images stay uint8, rows stay together."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ ROWS = 12
 SHAPES = {"picture": (2, 2, 3), "state": (1,)}
 
 
-def seen(numbers: np.ndarray) -> dict[str, np.ndarray]:
-    """Observations that say their number in every channel."""
+def numbered_observations(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    """Return observations that encode their number in every channel."""
     pictures = np.broadcast_to(numbers[:, None, None, None], (len(numbers), 2, 2, 3))
     return {
         "picture": pictures.astype(np.uint8),
@@ -27,16 +27,16 @@ def seen(numbers: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def data(start: int = 0) -> Dataset:
-    """Row k shows start + k, what follows an episode 100 + k; episodes of four rows."""
+    """Return episodes of four rows; row k encodes start + k, a final observation 100 + k."""
     rows = np.arange(ROWS)
     following = np.where(rows % 4 == 3, 100 + rows, start + rows + 1)
     return Dataset.from_arrays(
-        seen(start + rows),
+        numbered_observations(start + rows),
         np.zeros((ROWS, 1)),
         rows.astype(float),
         np.zeros(ROWS, bool),
         rows % 4 == 3,
-        seen(following),
+        numbered_observations(following),
     )
 
 
@@ -48,7 +48,7 @@ def draw(source: Any, size: int = 64) -> Any:
 
 
 def check(batch: Any) -> None:
-    """Both channels of an observation show the same number, the next one's the one after it."""
+    """Check that both channels encode the same number, and the next observation its successor."""
     for observations in (batch.observations, batch.next_observations):
         assert list(observations) == ["picture", "state"]
         assert observations["picture"].dtype == torch.uint8
@@ -74,7 +74,7 @@ def test_a_mixture_keeps_the_channels_of_a_row_together(ratio: float | None) -> 
     assert (batch.observations["state"] >= 50).any()
 
 
-def test_windows_and_chunks_have_every_step_in_every_channel() -> None:
+def test_sequences_and_chunks_have_every_step_in_every_channel() -> None:
     buffer = ReplayBuffer.from_dataset(data())
     sequences = draw(Sequences(buffer, 3))
     assert sequences.observations["picture"].shape == (64, 3, 2, 2, 3)
@@ -84,7 +84,7 @@ def test_windows_and_chunks_have_every_step_in_every_channel() -> None:
     check(chunks)
 
 
-def test_a_stream_gives_the_buffers_batches() -> None:
+def test_a_stream_samples_the_batches_of_the_buffer() -> None:
     stream = Stream(data(), [0], 64, normalize=lambda x: x, columns={})
     streamed, held = draw(stream), draw(ReplayBuffer.from_dataset(data()))
     for name in SHAPES:
@@ -93,12 +93,12 @@ def test_a_stream_gives_the_buffers_batches() -> None:
         torch.testing.assert_close(streamed.next_observations[name], held.next_observations[name])
 
 
-def test_appended_rows_and_a_checkpoint_keep_pictures_as_bytes() -> None:
+def test_appended_rows_and_a_checkpoint_keep_images_as_uint8() -> None:
     buffer = ReplayBuffer(SHAPES, 1, 8)
     for k in range(3):
         rows = {
-            "observations": seen(np.array([k])),
-            "next_observations": seen(np.array([k + 1])),
+            "observations": numbered_observations(np.array([k])),
+            "next_observations": numbered_observations(np.array([k + 1])),
             "actions": np.zeros((1, 1)),
             "rewards": np.array([k]),
             "terminated": np.array([False]),
@@ -121,7 +121,7 @@ def test_a_channel_that_is_missing_from_appended_rows_is_refused() -> None:
         ReplayBuffer(SHAPES, 1, 8).append(0, rows)
 
 
-def test_a_picture_takes_a_byte_a_number() -> None:
+def test_an_image_needs_one_byte_per_number() -> None:
     counted = ReplayBuffer.bytes_for(data())
     made = ReplayBuffer.from_dataset(data()).data
     held = sum(x.nbytes for name, x in made.items() if name not in ("size", "oldest", "newest"))

@@ -1,4 +1,4 @@
-"""Data that stays on the host gives the very batches that it would give on the device."""
+"""Tests of streaming: data on the host gives the same batches as data on the device."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ SEEDS = [3, 5]
 
 
 def dataset(rows: int = 400) -> Dataset:
-    """Episodes of 50 steps, every second terminated; the last row of the others has no next."""
+    """Return episodes of 50 steps; every second one terminates, the others end without a next."""
     draw, t = np.random.default_rng(0), np.arange(rows)
     ends = t % 50 == 49
     terminated = ends & (t // 50 % 2 == 0)
@@ -68,7 +68,7 @@ def options(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seeds", [[3], [0, 3]], ids=["one seed", "two"])
-def test_training_comes_to_the_same(tmp_path: Path, seeds: list[int]):
+def test_streamed_training_gives_the_same_parameters(tmp_path: Path, seeds: list[int]):
     runs = {
         how: train(**options(tmp_path, seeds=seeds, stream=how, out=str(tmp_path / how)))
         for how in ("always", "never")
@@ -77,7 +77,7 @@ def test_training_comes_to_the_same(tmp_path: Path, seeds: list[int]):
     assert a["returns"] == b["returns"]
 
 
-def test_what_does_not_fit_is_streamed_or_refused_with_what_would(
+def test_data_that_does_not_fit_is_streamed_or_refused_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(hardware, "free_memory", lambda device: 10_000)
@@ -89,11 +89,15 @@ def test_what_does_not_fit_is_streamed_or_refused_with_what_would(
     assert made
     windows = options(tmp_path, algorithm="decision_transformer", out=str(tmp_path / "c"))
     del windows["algorithm.hidden"]
-    with pytest.raises(UserError, match="sequences of several steps, which does not work with streaming"):
+    with pytest.raises(
+        UserError, match="sequences of several steps, which does not work with streaming"
+    ):
         train(**windows)
 
 
-def test_out_of_memory_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_out_of_memory_names_a_number_of_seeds_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def run(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -102,8 +106,8 @@ def test_out_of_memory_says_what_would_fit(tmp_path: Path, monkeypatch: pytest.M
         train(**options(tmp_path, out=str(tmp_path / "a")))
 
 
-def test_a_row_takes_sixty_per_cent_of_one_with_both_observations():
-    """Beside D4RL's float32 columns: both observations, actions, rewards, terminals, timeouts."""
+def test_a_row_needs_sixty_percent_of_one_that_stores_both_observations():
+    """The comparison is D4RL's float32 columns: both observations, actions, rewards and flags."""
     for obs, act in ((11, 3), (17, 6), (29, 8)):
         rows = 10_000
         data = Dataset.from_arrays(

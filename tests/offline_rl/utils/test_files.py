@@ -1,4 +1,4 @@
-"""Files are whole or absent, whatever goes wrong."""
+"""Tests of files: after any failure they are complete or absent."""
 
 import errno
 import os
@@ -47,7 +47,7 @@ def test_a_full_disk_while_saving_a_checkpoint_keeps_the_older_one(tmp_path: Pat
     assert progress == {"seconds": 1.0}
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_one_a_day_later(tmp_path: Path):
+def test_temporary_files_of_killed_writers_are_removed_after_a_day(tmp_path: Path):
     left = [tmp_path / f".{name}.0123456789ab.tmp" for name in ("file", "young", "other")]
     for path in left:
         path.write_text("half")
@@ -68,7 +68,7 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_numbers_that_json_does_not_know_are_refused_or_become_null(tmp_path: Path):
+def test_numbers_outside_json_are_refused_or_become_null(tmp_path: Path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "x.json", {"score": float("nan")})
     assert not list(tmp_path.iterdir())
@@ -93,14 +93,14 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path):
             folder.load(Done(updates=10))
 
 
-def test_a_folder_cannot_be_held_twice(tmp_path: Path):
+def test_a_folder_cannot_be_locked_twice(tmp_path: Path):
     with lock_folder(tmp_path), pytest.raises(UserError, match="in use by another process"):
         lock_folder(tmp_path).__enter__()
     with lock_folder(tmp_path):
         pass
 
 
-def test_a_folder_into_which_nothing_was_written_is_gone_again(tmp_path: Path) -> None:
+def test_a_locked_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
     with pytest.raises(UserError, match="no"), lock_folder(there / "a" / "b"):
@@ -118,7 +118,7 @@ def test_only_the_two_newest_checkpoints_are_kept(tmp_path: Path):
     assert [done.updates for done in folder.checkpoints()] == [10, 15]
 
 
-def test_lines_after_the_checkpoint_are_forgotten_and_cut_ones_ignored(tmp_path: Path):
+def test_log_lines_after_the_checkpoint_are_dropped_and_incomplete_ones_ignored(tmp_path: Path):
     folder = SeedFolder(tmp_path, 0)
     folder.path.mkdir()
     for updates in (1, 2, 3):
@@ -135,7 +135,7 @@ def test_lines_after_the_checkpoint_are_forgotten_and_cut_ones_ignored(tmp_path:
     assert folder.rows("metrics") == []
 
 
-def test_names_of_tasks_become_names_of_folders():
+def test_task_names_become_folder_names():
     assert run_folder("out", "env:Hopper-v5", "sac", "a b") == Path("out/env_Hopper-v5/sac/a_b")
 
 
@@ -154,7 +154,7 @@ def test_an_interruption_while_the_temporary_file_is_made_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_said_in_a_sentence_and_older_checkpoints_stay(
+def test_a_full_disk_is_one_sentence_and_older_checkpoints_remain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """safetensors raises its own type of error, not OSError."""
@@ -171,8 +171,8 @@ def test_a_full_disk_is_said_in_a_sentence_and_older_checkpoints_stay(
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_numbers_in_yaml_are_those_of_json(tmp_path: Path) -> None:
-    """YAML 1.1, which PyYAML reads, takes an exponent without a sign or a point for text."""
+def test_numbers_in_yaml_are_read_as_in_json(tmp_path: Path) -> None:
+    """PyYAML reads YAML 1.1, where an exponent without a sign or a point is text."""
     path = tmp_path / "numbers.yaml"
     path.write_text(
         "jerk: 1e3\nrate: 2.5E2\nsmall: -1.5e-3\nhalf: .5\nnone: .inf\nwhole: 4_096\n"

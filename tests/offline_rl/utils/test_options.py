@@ -1,4 +1,4 @@
-"""Options given from Python as NumPy and torch values, and arrays given as tensors."""
+"""Tests of options passed from Python as NumPy and torch values, and of arrays as tensors."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def test_an_ambiguous_value_is_refused(value: Any, hint: Any) -> None:
         coerce(value, hint, "key")
 
 
-def test_an_array_or_tuple_of_a_numbers_values_makes_one_run_each() -> None:
+def test_an_array_or_tuple_of_values_makes_one_run_per_value() -> None:
     keys = {"algorithm": "td3_bc", "task": "none", "seeds": np.array([2, 5])}
     for values in (np.array([1.0, 2.5]), (1.0, 2.5), [1.0, 2.5]):
         found = resolve(keys | {"algorithm__alpha": values, "num_updates": np.int64(20)})
@@ -56,7 +56,7 @@ def test_an_array_or_tuple_of_a_numbers_values_makes_one_run_each() -> None:
         assert (found.seeds, found.options.num_updates) == ([2, 5], 20)
 
 
-def test_a_data_set_is_made_of_tensors_that_require_grad_and_of_bfloat16() -> None:
+def test_a_data_set_is_built_from_tensors_with_gradients_and_bfloat16() -> None:
     x = torch.tensor([[0.5], [0.25]], requires_grad=True)
     ends, costs = torch.tensor([False, True]), x[:, 0]
     limits = np.array([-2.0, 2.0])

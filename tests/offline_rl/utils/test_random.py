@@ -1,4 +1,4 @@
-"""Random numbers as a pure function: their distribution, independence and reproducibility."""
+"""Tests of the random numbers: distribution, independence and reproducibility."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_same_key_same_numbers_and_nothing_else_matters():
 
 
 def test_numbers_never_change_from_one_version_to_the_next():
-    """A resumed run must draw what the undisturbed one would have drawn."""
+    """A resumed run must get the same numbers as an uninterrupted one."""
     assert random(0, 0).bits((4,)).tolist() == [1309527680, 267034782, 3411095086, 1409068088]
     assert random(12345, 10**9).bits((4,)).tolist() == [
         2293675041,
@@ -106,7 +106,7 @@ def test_elements_are_independent(lag):
 
 
 def test_no_two_of_many_updates_share_their_first_numbers():
-    """64 bits of key: among 200,000 updates' first two numbers no pair should meet."""
+    """No two of 200,000 updates share their first two numbers, which 64 bits of key make unlikely."""
     updates = torch.arange(200_000)
     first = vmap(lambda u: Random(torch.tensor(3), u).bits((2,)))(updates)
     assert len(torch.unique(first, dim=0)) == len(updates)

@@ -1,4 +1,4 @@
-"""No two uses of an environment's seeds share one."""
+"""Tests of environment seeds: no two uses share a seed."""
 
 from itertools import combinations
 
@@ -15,7 +15,7 @@ def test_ranges_are_disjoint_and_fit_in_31_bits() -> None:
 
 
 def test_no_training_seed_meets_another_nor_any_other_use() -> None:
-    """Seed 499 once began where rolled-out sets begin, 500,000,000."""
+    """Seed 499 started at 500,000,000 in an earlier version, the first seed of rolled-out sets."""
     assert seeds.TRAINING_SEEDS == 901
     firsts = [seeds.training_episode_seed(seed, 0) for seed in range(seeds.TRAINING_SEEDS)]
     lasts = [seeds.training_episode_seed(seed, 999_999) for seed in range(seeds.TRAINING_SEEDS)]
@@ -28,7 +28,7 @@ def test_no_training_seed_meets_another_nor_any_other_use() -> None:
             assert last < other.start or first >= other.stop
 
 
-def test_seeds_on_which_results_depend_are_where_they_were() -> None:
+def test_seeds_of_published_results_do_not_change() -> None:
     assert seeds.EVALUATION_SEED == 1_000_000_000
     assert [seeds.training_episode_seed(seed, 7) for seed in (0, 42, 498)] == [
         1_000_007,
@@ -40,6 +40,6 @@ def test_seeds_on_which_results_depend_are_where_they_were() -> None:
 
 
 @pytest.mark.parametrize(("seed", "episode"), [(0, 1_000_000), (498, 1_000_000), (901, 0)])
-def test_what_would_touch_another_range_is_refused(seed: int, episode: int) -> None:
+def test_seeds_outside_their_range_are_refused(seed: int, episode: int) -> None:
     with pytest.raises(UserError, match="no seed is left"):
         seeds.training_episode_seed(seed, episode)

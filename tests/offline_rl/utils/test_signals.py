@@ -1,4 +1,4 @@
-"""Signals: what they end at once, what they leave to finish, and what they take with them."""
+"""Tests of signals: what they end immediately, and what may finish first."""
 
 import shutil
 import signal
@@ -35,7 +35,7 @@ def test_a_compilation_is_abandoned_at_the_first_signal(ctrl_c: None) -> None:
     assert said == ["interrupted: the compilation is abandoned"]
 
 
-def test_a_signal_after_a_compilation_lets_the_block_go_on(ctrl_c: None) -> None:
+def test_a_signal_after_a_compilation_does_not_end_the_block(ctrl_c: None) -> None:
     with postpone_signals(lambda _: None) as asked:
         with asked.abandons():
             pass
@@ -43,7 +43,7 @@ def test_a_signal_after_a_compilation_lets_the_block_go_on(ctrl_c: None) -> None
         assert asked()
 
 
-def test_a_compiler_that_fails_since_the_signal_ended_it_too_is_no_mistake(ctrl_c: None) -> None:
+def test_an_error_of_a_compiler_that_the_signal_ended_is_not_raised(ctrl_c: None) -> None:
     def fails() -> None:
         try:
             signal.raise_signal(signal.SIGINT)
@@ -57,8 +57,8 @@ def test_a_compiler_that_fails_since_the_signal_ended_it_too_is_no_mistake(ctrl_
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
-def test_compilers_die_with_what_they_started_and_nothing_else_does(tmp_path: Path) -> None:
-    """A driver g++ whose child cc1plus holds its output; another program is left alone."""
+def test_compilers_are_killed_with_their_children_and_nothing_else_is(tmp_path: Path) -> None:
+    """A driver g++ has a child cc1plus that holds its output; another program is not killed."""
     for name in ("g++", "cc1plus", "other"):
         shutil.copy("/bin/sh", tmp_path / name)
     child = f"{tmp_path}/cc1plus -c 'echo begun; read x'"

@@ -64,18 +64,20 @@ def test_a_renamed_option_is_refused_with_its_new_name(old: str, new: str) -> No
 
 
 def test_the_horizon_of_a_decision_transformer_is_its_context_length() -> None:
-    with pytest.raises(UserError, match="did you mean algorithm.context_length?"):
+    with pytest.raises(UserError, match=r"did you mean algorithm\.context_length\?"):
         build(CONFIGS["decision_transformer"], {"window": 20}, "algorithm.")
 
 
 @pytest.mark.parametrize("old", ["noise", "action"])
 def test_an_earlier_value_of_the_prediction_type_is_refused_with_the_values_now(old: str) -> None:
-    with pytest.raises(UserError, match="expected one of .*epsilon.*sample|sample.*epsilon"):
+    with pytest.raises(UserError, match=r"expected one of .*(epsilon.*sample|sample.*epsilon)"):
         build(CONFIGS["diffusion_policy"], {"prediction_type": old}, "algorithm.")
 
 
 def test_a_misspelled_name_gets_the_similar_ones_and_others_get_a_short_list() -> None:
-    assert unknown("task", "hoper", ["hopper", "ant"]) == "unknown task 'hoper'; did you mean hopper?"
+    assert (
+        unknown("task", "hoper", ["hopper", "ant"]) == "unknown task 'hoper'; did you mean hopper?"
+    )
     assert unknown("task", "xyz", ["hopper", "ant"]) == "unknown task 'xyz'; there are ant, hopper"
     names = [f"task_{n}" for n in range(31)]
     assert unknown("task", "xyz", names) == "unknown task 'xyz'; --help lists the valid names"

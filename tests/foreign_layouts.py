@@ -1,4 +1,4 @@
-"""Small data sets in the true layouts of other projects, written without their libraries."""
+"""Builders of small data sets in the layouts of other projects, without their libraries."""
 
 import io
 import json
@@ -14,7 +14,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def episodes(lengths: Sequence[int], *, obs: int = 3, act: int = 2, seed: int = 0) -> list[Arrays]:
-    """Random episodes of T steps, T + 1 observations; the even ones terminate, the odd time out."""
+    """Return random episodes of T steps; even ones terminate, odd ones time out."""
     rng = np.random.default_rng(seed)
     made = []
     for number, steps in enumerate(lengths):
@@ -32,17 +32,17 @@ def episodes(lengths: Sequence[int], *, obs: int = 3, act: int = 2, seed: int = 
 
 
 def column(made: list[Arrays], key: str) -> np.ndarray:
-    """The array of all episodes, one after the other."""
+    """Concatenate an array of all episodes."""
     return np.concatenate([episode[key] for episode in made])
 
 
-def before(made: list[Arrays]) -> np.ndarray:
-    """What is observed before each step."""
+def observations_before(made: list[Arrays]) -> np.ndarray:
+    """Return the observation before each step of all episodes."""
     return np.concatenate([episode["observations"][:-1] for episode in made])
 
 
-def after(made: list[Arrays]) -> np.ndarray:
-    """What is observed after each step."""
+def observations_after(made: list[Arrays]) -> np.ndarray:
+    """Return the observation after each step of all episodes."""
     return np.concatenate([episode["observations"][1:] for episode in made])
 
 
@@ -59,7 +59,7 @@ def minari(
     action_space: dict[str, Any] | None = None,
     **metadata: Any,
 ) -> Path:
-    """`folder`/data/{main_data.hdf5, metadata.json}; a dict in an episode is a group."""
+    """Write `folder`/data/{main_data.hdf5, metadata.json}; a dict in an episode is a group."""
     data = folder / "data"
     data.mkdir(parents=True)
     with h5py.File(data / "main_data.hdf5", "w", track_order=True) as file:
@@ -67,7 +67,7 @@ def minari(
             group = file.create_group(f"episode_{number}")
             group.attrs["id"] = number
             group.attrs["total_steps"] = len(episode.get("rewards", ()))
-            put(group, episode)
+            write_group(group, episode)
     facts = {
         "total_episodes": len(made),
         "total_steps": sum(len(episode.get("rewards", ())) for episode in made),
@@ -81,11 +81,13 @@ def minari(
     return folder
 
 
-def put(group: h5py.Group, arrays: dict[str, Any]) -> None:
+def write_group(group: h5py.Group, arrays: dict[str, Any]) -> None:
     for key, value in arrays.items():
         if isinstance(value, dict):
-            put(group.create_group(key), value)
-        elif isinstance(value, list) and isinstance(value[0], np.ndarray):  # of different sizes
+            write_group(group.create_group(key), value)
+        elif isinstance(value, list) and isinstance(
+            value[0], np.ndarray
+        ):  # arrays of different sizes
             dataset = group.create_dataset(key, len(value), h5py.vlen_dtype(np.uint8))
             for place, item in enumerate(value):
                 dataset[place] = item
@@ -94,7 +96,7 @@ def put(group: h5py.Group, arrays: dict[str, Any]) -> None:
 
 
 def d3rlpy(path: Path, lengths: Sequence[int] = (3, 2), **others: Any) -> Path:
-    """As d3rlpy 2 writes episodes of these lengths; the first one terminates."""
+    """Write episodes of these lengths like d3rlpy 2; the first one terminates."""
     rng = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
         file["columns"] = ["observations", "actions", "rewards", "terminated"]
@@ -112,7 +114,7 @@ def d3rlpy(path: Path, lengths: Sequence[int] = (3, 2), **others: Any) -> Path:
 
 
 def robomimic(path: Path, demos: dict[str, dict[str, Any]], **masks: Sequence[str]) -> Path:
-    """One HDF5 file; demos: {"demo_0": {"actions": …, "obs": {…}, …}, …}."""
+    """Write one HDF5 file; demos: {"demo_0": {"actions": …, "obs": {…}, …}, …}."""
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
         data.attrs["total"] = sum(len(demo["actions"]) for demo in demos.values())
@@ -121,7 +123,7 @@ def robomimic(path: Path, demos: dict[str, dict[str, Any]], **masks: Sequence[st
             group = data.create_group(name)
             group.attrs["num_samples"] = len(demo["actions"])
             group.attrs["model_file"] = "<mujoco/>"
-            put(group, {"states": np.zeros((len(demo["actions"]), 4))} | demo)
+            write_group(group, {"states": np.zeros((len(demo["actions"]), 4))} | demo)
         for name, members in masks.items():
             file.create_dataset(f"mask/{name}", data=np.array(members, "S8"))
     return path
@@ -137,7 +139,7 @@ def zarr(
     order: str = "C",
     separator: str = ".",
 ) -> Path:
-    """A Zarr store of format 2, chunked along time; changes: of an array's .zarray."""
+    """Write a Zarr store of format 2, chunked along time; changes: of an array's .zarray."""
     for group in {"", *(str(Path(key).parent) for key in arrays)}:
         (folder / group).mkdir(parents=True, exist_ok=True)
         (folder / group / ".zgroup").write_text('{"zarr_format": 2}')
@@ -167,7 +169,7 @@ def zarr(
 
 
 def zipped(folder: Path, path: Path, root: str = "") -> Path:
-    """The folder's files in an archive, below `root`."""
+    """Write the folder's files to a ZIP archive, below `root`."""
     with zipfile.ZipFile(path, "w") as archive:
         for file in sorted(folder.rglob("*")):
             if file.is_file():
@@ -194,9 +196,11 @@ def lerobot(
     table: Callable[[dict[str, Any]], Any] | None = None,
     **info: Any,
 ) -> Path:
-    """Parquet tables and meta/. frames: columns of all episodes; split_at: rows that begin files.
+    """Write Parquet tables and meta/.
 
-    features: further ones.  table: makes the table of one file, default pyarrow's own inference.
+    frames: columns of all episodes.  split_at: first rows of files.
+
+    features: additional ones.  table: builds the table of one file; default: `fixed_lists`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -245,7 +249,7 @@ def lerobot(
 
 
 def fixed_lists(part: dict[str, Any]) -> Any:
-    """A table as version 3 has it: vectors are lists of a fixed size, pictures {bytes, path}."""
+    """Build a table of version 3: vectors are fixed-size lists, images {bytes, path}."""
     import pyarrow as pa
 
     columns = {}
@@ -261,7 +265,7 @@ def fixed_lists(part: dict[str, Any]) -> Any:
 
 
 def free_lists(part: dict[str, Any]) -> Any:
-    """The same with lists of any size, as version 2 has it."""
+    """Build a table of version 2, with lists of variable size."""
     import pyarrow as pa
 
     return pa.table({k: v.tolist() if v.ndim > 1 else v for k, v in part.items()})

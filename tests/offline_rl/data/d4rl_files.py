@@ -1,4 +1,4 @@
-"""Files in the layouts of the suites, made of random steps that can all be told apart."""
+"""Builders of data files in the layouts of D4RL and NeoRL-2, from distinct random steps."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from benchmarks.loaders import save as save_hdf5
 
 
 def steps(num_rows: int, *, obs: int = 3, act: int = 2, seed: int = 0) -> Arrays:
-    """Random steps in D4RL's words, without a flag set."""
+    """Return random steps by D4RL's names, without any flag set."""
     rng = np.random.default_rng(seed)
     return {
         "observations": rng.normal(size=(num_rows, obs)).astype(np.float32),
@@ -21,7 +21,7 @@ def steps(num_rows: int, *, obs: int = 3, act: int = 2, seed: int = 0) -> Arrays
 
 
 def with_next(arrays: Arrays) -> Arrays:
-    """The same with true next observations: the next row's, but another one after an end."""
+    """Add next observations: the next row's, and another one after an episode's end."""
     after = np.roll(arrays["observations"], -1, axis=0)
     last = arrays["terminals"] | arrays["timeouts"]
     last[-1] = True
@@ -30,7 +30,7 @@ def with_next(arrays: Arrays) -> Arrays:
 
 
 def two_episodes() -> Arrays:
-    """3 steps that end in a terminal, then 1000 that run out of time."""
+    """Return 3 steps that terminate, then 1000 that time out."""
     arrays = steps(1003)
     arrays["terminals"][2] = True
     arrays["timeouts"][1002] = True
@@ -50,7 +50,7 @@ def in_neorl2_words(arrays: Arrays) -> Arrays:
 
 
 def save(path: Path, arrays: Arrays) -> Path:
-    """Writes HDF5 or, by the name's ending, NPZ."""
+    """Write NPZ or HDF5, depending on the ending of the path."""
     if path.suffix == ".npz":
         np.savez(path, **arrays)
         return path
