@@ -109,7 +109,7 @@ def test_every_verb_has_a_page_of_help(verb: str, capsys: pytest.CaptureFixture[
     assert f"usage: offline-rl {verb}" in capsys.readouterr().out
 
 
-def test_a_verb_whose_package_is_not_installed_is_not_there(
+def test_a_verb_whose_package_is_not_installed_is_not_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The verb bench exists in a clone only, not in a wheel."""
@@ -119,7 +119,7 @@ def test_a_verb_whose_package_is_not_installed_is_not_there(
 
 
 @pytest.mark.parametrize("verb", sorted(verbs()))
-def test_help_tells_what_every_key_means(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_every_option(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Meanings are the comments beside the fields. The first word is on the option's line."""
     main([verb, "--help"])
     out = capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_help_tells_what_every_key_means(verb: str, capsys: pytest.CaptureFixtur
             )
 
 
-def test_help_on_an_algorithm_tells_its_hyper_parameters_for_the_task(
+def test_help_on_an_algorithm_lists_its_hyper_parameters_for_the_task(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main(["train", "algorithm=iql", "task=antmaze-umaze-v2", "--help"])
@@ -152,7 +152,7 @@ def test_help_on_an_algorithm_tells_its_hyper_parameters_for_the_task(
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
-def test_help_is_there_at_once(arguments: list[str]) -> None:
+def test_help_appears_within_a_second(arguments: list[str]) -> None:
     """The limit is on CPU time, so that other work on the machine does not matter."""
     before = os.times()
     subprocess.run([*LAUNCH, *arguments], check=True, capture_output=True)
@@ -197,7 +197,7 @@ def test_pickled_objects_are_never_loaded(capsys: pytest.CaptureFixture[str], fo
     assert not (folder / "sprung").exists()
 
 
-def test_a_run_leaves_what_scripts_rely_on(
+def test_a_run_writes_the_files_that_scripts_rely_on(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(train(seeds="[3,5]", tracker="tensorboard")) == 0
@@ -290,14 +290,14 @@ def test_several_values_are_several_runs_and_one_table(
     assert "td3_bc" in (folder / "runs" / "none_small" / "report.md").read_text()
 
 
-def test_a_job_that_is_shown_is_not_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_printed_job_is_not_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = tree(folder)
     assert main([*train(), "--cfg", "job"]) == 0
     assert "num_updates: 20\n" in capsys.readouterr().out
     assert tree(folder) == before
 
 
-def test_without_an_environment_each_dataset_has_a_folder_and_a_report_of_its_own(
+def test_without_an_environment_each_dataset_has_its_own_folder_and_report(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A second file of the same name is refused, and the error names the remedy."""
@@ -323,7 +323,7 @@ def test_without_an_environment_each_dataset_has_a_folder_and_a_report_of_its_ow
     assert told in capsys.readouterr().err
 
 
-def test_a_card_without_its_environment_is_called_by_its_whole_name() -> None:
+def test_a_card_without_its_environment_is_named_in_full() -> None:
     assert named_task({"task": "none", "dataset": "neorl2/Fusion"}) == "none/neorl2/Fusion"
     assert named_task({"task": "none", "dataset": "/data/a.b.hdf5"}) == "none/a.b"
     assert named_task({"task": "none", "dataset": "demos/"}) == "none/demos"
@@ -353,7 +353,7 @@ def test_a_finished_run_is_left_alone(run: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     "changes", [{"algorithm__alpha": 1.0}, {"batch_size": 64}, {"num_updates": 10}], ids=str
 )
-def test_another_value_on_an_existing_run_is_refused_by_name(
+def test_another_value_for_an_existing_run_is_refused_by_name(
     changes: dict[str, Any], run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (key,) = changes
@@ -376,7 +376,7 @@ def test_a_seed_added_later_is_all_that_is_trained(run: Path) -> None:
     assert (run / "seed_1" / "result.json").is_file()
 
 
-def test_an_interrupted_run_ends_as_the_undisturbed_one(
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = {"num_updates": 40, "checkpoint_every": 10, "eval_every": 20}
@@ -458,7 +458,7 @@ def test_ctrl_c_interrupts_whatever_a_library_makes_of_it_unless_it_is_ignored(
 
 
 @pytest.mark.parametrize("online", [False, True])
-def test_ctrl_c_while_an_update_is_compiled_is_heard_at_once_and_costs_nothing(
+def test_ctrl_c_during_compilation_stops_immediately_and_loses_nothing(
     online: bool,
     folder: Path,
     capsys: pytest.CaptureFixture[str],
@@ -526,7 +526,7 @@ def test_a_tracker_whose_package_is_missing_is_refused_before_anything_is_writte
     assert not (folder / "runs").exists()
 
 
-def test_a_service_that_nobody_logged_in_to_is_named(
+def test_a_missing_login_is_refused_by_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("wandb")
@@ -537,7 +537,7 @@ def test_a_service_that_nobody_logged_in_to_is_named(
     assert "wandb login" in refused(train(tracker="wandb"), capsys, folder)
 
 
-def test_a_reader_may_stop_reading(run: Path, folder: Path) -> None:
+def test_a_closed_reader_does_not_stop_a_command(run: Path, folder: Path) -> None:
     """The reader closes the pipe, as in `offline-rl data list | head -1`. The command finishes."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -570,7 +570,7 @@ class Named(gymnasium.Env):
 """
 
 
-def test_an_own_environment_is_limited_and_seen_as_its_run_was_told(
+def test_a_users_environment_keeps_time_limit_and_observation_keys_of_its_run(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The limit also holds in a later evaluation. Every step has a reward of 1."""
@@ -586,7 +586,7 @@ def test_an_own_environment_is_limited_and_seen_as_its_run_was_told(
     assert offline_rl.load(run).evaluate(1).lengths.tolist() == [5]
 
 
-def test_without_a_compiler_auto_goes_on_and_always_is_refused(
+def test_without_a_compiler_auto_continues_and_always_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -597,7 +597,7 @@ def test_without_a_compiler_auto_goes_on_and_always_is_refused(
     assert "not compiling: no C++ compiler" in capsys.readouterr().out
 
 
-def test_data_in_other_units_is_scaled_when_told(
+def test_action_scale_converts_data_in_other_units(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with np.load(folder / "small.npz") as file:
@@ -608,7 +608,7 @@ def test_data_in_other_units_is_scaled_when_told(
     assert main(train(dataset="large.npz", action_scale=30)) == 0
 
 
-def test_another_layout_is_trained_on_as_it_is_told_to_be_read(
+def test_reading_options_apply_in_training(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """robomimic's: what is observed, which demonstrations, and the actions' units are options."""

@@ -160,7 +160,7 @@ def files(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_tells_to_type_runs(
+def test_commands_in_the_docs_run(
     page: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -194,7 +194,7 @@ def test_every_block_of_a_page_is_run_or_has_a_reason() -> None:
     assert sum(len(commands(b)) for b in found if b.language in SHELL) > 20
 
 
-def test_a_command_is_made_small_and_otherwise_left_as_it_is() -> None:
+def test_a_command_is_shortened_and_otherwise_unchanged() -> None:
     line = "offline-rl train algorithm=td3_bc task=none dataset=my.hdf5 num_updates=100000 # long"
     verb, *words = shrunk(line)
     assert verb == "train"

@@ -253,8 +253,8 @@ class RolloutCollector:
         if len(over):
             self._start_episodes(over)
         if self.buffer.is_full:
-            made = self.engine.apply("compute_advantages", self.buffer.tensors(), ONLINE)
-            self.buffer.set_columns(made, self.engine.updates)
+            computed = self.engine.apply("compute_advantages", self.buffer.tensors(), ONLINE)
+            self.buffer.set_columns(computed, self.engine.updates)
 
     def _end_episode(self, row: int, terminated: bool, adds: bool) -> None:
         """Record the return of a complete episode. adds: store it in the buffer `kept`."""

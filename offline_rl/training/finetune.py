@@ -98,7 +98,7 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
     if done is None:
         raise UserError(
             f"run={run}: its seeds have no common checkpoint ({progress} updates). Continue from "
-            "some seeds with seeds=[…], each selection under its own name=."
+            "some seeds with seeds=[…], and give each selection another name=…"
         )
     if len({*newest.values()}) > 1:
         print(

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from made_layouts import (
+from foreign_layouts import (
     before,
     column,
     d3rlpy,
@@ -116,7 +116,7 @@ def outcome(action: Callable[[], Any]) -> tuple[Any, bool]:
 
 
 @cases
-def test_a_checkpoint_is_whole_or_refused(tmp_path: Path, count: int) -> None:
+def test_a_checkpoint_is_intact_or_refused(tmp_path: Path, count: int) -> None:
     folder, done = SeedFolder(tmp_path, 0), Done(updates=5)
     tensors = {"params/w": torch.arange(24.0).reshape(4, 6), "counters/update": torch.tensor(5)}
     progress = {"seconds": 1.5, "choices": {"precision": "fp32"}, "diverged": None}
@@ -157,7 +157,7 @@ def describe_policy(found: Any) -> Any:
 
 
 @cases
-def test_a_bundle_is_whole_or_refused(tmp_path: Path, count: int) -> None:
+def test_a_bundle_is_intact_or_refused(tmp_path: Path, count: int) -> None:
     path = tmp_path / "policy.bundle"
     whole = describe_policy(policy(path))
     for content in damaged(path.read_bytes(), count):
@@ -167,7 +167,7 @@ def test_a_bundle_is_whole_or_refused(tmp_path: Path, count: int) -> None:
 
 
 @cases
-def test_a_manifest_is_whole_or_refused(tmp_path: Path, count: int) -> None:
+def test_a_manifest_is_intact_or_refused(tmp_path: Path, count: int) -> None:
     path = tmp_path / "policy.bundle"
     whole = describe_policy(policy(path))
     with zipfile.ZipFile(path) as archive:
@@ -343,7 +343,7 @@ def test_a_recording_is_read_or_refused(tmp_path: Path, name: str, count: int) -
 
 
 @cases
-def test_a_made_set_is_what_its_card_says_or_refused(tmp_path: Path, count: int) -> None:
+def test_a_generated_dataset_matches_its_card_or_is_refused(tmp_path: Path, count: int) -> None:
     """The card, whose name the sentence has, may be the one that is damaged."""
     path = flat(tmp_path / "made.hdf5")
     whole, card = path.read_bytes(), path.with_suffix(".json")
@@ -369,7 +369,9 @@ def is_consistent(content: bytes, facts: dict[str, Any]) -> bool:
 
 
 @cases
-def test_a_robots_recording_is_read_to_its_last_whole_piece(tmp_path: Path, count: int) -> None:
+def test_a_robots_recording_is_read_up_to_its_last_complete_block(
+    tmp_path: Path, count: int
+) -> None:
     """Every piece has a checksum: what is read is what was written, and where it ends is said."""
     path, dtype = tmp_path / "a.rec", np.dtype([("tick", "<u8"), ("q", "<f8", (2,))])
     rows = np.zeros(20, dtype)
@@ -389,7 +391,7 @@ def test_a_robots_recording_is_read_to_its_last_whole_piece(tmp_path: Path, coun
 
 @slow
 @pytest.mark.parametrize("name", ["robot/desk", "suite/evidence", "experiment/demo"])
-def test_what_a_user_writes_is_read_or_refused(tmp_path: Path, name: str) -> None:
+def test_files_written_by_users_are_read_or_refused(tmp_path: Path, name: str) -> None:
     source = ROOT / "configs" / f"{name}.yaml"
     path, whole, count = tmp_path / source.name, source.read_bytes(), 300
     if "robot" in name:
@@ -413,7 +415,7 @@ def test_what_a_user_writes_is_read_or_refused(tmp_path: Path, name: str) -> Non
 
 
 @slow
-def test_a_run_goes_on_to_the_same_end_or_is_refused(tmp_path: Path, capsys) -> None:
+def test_a_run_resumes_to_the_same_result_or_is_refused(tmp_path: Path, capsys) -> None:
     keys: dict[str, Any] = {"algorithm": "bc", "task": "neorl2/DMSD", "num_updates": 40}
     keys |= {"eval_every": 20, "checkpoint_every": 20, "eval_episodes": 1, "tracker": "none"}
     keys |= {"compile": "never", "algorithm.hidden": [8], "batch_size": 8, "device": "cpu"}

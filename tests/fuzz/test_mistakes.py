@@ -63,7 +63,7 @@ def parameters(lines: dict[str, str]) -> list[object]:
 
 
 @pytest.mark.parametrize("line", parameters({**QUICK, **MORE}))
-def test_a_mistake_costs_one_sentence(
+def test_a_mistake_prints_one_sentence(
     line: str,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,7 +86,7 @@ def test_a_mistake_costs_one_sentence(
 
 @slow
 @pytest.mark.parametrize("line", CALLS)
-def test_python_says_it_in_one_sentence(
+def test_python_calls_raise_one_sentence(
     line: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw, before = np.random.default_rng(0), tree(runs)

@@ -51,7 +51,9 @@ TRIALS = {  # what comes before and after the script: stubs, and a word to be co
 
 
 @pytest.mark.parametrize("name", TRIALS)
-def test_a_shell_reads_what_it_is_given(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shell_can_run_the_completion_script(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--completion", name]) == 0
     script = capsys.readouterr().out
     assert script.strip() == SCRIPTS[name]

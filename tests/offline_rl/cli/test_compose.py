@@ -53,12 +53,12 @@ def test_in_a_sweep_a_seed_is_a_seed_and_elsewhere_a_count() -> None:
     assert [j["seeds"] for j in jobs("-m seeds=[0,1],[7]")] == [[0, 1], [7]]
 
 
-def test_glob_chooses_among_a_groups_files() -> None:
+def test_glob_selects_among_the_files_of_a_group() -> None:
     found = jobs("-m algorithm=glob([td3*,sac],exclude=td3_bc)")
     assert [j["algorithm"] for j in found] == ["sac", "td3"]
 
 
-def test_what_is_typed_goes_before_the_experiment_that_before_the_table(mine: Path) -> None:
+def test_the_command_line_overrides_the_experiment_and_that_the_table(mine: Path) -> None:
     """D4RL's ant mazes: the table says expectile 0.9, beta 10; by default they are 0.7 and 3."""
     (job,) = jobs("experiment=mine.yaml num_updates=50 algorithm.tau=0.02")
     run = resolve(job)
@@ -69,12 +69,12 @@ def test_what_is_typed_goes_before_the_experiment_that_before_the_table(mine: Pa
     assert resolve(job).cfg.batch_size == 64
 
 
-def test_a_run_is_called_after_its_experiment_unless_it_has_a_name(mine: Path) -> None:
+def test_the_experiment_names_the_run_unless_a_name_is_set(mine: Path) -> None:
     assert [j["name"] for j in jobs("-m experiment=mine.yaml,demo")] == ["mine", "demo"]
     assert jobs("experiment=demo name=other")[0]["name"] == "other"
 
 
-def test_an_experiment_may_begin_with_others(mine: Path) -> None:
+def test_an_experiment_may_extend_others(mine: Path) -> None:
     mine.write_text("algorithm: iql\nseeds: 3\ntask: none\n")
     other = mine.with_name("other.yaml")
     begins = "defaults:\n  - mine.yaml\n  - override /algorithm: cql\n  - _self_\n"
@@ -83,7 +83,7 @@ def test_an_experiment_may_begin_with_others(mine: Path) -> None:
     assert (job["algorithm"], job["eval_every"], job["seeds"]) == ("cql", 5, 3)
 
 
-def test_the_job_that_is_shown_is_an_experiment_that_runs_the_same(mine: Path) -> None:
+def test_the_printed_job_is_an_experiment_that_runs_the_same(mine: Path) -> None:
     command = compose(["--cfg", "job", "experiment=mine.yaml", "algorithm.beta=[1,3]"])
     assert command.print_only
     text = job_to_yaml(command.jobs[0])
@@ -148,7 +148,7 @@ def test_a_mistake_in_an_experiment_names_the_file(
     assert all(word in str(error.value) for word in words)
 
 
-def test_a_value_stays_what_was_typed_where_it_is_a_name(tmp_path: Path) -> None:
+def test_names_keep_their_spelling(tmp_path: Path) -> None:
     """Hydra reads numbers; folders and names are text."""
     (job,) = jobs("algorithm=iql task=none name=1.10 out=2026_11_22 num_updates=1_000 seeds=2")
     run = resolve({**job, "dataset": "1e3"})

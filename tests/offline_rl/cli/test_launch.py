@@ -25,12 +25,12 @@ def test_one_job_stays_as_it_is() -> None:
     assert merge([{**IQL, "seeds": 3}]) == [{**IQL, "seeds": 3}]
 
 
-def test_seeds_and_numbers_become_one_program() -> None:
+def test_seeds_and_numbers_become_one_job() -> None:
     found = merge(swept(algorithm__beta=[1, 3, 10], seeds=[[0], [1], [2]]))
     assert found == [{**IQL, "name": "default", "algorithm.beta": [1, 3, 10], "seeds": [0, 1, 2]}]
 
 
-def test_what_cannot_be_stacked_is_a_run_of_its_own_with_a_name_that_says_in_what() -> None:
+def test_options_that_cannot_be_stacked_make_separate_runs_named_after_them() -> None:
     found = merge(swept(algorithm__hidden=[[8], [16, 16]], seeds=[[0], [1]], batch_size=[32, 64]))
     assert [(job["name"], job["seeds"], job["batch_size"]) for job in found] == [
         ("default-hidden_8-batch_size_32", [0, 1], 32),
@@ -40,14 +40,14 @@ def test_what_cannot_be_stacked_is_a_run_of_its_own_with_a_name_that_says_in_wha
     ]
 
 
-def test_what_has_a_folder_of_its_own_needs_no_name() -> None:
+def test_runs_with_different_folders_keep_their_name() -> None:
     jobs = [{**IQL, "algorithm": name, "seeds": [s]} for name in ("iql", "cql") for s in (0, 1)]
     assert merge(jobs) == [
         {**IQL, "algorithm": name, "name": "default", "seeds": [0, 1]} for name in ("iql", "cql")
     ]
 
 
-def test_only_a_whole_product_is_stacked() -> None:
+def test_only_a_complete_product_is_stacked() -> None:
     """Beta 3 with seed 0 alone: stacked with beta 1, it would also train with seed 1."""
     jobs = [*swept(algorithm__beta=[1], seeds=[[0], [1]]), {**IQL, "algorithm.beta": 3}]
     assert [(job["algorithm.beta"], job["seeds"]) for job in merge(jobs)] == [
@@ -56,7 +56,7 @@ def test_only_a_whole_product_is_stacked() -> None:
     ]
 
 
-def test_a_number_that_data_or_networks_are_built_from_is_not_stacked() -> None:
+def test_numbers_that_define_data_or_networks_are_not_stacked() -> None:
     assert [j["name"] for j in merge(swept(algorithm__dropout=[0.0, 0.1]))] == [
         "default-dropout_0.0",
         "default-dropout_0.1",
@@ -64,7 +64,7 @@ def test_a_number_that_data_or_networks_are_built_from_is_not_stacked() -> None:
     assert len(merge(swept(algorithm__reward_scale=[1.0, 2.0]))) == 2
 
 
-def test_the_same_job_twice_is_done_once() -> None:
+def test_duplicate_jobs_run_once() -> None:
     assert merge([IQL, IQL, {**IQL, "seeds": 2}]) == [{**IQL, "name": "default", "seeds": [0, 1]}]
 
 

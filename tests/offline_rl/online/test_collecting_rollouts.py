@@ -136,7 +136,7 @@ def by_hand(
     return rows, kept, asked
 
 
-def test_a_rollout_holds_what_its_environments_answered_and_whole_episodes_become_data(
+def test_a_rollout_contains_the_environments_results_and_complete_episodes_become_data(
     collector: Any,
 ):
     """Three actions a decision: a limit of ten steps cuts the fourth, some episodes end before."""
@@ -181,7 +181,7 @@ def test_a_rollout_holds_what_its_environments_answered_and_whole_episodes_becom
 
 
 @pytest.mark.parametrize("kind", ["raise", "nan"])
-def test_a_decision_in_which_an_environment_breaks_counts_for_nothing_and_the_others_go_on(
+def test_a_decision_in_which_an_environment_fails_does_not_count_and_the_others_continue(
     kind: str, collector: Any
 ):
     """The second environment's first episode, in the second action of its third decision."""
@@ -210,7 +210,7 @@ def test_a_decision_in_which_an_environment_breaks_counts_for_nothing_and_the_ot
 
 
 @pytest.mark.parametrize("kind", ["raise", "nan"])
-def test_an_episode_that_breaks_as_it_begins_is_passed_over(kind: str, collector: Any):
+def test_an_episode_whose_reset_fails_is_skipped(kind: str, collector: Any):
     """Each lasts one decision. Of the fourth to the sixth the fifth breaks: the seventh comes."""
     wrong = training_episode_seed(0, 4)
 
@@ -231,7 +231,7 @@ def test_an_episode_that_breaks_as_it_begins_is_passed_over(kind: str, collector
     assert "seed 0: the environment failed in step 0 of an episode" in said[0]
 
 
-def test_who_goes_on_within_episodes_collects_and_keeps_what_the_undisturbed_does(collector: Any):
+def test_collection_resumed_within_episodes_equals_an_uninterrupted_one(collector: Any):
     sizes: dict[str, Any] = {"n_action_steps": 3, "n_obs_steps": 2, "horizon": 6}
 
     def new_collector() -> tuple[RolloutCollector, ReplayBuffer]:
@@ -256,7 +256,7 @@ def test_who_goes_on_within_episodes_collects_and_keeps_what_the_undisturbed_doe
         assert torch.equal(other.data[name], column), name
 
 
-def test_rollouts_know_after_how_many_updates_they_were_made(
+def test_rollouts_store_the_number_of_updates_before_them(
     collector: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """The number of updates identifies the iteration and determines its permutations."""
@@ -273,7 +273,7 @@ def test_rollouts_know_after_how_many_updates_they_were_made(
     assert one.buffer.data["rollout"].tolist() == [9]
 
 
-def test_a_fault_that_does_not_come_again_costs_nothing(collector: Any):
+def test_a_fault_that_does_not_repeat_has_no_effect(collector: Any):
     """A step that raises once is taken again in a new environment, after those before it."""
     sound, _ = collector(no_fault)
     left = [1]
@@ -292,7 +292,7 @@ def test_a_fault_that_does_not_come_again_costs_nothing(collector: Any):
         assert torch.equal(rows(shaky, 0, 4)[name], values)
 
 
-def test_an_environment_that_breaks_five_times_in_a_row_stops_the_run(collector: Any):
+def test_an_environment_that_fails_five_times_in_a_row_stops_the_run(collector: Any):
     """Not where a whole episode lies in between."""
     broken, said = collector(lambda seed, t: "raise" if t == 2 else "")
     with pytest.raises(UserError, match=r"the cable is out.*for the 5th time in a row"):
@@ -305,7 +305,7 @@ def test_an_environment_that_breaks_five_times_in_a_row_stops_the_run(collector:
     assert said
 
 
-def test_returns_and_successes_are_told_of_each_episode_that_ended(collector: Any):
+def test_returns_and_successes_are_recorded_for_each_finished_episode(collector: Any):
     """A step pays where the point then is, and an episode succeeds whose third is beyond 0."""
     c, _ = collector(lambda seed, step: "end" if step == 4 and seed % 2 else "", n_action_steps=1)
     for _ in range(20):

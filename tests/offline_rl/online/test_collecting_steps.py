@@ -108,7 +108,7 @@ def walked(
     return episodes
 
 
-def test_rows_are_what_each_environment_answered_scaled_and_episodes_count_when_they_end(
+def test_rows_are_the_scaled_results_of_each_environment_and_episodes_count_at_their_end(
     make_collector: Any,
 ):
     """Two seeds whose episodes have other lengths; some terminate, some run into the limit."""
@@ -144,7 +144,7 @@ def test_rows_are_what_each_environment_answered_scaled_and_episodes_count_when_
     assert buffer.sizes[0] != buffer.sizes[1]
 
 
-def test_in_the_warm_up_actions_are_drawn_for_each_seed_and_then_the_policy_acts(
+def test_warmup_actions_are_random_for_each_seed_and_then_the_policy_acts(
     make_collector: Any,
 ):
     """The policy gets normalized observations; its first step is the one after the warm-up."""
@@ -169,7 +169,7 @@ def test_in_the_warm_up_actions_are_drawn_for_each_seed_and_then_the_policy_acts
     ("number", "step", "kind"),
     [(1, 2, "raise"), (1, 2, "nan"), (1, -1, "raise"), (1, -1, "nan"), (0, -1, "nan")],
 )
-def test_a_seeds_broken_episode_is_gone_and_its_neighbor_never_knew(
+def test_a_failed_episode_is_removed_and_does_not_affect_the_other_seed(
     number: int, step: int, kind: str, make_collector: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """It fails in the third step of its second episode, or in the reset of the first or second.
@@ -201,7 +201,7 @@ def test_a_seeds_broken_episode_is_gone_and_its_neighbor_never_knew(
     assert f"seed 3: the environment failed in step {max(step, 0)} of an episode" in said[0]
 
 
-def test_a_whole_episode_between_two_broken_ones_is_forgiven(make_collector: Any):
+def test_a_complete_episode_resets_the_count_of_failures(make_collector: Any):
     odd = {training_episode_seed(seed, number) for seed in SEEDS for number in range(1, 60, 2)}
     collector, said = make_collector(lambda seed, t: "raise" if t == 0 and seed in odd else "")
     for _ in range(39):
@@ -209,7 +209,7 @@ def test_a_whole_episode_between_two_broken_ones_is_forgiven(make_collector: Any
     assert len(said) >= 2 * 5
 
 
-def test_an_episode_that_breaks_when_it_is_played_again_is_dropped_and_its_neighbors_are_not(
+def test_an_episode_that_fails_in_the_replay_is_dropped_and_others_are_not(
     make_collector: Any,
 ):
     collector, _ = make_collector()
@@ -229,7 +229,7 @@ def test_an_episode_that_breaks_when_it_is_played_again_is_dropped_and_its_neigh
     assert "seed 3: the environment failed" in said[0]
 
 
-def test_who_goes_on_from_a_checkpoint_within_episodes_ends_as_if_undisturbed(make_collector: Any):
+def test_a_run_resumed_within_episodes_equals_an_uninterrupted_one(make_collector: Any):
     """The buffer's open episodes, of different lengths, come along and are released whole."""
     collector, _ = make_collector()
     while collector.steps < 10 or collector.lengths[0] == collector.lengths[1]:
@@ -250,7 +250,7 @@ def test_who_goes_on_from_a_checkpoint_within_episodes_ends_as_if_undisturbed(ma
         going_on(make_collector, collector, [together | {"episodes": [1]}] * 2)
 
 
-def test_a_stream_that_gives_up_at_its_episodes_end_leaves_its_neighbors_step_whole(
+def test_a_seed_that_fails_repeatedly_leaves_the_step_of_the_other_seed_complete(
     make_collector: Any,
 ):
     """No further episode of the first can begin. Who goes on from there ends as if undisturbed."""
@@ -273,7 +273,7 @@ def test_a_stream_that_gives_up_at_its_episodes_end_leaves_its_neighbors_step_wh
 
 
 @pytest.mark.parametrize("more", [{}, {"mc_returns": ()}])
-def test_what_each_step_costs_is_kept_online(
+def test_costs_of_each_step_are_stored_online(
     make_collector: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     """A step costs the distance from 0 that it leads to. Beside returns it waits for the end."""
@@ -289,7 +289,7 @@ def test_what_each_step_costs_is_kept_online(
     assert (collector.buffer.sizes == 21).all() == (not more)
 
 
-def test_an_environment_without_costs_is_named_where_they_are_learned_from(
+def test_an_environment_without_the_needed_costs_is_refused(
     make_collector: Any,
 ) -> None:
     collector, _ = make_collector(needs={"costs": ()})
@@ -297,7 +297,7 @@ def test_an_environment_without_costs_is_named_where_they_are_learned_from(
         collector.step()
 
 
-def test_a_cost_that_is_no_number_drops_its_episode_alone(
+def test_a_cost_of_nan_drops_only_its_episode(
     make_collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NaN in the second step of seed 8 drops the two steps of its episode, and none of seed 3."""
@@ -350,7 +350,7 @@ def by_hand(head: type[nn.Module], places: np.ndarray) -> list[float]:
 
 
 @pytest.mark.parametrize("head", [Remembers, Plans])
-def test_a_policy_with_memory_acts_in_each_stream_by_its_own_episode_also_after_a_resumption(
+def test_a_policy_with_memory_acts_by_each_seeds_episode_also_when_resumed(
     make_collector: Any, head: type[nn.Module]
 ) -> None:
     """Streams end at different steps. Parameters change in mid-episode; the memory was made before.
@@ -393,7 +393,7 @@ def test_a_policy_with_memory_acts_in_each_stream_by_its_own_episode_also_after_
         np.testing.assert_array_equal(pair[0].observations, pair[1].observations)
 
 
-def test_a_policy_with_memory_goes_on_if_every_environment_breaks_in_one_step(
+def test_a_policy_with_memory_continues_if_every_environment_fails_in_one_step(
     make_collector: Any,
 ) -> None:
     class Toy(TD3):
@@ -417,7 +417,7 @@ def test_a_policy_with_memory_goes_on_if_every_environment_breaks_in_one_step(
         np.testing.assert_allclose(actions[:, 0], expected, atol=1e-5)
 
 
-def test_a_memory_is_not_begun_by_random_actions(make_collector: Any) -> None:
+def test_a_policy_with_memory_refuses_random_warmup_actions(make_collector: Any) -> None:
     class Toy(TD3):
         def networks(self) -> dict[str, nn.Module]:
             return super().networks() | {"policy": Remembers()}

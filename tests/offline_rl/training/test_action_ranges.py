@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from foreign_layouts import lerobot
 from gymnasium.spaces import Box
-from made_layouts import lerobot
 from printed import evaluate
 
 import envs
@@ -85,7 +85,7 @@ def constant(path: Path, action: float, low: float, high: float) -> Path:
     return path
 
 
-def test_demonstrations_that_say_8_of_2_to_8_say_8_of_the_environments_0_to_10(tmp_path: Path):
+def test_an_action_8_in_data_of_range_2_to_8_is_8_in_an_environment_of_0_to_10(tmp_path: Path):
     """8 is 0.6 of [0, 10]: 2 * 8 / 10 - 1. Five steps of it return 40."""
     data = recorded(tmp_path / "data")
     plan = prepare({**QUICK, "task": "gauge", "dataset": str(data), "out": str(tmp_path)})
@@ -110,7 +110,7 @@ def test_data_that_leave_the_environments_range_are_refused_with_both(tmp_path: 
     np.testing.assert_allclose(plan.dataset.actions, 0.6, atol=1e-6)
 
 
-def test_what_actions_reach_is_no_range_of_a_normalized_environment(tmp_path: Path):
+def test_extremes_of_the_data_are_not_the_range_of_a_normalized_environment(tmp_path: Path):
     data = str(recorded(tmp_path / "data"))
     with pytest.raises(UserError, match=r"stand for \[2, 8\], here for \[-1, 1\].*action_range="):
         prepare({**QUICK, "task": "unit", "dataset": data})
@@ -212,7 +212,7 @@ def test_other_units_and_another_order_of_the_joints_are_refused():
     assert "has observation_units ['deg', " in (refusal(channels=(degrees,)) or "")
 
 
-def test_that_a_normalized_policy_takes_shares_of_a_range_is_said(tmp_path: Path):
+def test_a_note_says_that_a_normalized_policy_uses_shares_of_the_range(tmp_path: Path):
     """0.5 of [0, 10] is 7.5."""
     path = constant(tmp_path / "policy.bundle", 0.5, -1, 1)
     text = evaluate(run=str(path), task="gauge", episodes=1)
@@ -220,7 +220,7 @@ def test_that_a_normalized_policy_takes_shares_of_a_range_is_said(tmp_path: Path
     assert "normalized: -1 and 1 stand for the range of gauge, [0, 10].\n" in text
 
 
-def test_a_normalized_policy_that_is_trained_on_in_another_range_is_said_to_take_shares(
+def test_a_note_says_that_a_normalized_policy_continues_in_another_range(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     note = "actions are normalized: -1 and 1 stand for the range of task gauge, [0, 10]\n"
@@ -237,7 +237,7 @@ def test_a_normalized_policy_that_is_trained_on_in_another_range_is_said_to_take
     assert f"{range_note(plan)}\n" == note
 
 
-def test_an_experts_data_take_the_range_of_the_other_data_without_an_environment() -> None:
+def test_without_an_environment_expert_data_use_the_range_of_the_dataset() -> None:
     """0.5 of [2, 8] is 6.5, which is 0.3 of [0, 10]."""
     keys = {**QUICK, "algorithm": "recoil", "task": "none", "dataset": arrays(0, 10)}
     plan = prepare({**keys, "expert_dataset": arrays(2, 8)})
@@ -255,7 +255,7 @@ def test_a_range_of_minus_one_to_one_may_mean_shares_so_units_are_not_converted_
 
 
 @pytest.mark.parametrize("name", ["action_names", "observation_names"])
-def test_names_in_another_order_are_a_contradiction_and_other_names_are_none(name: str):
+def test_names_in_another_order_contradict_and_other_names_do_not(name: str):
     def named(*names: str) -> Spec:
         seen = Channel("observation", (2,), names=names if name == "observation_names" else ())
         return Spec((seen,), 2, action_names=names if name == "action_names" else ())

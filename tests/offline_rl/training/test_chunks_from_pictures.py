@@ -102,7 +102,7 @@ def returns(file: Path) -> np.ndarray:
     return np.array(told["bundles"][0]["returns"])
 
 
-def test_a_denoiser_of_pictures_is_trained_evaluated_played_and_distilled(
+def test_a_diffusion_policy_on_images_is_trained_evaluated_played_and_distilled(
     tmp_path: Path, spot: str, data: Dataset
 ) -> None:
     pytest.importorskip("PIL")
@@ -137,7 +137,7 @@ def test_a_denoiser_of_pictures_is_trained_evaluated_played_and_distilled(
             distill(run=result.path, num_updates=2, task="none", **keys)
 
 
-def test_what_blends_its_chunks_scores_by_itself_what_it_scored_in_training(
+def test_a_bundle_with_temporal_ensembling_scores_as_in_training(
     tmp_path: Path, spot: str, data: Dataset
 ) -> None:
     """Three episodes side by side, in the training's own queue and then in a player's."""

@@ -47,7 +47,7 @@ def test_results_are_equal_in_the_background_and_between_updates(
     assert results[0] == results[1]
 
 
-def test_a_killed_run_repeats_what_its_checkpoint_did_not_know(
+def test_a_killed_run_repeats_the_evaluation_that_its_checkpoint_lacks(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The evaluation at a checkpoint is still under way when that is written."""

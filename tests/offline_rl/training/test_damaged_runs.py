@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert (run / "seed_0" / "evaluations.jsonl").read_text().count("\n") == 3
 
 
-def test_seeds_killed_between_their_first_checkpoints_begin_again_together(
+def test_seeds_killed_between_their_first_checkpoints_restart_together(
     finished_run, unfinished_run, capsys
 ):
     """Stacked, as they were begun: one alone may round otherwise."""
@@ -94,7 +94,7 @@ def test_seeds_killed_between_their_first_checkpoints_begin_again_together(
     assert read_json(run / "seed_0" / "result.json")["seeds_stacked"] == 2
 
 
-def test_without_a_whole_checkpoint_nothing_is_learned_or_written(unfinished_run, capsys):
+def test_without_an_intact_checkpoint_nothing_is_trained_or_written(unfinished_run, capsys):
     keys, run = unfinished_run
     for path in SeedFolder(run, 0).checkpoints().values():
         path.write_bytes(path.read_bytes()[:-1])
@@ -124,7 +124,7 @@ def edit(metadata: dict[str, str], **changes: Any) -> dict[str, str]:
         lambda m: None,
     ],
 )
-def test_whatever_a_checkpoint_says_is_covered(
+def test_the_checksum_covers_all_content_of_a_checkpoint(
     unfinished_run, change: Callable[[dict], dict | None]
 ):
     _, run = unfinished_run
@@ -138,7 +138,7 @@ def test_whatever_a_checkpoint_says_is_covered(
     assert common_checkpoint([folder, SeedFolder(run, 1)]) == MIDDLE
 
 
-def test_checkpoints_without_a_checksum_are_still_gone_on_from(finished_run, unfinished_run):
+def test_checkpoints_without_a_checksum_can_be_resumed(finished_run, unfinished_run):
     """Format 2 had none, and what the machine was best at in environment.json alone."""
     keys, run = unfinished_run
     for seed in (0, 1):
@@ -163,7 +163,7 @@ def test_a_checkpoint_of_another_run_is_refused(unfinished_run):
         train(**keys)
 
 
-def test_a_damaged_description_of_the_machine_is_written_anew(finished_run, unfinished_run, capsys):
+def test_a_damaged_environment_file_is_written_again(finished_run, unfinished_run, capsys):
     keys, run = unfinished_run
     path = run / "seed_0" / "environment.json"
     path.write_text("[]")
@@ -183,9 +183,7 @@ def cut(path: Path, lines: list[str]) -> None:
     path.write_text("\n".join(lines)[:-3])
 
 
-def test_what_goes_on_from_a_run_passes_over_a_damaged_checkpoint(
-    finished_run, unfinished_run, capsys
-):
+def test_finetuning_skips_a_damaged_checkpoint(finished_run, unfinished_run, capsys):
     """`load` as well as what fine-tuning and distilling begin from."""
     _, run = unfinished_run
     newest = SeedFolder(run, 1).checkpoints()[END]
@@ -198,9 +196,7 @@ def test_what_goes_on_from_a_run_passes_over_a_damaged_checkpoint(
         start_of(run, [7])
 
 
-def test_what_would_go_on_from_another_versions_checkpoints_is_told_which_and_why(
-    unfinished_run, capsys
-):
+def test_checkpoints_of_another_version_are_refused_by_name(unfinished_run, capsys):
     """The error names the newest checkpoint, a line is printed for each; nothing is written."""
     _, run = unfinished_run
     files = list(SeedFolder(run, 0).checkpoints().values())
@@ -243,9 +239,7 @@ def test_lost_lines_of_logs_do_not_change_the_result(
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"name": "other"}', "\udcff"])
-def test_a_run_is_not_gone_on_with_that_does_not_say_what_it_is(
-    unfinished_run, content: str | None
-):
+def test_a_run_without_a_valid_config_is_not_resumed(unfinished_run, content: str | None):
     keys, run = unfinished_run
     path = run / "seed_0" / "config.json"
     path.unlink()
@@ -256,9 +250,7 @@ def test_a_run_is_not_gone_on_with_that_does_not_say_what_it_is(
     assert "\n" not in str(error.value)
 
 
-def test_a_damaged_result_is_refused_and_made_again_once_it_is_removed(
-    finished_run, unfinished_run
-):
+def test_a_damaged_result_is_refused_and_recreated_after_its_removal(finished_run, unfinished_run):
     keys, run = unfinished_run
     train(**keys)
     path = run / "seed_0" / "result.json"
@@ -278,7 +270,7 @@ def test_a_report_names_the_damaged_line(unfinished_run):
         report([run])
 
 
-def test_a_checksum_tells_a_zero_from_a_minus_zero(tmp_path: Path):
+def test_a_checksum_distinguishes_zero_and_minus_zero(tmp_path: Path):
     """The checksum covers bytes, not values, and also shapes, dtypes and names."""
     folder, sums = SeedFolder(tmp_path, 0), set()
     zero = torch.zeros(1)

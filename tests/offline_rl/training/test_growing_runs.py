@@ -37,7 +37,7 @@ def learned(run: Path, seed: int = 0) -> dict[str, Any]:
     return {name: x.numpy().tobytes() for name, x in load_file(files[max(files)]).items()}
 
 
-def test_more_updates_go_on_and_end_as_if_they_had_been_asked_for_at_once(keys) -> None:
+def test_an_extended_run_equals_one_with_all_updates_from_the_start(keys) -> None:
     whole = train(**keys | {"num_updates": 60}, seeds=2, name="whole")  # products round as stacked
     first = train(**keys, seeds=2)
     before = read_json(first.path / "seed_0" / "config.json")
@@ -90,7 +90,7 @@ def test_a_longer_run_that_diverges_leaves_no_policy_of_the_shorter_one(
     assert not folder.bundle.exists()
 
 
-def test_all_seeds_of_a_run_grow_together(keys) -> None:
+def test_all_seeds_of_a_run_are_extended_together(keys) -> None:
     path = train(**keys, seeds=2).path
     before = (path / "seed_0" / "result.json").read_bytes()
     with pytest.raises(UserError, match=r"together\. Add \[1\] to seeds="):
@@ -98,7 +98,7 @@ def test_all_seeds_of_a_run_grow_together(keys) -> None:
     assert (path / "seed_0" / "result.json").read_bytes() == before
 
 
-def test_seeds_that_were_cut_at_different_points_go_on_each_from_its_own(
+def test_seeds_stopped_at_different_updates_resume_from_their_own(
     keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone, and so to the bit; none begins again."""
@@ -126,7 +126,7 @@ def test_seeds_that_were_cut_at_different_points_go_on_each_from_its_own(
     assert [learned(path, seed) for seed in (0, 1)] == whole
 
 
-def test_a_schedule_that_ended_is_asked_about(keys) -> None:
+def test_extending_a_finished_schedule_needs_stretch(keys) -> None:
     keys |= {"algorithm": "iql"}
     train(**keys)
     with pytest.raises(UserError, match=r"learning rate of policy is 0.*stretch=true"):
@@ -159,7 +159,7 @@ def test_intervals_may_change_and_data_may_be_moved(keys, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_is_asked_to_end_leaves_a_checkpoint_and_goes_on_from_there(
+def test_a_stopped_run_saves_a_checkpoint_and_resumes_from_it(
     number: signal.Signals, keys, monkeypatch: pytest.MonkeyPatch, ctrl_c: None
 ) -> None:
     keys |= {"checkpoint_every": 10_000, "num_updates": 60}
@@ -183,7 +183,9 @@ def test_who_is_asked_to_end_leaves_a_checkpoint_and_goes_on_from_there(
     assert learned(train(**keys).path) == learned(whole)
 
 
-def test_a_second_time_ends_it_at_once(keys, monkeypatch: pytest.MonkeyPatch, ctrl_c: None) -> None:
+def test_a_second_signal_ends_it_immediately(
+    keys, monkeypatch: pytest.MonkeyPatch, ctrl_c: None
+) -> None:
     def asked_twice(self: Engine, *args: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -194,7 +196,7 @@ def test_a_second_time_ends_it_at_once(keys, monkeypatch: pytest.MonkeyPatch, ct
     assert not list(Path(keys["out"]).rglob("*.safetensors"))
 
 
-def test_a_report_says_what_became_of_a_run(keys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_shows_the_state_of_a_run(keys, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Engine, *args: Any) -> None:
         raise OSError("the disk is full")
 
@@ -212,7 +214,7 @@ def test_a_report_says_what_became_of_a_run(keys, monkeypatch: pytest.MonkeyPatc
     assert not (run / "seed_0" / "failed.json").exists()
 
 
-def test_what_a_kill_left_half_written_is_gone_at_the_next_start(keys) -> None:
+def test_incomplete_files_of_a_killed_process_are_removed_at_the_next_start(keys) -> None:
     run = Path(keys["out"], "none_small", "td3_bc", "default")
     left = run / "seed_0" / "checkpoints" / ".updates_1.safetensors.0123456789ab.tmp"
     mine = run / "seed_0" / ".mine.tmp"

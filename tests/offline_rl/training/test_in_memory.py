@@ -31,7 +31,7 @@ def make_dataset(reward: float = 1.0) -> Dataset:
     )
 
 
-def test_it_trains_and_the_run_knows_its_data_again(tmp_path: Path) -> None:
+def test_data_in_memory_is_trained_on_and_recognized_when_resumed(tmp_path: Path) -> None:
     seed = train(**QUICK, dataset=make_dataset(), out=str(tmp_path)).path / "seed_0"
     assert read_json(seed / "config.json")["dataset"] == "in memory"
     assert read_json(seed / "result.json")["dataset"] == "mine"
@@ -44,7 +44,7 @@ def test_it_trains_and_the_run_knows_its_data_again(tmp_path: Path) -> None:
         train(**QUICK, dataset=make_dataset(2.0), out=str(tmp_path))
 
 
-def test_evaluations_play_every_start_where_a_task_has_few(tmp_path: Path) -> None:
+def test_evaluations_play_every_initial_state_of_a_finite_list(tmp_path: Path) -> None:
     draw, size = (
         np.random.default_rng(0),
         envs.make_vector("neorl2/Simglucose", 1).observation_shape,
@@ -65,7 +65,7 @@ def test_evaluations_play_every_start_where_a_task_has_few(tmp_path: Path) -> No
     assert not (tmp_path / "other").exists()
 
 
-def test_a_checksum_is_of_every_array_and_of_no_file() -> None:
+def test_the_checksum_covers_every_array_and_no_file_name() -> None:
     data = make_dataset()
     assert (
         data.checksum()
@@ -77,13 +77,13 @@ def test_a_checksum_is_of_every_array_and_of_no_file() -> None:
     assert len({other.checksum() for other in (data, *others)}) == 5
 
 
-def test_how_a_file_is_read_is_of_no_use_to_it(tmp_path: Path) -> None:
+def test_reading_options_are_refused_for_data_in_memory(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="action_scale= has no effect on data in memory"):
         train(**QUICK, dataset=make_dataset(), action_scale=2.0, out=str(tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 
 
-def test_parts_of_a_vector_by_name_are_not_called_another_task() -> None:
+def test_named_parts_of_a_vector_get_a_specific_remedy() -> None:
     parts = Spec((Channel("position", (2,)), Channel("velocity", (3,))), 2)
     vector, mine, named = Spec((5,), 2), Task("env:a", "env:a"), Task("mine", "mine")
     told = "set observation_keys=[position,velocity] if the data's vector holds position and vel"
@@ -125,7 +125,7 @@ class Flat(World):
 """
 
 
-def test_observation_keys_may_join_the_parts_of_the_environment_alone(tmp_path: Path) -> None:
+def test_observation_keys_may_join_only_the_environments_parts(tmp_path: Path) -> None:
     """The data has one vector, in a file without parts to choose from or in memory."""
     (tmp_path / "world_of_parts.py").write_text(PARTS)
     draw, end = np.random.default_rng(0), np.arange(20) % 10 == 9
@@ -163,7 +163,7 @@ def without_successors(episodes: int = 30) -> Dataset:
         ("spot", {"fit_vae": 60, "update": 30}, "and are left out except in fit_vae\n"),
     ],
 )
-def test_critics_leave_rows_without_a_next_observation_out_and_say_how_many(
+def test_critics_skip_rows_without_a_next_observation_and_report_the_count(
     algorithm: str, kept: dict[str, int], said: str
 ) -> None:
     keys = {"algorithm": algorithm, "task": "none", "num_updates": 20, "algorithm.hidden": [8]}
@@ -178,7 +178,7 @@ def test_critics_leave_rows_without_a_next_observation_out_and_say_how_many(
     assert (said in headline(plan) + "\n") if said else "left out" not in headline(plan)
 
 
-def test_data_of_single_steps_teach_imitation_and_no_critic() -> None:
+def test_data_of_single_steps_train_imitation_but_no_critic() -> None:
     draw, keys = np.random.default_rng(0), {"task": "none", "num_updates": 20, "seeds": 1}
     rows, never = draw.uniform(-1, 1, (9, 1)), np.zeros(9, bool)
     alone = Dataset.from_arrays(rows, rows, rows[:, 0], never, ~never)

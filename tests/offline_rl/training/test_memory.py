@@ -53,7 +53,7 @@ class Everything:
         return True
 
 
-def test_a_run_that_is_resumed_within_an_episode_acts_as_an_undisturbed_one(
+def test_a_run_resumed_within_an_episode_acts_like_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The policy cannot be saved as a bundle, so all runs stop before their end."""

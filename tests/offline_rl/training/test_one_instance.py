@@ -79,7 +79,7 @@ def test_seeds_that_share_one_instance_train_one_after_another(tmp_path: Path) -
     assert prepare({**QUICK, "task": "walk", "out": str(tmp_path)}).stackable
 
 
-def test_collectors_come_before_evaluations_where_few_instances_can_be_opened(
+def test_collectors_get_scarce_instances_before_evaluations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {**QUICK, "out": str(tmp_path), "num_env_steps": 12, "eval_every": 6, "task": "few"}
@@ -92,7 +92,7 @@ def test_collectors_come_before_evaluations_where_few_instances_can_be_opened(
     assert Few.open == 0
 
 
-def test_what_collects_in_several_environments_at_once_is_refused() -> None:
+def test_algorithms_that_need_several_environments_are_refused() -> None:
     options: Any = SimpleNamespace(num_env_steps=60, algorithm="dppo")
     with closing(envs.make_vector("single", 2, fewer=True)) as env:
         with pytest.raises(UserError, match=r"of single.*40 at.*algorithm\.environments=1\.$"):
@@ -175,7 +175,7 @@ def test_an_environment_whose_second_instance_breaks_the_first_is_trained_in(
 
 
 @pytest.mark.slow
-def test_one_shared_instance_learns_what_separate_ones_learn(
+def test_one_shared_instance_gives_the_results_of_separate_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The running episode goes on after each evaluation; seeds train one after another."""

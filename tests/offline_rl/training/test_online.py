@@ -151,7 +151,7 @@ def killed_and_resumed(command: Callable[..., Any], clock: int, **keys: Any) -> 
     return path
 
 
-def test_experience_is_kept_apart_from_the_data_and_learned_from_after_it(
+def test_online_experience_is_stored_separately_and_used_after_the_data(
     line: str, data: Path, tmp_path: Path
 ) -> None:
     """The data's rewards are above 100 and stay out of the buffer; both kinds of work are done."""
@@ -166,9 +166,7 @@ def test_experience_is_kept_apart_from_the_data_and_learned_from_after_it(
     assert when == [(0, 0), (20, 0), (50, 40)]  # at the start, at the switch and at the end
 
 
-def test_schedules_end_with_the_updates_whatever_comes_with_an_environment_step(
-    line: str, data: Path, tmp_path: Path
-) -> None:
+def test_schedules_end_with_the_updates_for_any_utd(line: str, data: Path, tmp_path: Path) -> None:
     """Half an update a step; after learning from data, with that; also when gone on with later."""
     keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
     keys |= {"seeds": 1}
@@ -206,7 +204,7 @@ def test_a_mixture_learns_from_both(line: str, data: Path, tmp_path: Path) -> No
     assert means["rows"] > means[0.5]  # 60 rows of data beside at most 30
 
 
-def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
+def test_one_command_and_two_give_equal_parameters_also_after_a_kill(
     line: str, data: Path, tmp_path: Path
 ) -> None:
     """While it learns from the data, and in an episode, after the first updates that it brings."""
@@ -232,9 +230,7 @@ def test_one_command_and_two_end_in_the_same_parameters_also_after_a_kill(
     assert finetune(**{**more, "run": moved}, name="second").path == second
 
 
-def test_a_run_killed_in_an_episode_acts_on_by_what_it_remembers_of_it(
-    line: str, tmp_path: Path
-) -> None:
+def test_a_run_killed_in_an_episode_resumes_the_policys_memory(line: str, tmp_path: Path) -> None:
     """A decision transformer in TD3's place, whose return to go falls by what was paid."""
     (tmp_path / "remembers.py").write_text(REMEMBERS)
     keys: dict[str, Any] = {**OFFLINE, "algorithm": str(tmp_path / "remembers.py"), "seeds": 1}
@@ -270,7 +266,7 @@ class Remembers(TD3):
 """
 
 
-def test_seeds_that_go_on_by_two_commands_are_of_one_run(line: str, tmp_path: Path) -> None:
+def test_seeds_continued_by_two_commands_belong_to_one_run(line: str, tmp_path: Path) -> None:
     """Each knows what it goes on from itself; another's beginning is still refused."""
     keys = small("td3", task=line, out=str(tmp_path), num_updates=0, num_env_steps=5)
     first = train(**keys | {"seeds": 2}).path
@@ -297,7 +293,7 @@ def test_seeds_that_go_on_by_two_commands_are_of_one_run(line: str, tmp_path: Pa
         finetune(**more)
 
 
-def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
+def test_with_overlap_a_step_runs_during_the_updates_of_the_step_before(
     line: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step waits for updates that start after it. The last step's updates run as well."""
@@ -336,7 +332,7 @@ def test_with_overlap_a_step_is_taken_beside_the_updates_of_the_one_before(
         train(**{**offline, "num_updates": 4})
 
 
-def test_what_cannot_be_gone_on_from_is_refused(line: str, data: Path, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_continued_are_refused(line: str, data: Path, tmp_path: Path) -> None:
     keys = {**QUICK, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
     keys = {k: v for k, v in keys.items() if not k.startswith("online.")}
     run = train(**keys, algorithm="td3_bc").path
@@ -384,7 +380,7 @@ class Plane(Line):
     action_space = Box(-1, 1, (2,), np.float32)
 
 
-def test_a_run_goes_on_in_another_task_of_the_same_shapes_alone_and_says_so(
+def test_a_run_continues_only_in_tasks_of_equal_shapes_and_prints_it(
     line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     envs.register("plane", Plane, max_episode_steps=10)
@@ -407,7 +403,7 @@ def test_a_run_goes_on_in_another_task_of_the_same_shapes_alone_and_says_so(
         assert told.count(f"{run} was trained on line and continues on {task}") == times
 
 
-def test_what_begins_in_an_environment_learns_from_data_alone_if_told_to(line: str) -> None:
+def test_online_algorithms_can_train_on_data_alone(line: str) -> None:
     keys = {"task": line, "num_env_steps": 5}
     for algorithm, updates in (("sac", 0), ("td3", 0)):
         assert prepare({**keys, "algorithm": algorithm}).options.num_updates == updates
@@ -418,7 +414,7 @@ def test_what_begins_in_an_environment_learns_from_data_alone_if_told_to(line: s
         prepare({**keys, "algorithm": "sac", "num_updates": 4})
 
 
-def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
+def test_online_settings_are_part_of_a_runs_identity(line: str) -> None:
     """Another warm-up, or a hyper-parameter that holds online alone, under the same name."""
     keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
     for key, value in (("warmup_steps", 7), ("discount", 0.5)):
@@ -428,7 +424,7 @@ def test_how_a_run_goes_on_is_part_of_what_it_is(line: str) -> None:
 
 
 @pytest.mark.parametrize("then", [0.1, 0.2, 0.5])
-def test_what_holds_online_holds_for_all_values_side_by_side(line: str, then: float) -> None:
+def test_online_values_apply_to_all_stacked_runs(line: str, then: float) -> None:
     """Also where it is one of them."""
     keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
     plan = prepare({**keys, "algorithm.tau": [0.1, 0.2], "online.tau": then})
@@ -440,7 +436,7 @@ def test_what_holds_online_holds_for_all_values_side_by_side(line: str, then: fl
         assert description(plan, name, 0)["online"].get("tau", cfg.tau) == then
 
 
-def test_a_value_that_is_added_to_a_sweep_holds_online_as_it_does_alone(
+def test_a_value_added_to_a_sweep_gives_the_result_of_a_single_run(
     line: str, tmp_path: Path
 ) -> None:
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
@@ -456,7 +452,7 @@ def test_a_value_that_is_added_to_a_sweep_holds_online_as_it_does_alone(
     assert not torch.allclose(one[target], other[target], atol=1e-4)
 
 
-def test_seeds_that_were_cut_apart_go_on_together_and_cut_together_apart(
+def test_seeds_stopped_separately_resume_together_and_the_reverse(
     line: str, tmp_path: Path
 ) -> None:
     """The seeds stop within an episode and resume their own episodes."""
@@ -480,7 +476,7 @@ def test_seeds_that_were_cut_apart_go_on_together_and_cut_together_apart(
                 assert torch.allclose(one[key].float(), two[key].float(), atol=1e-4), (name, key)
 
 
-def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> None:
+def test_a_continued_run_has_no_warmup_but_another_algorithm_has() -> None:
     hyper, newest = {"tau": 0.5}, {0: (Done(updates=8), "")}
     start = Start(Path("runs/line/sac/default"), "line", "sac", 8, hyper, newest)
     config = {"task": "line", "algorithm": "sac", "name": "default", "hyper": hyper}
@@ -499,7 +495,7 @@ def test_who_goes_on_acts_at_once_and_a_method_new_to_the_run_as_it_begins() -> 
     ] == pytest.approx(0.8)
 
 
-def test_batches_are_the_same_methods_own() -> None:
+def test_batch_size_is_inherited_by_the_same_algorithm_only() -> None:
     """The batch size of a run is inherited by the same algorithm, not by another one."""
     hyper, newest = {"batch_size": 32}, {0: (Done(updates=8), "")}
     start = Start(Path("runs/line/sac/default"), "line", "sac", 8, hyper, newest)
@@ -514,7 +510,9 @@ def test_batches_are_the_same_methods_own() -> None:
     assert sizes(algorithm="td3") == {}
 
 
-def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_path: Path) -> None:
+def test_td3_loads_networks_of_behavior_cloning_by_name(
+    line: str, data: Path, tmp_path: Path
+) -> None:
     """TD3+BC has all that TD3 has; before its first update TD3 holds just that."""
     keys = {**QUICK, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
     keys = {k: v for k, v in keys.items() if not k.startswith("online.")}
@@ -537,7 +535,7 @@ def test_td3_takes_over_a_clones_networks_by_name(line: str, data: Path, tmp_pat
         ("iql", "squashed"),
     ],
 )
-def test_wsrl_takes_a_normalized_ensemble_over_unchanged_through_its_warm_up_and_keeps_no_data(
+def test_wsrl_keeps_a_layer_normalized_ensemble_unchanged_in_its_warmup_and_drops_the_data(
     algorithm: str, ensemble: str, line: str, data: Path, tmp_path: Path
 ) -> None:
     """The run's sizes, transform and temperature come along; then it learns from the line alone.
@@ -579,7 +577,7 @@ def checkpoint_after(run: Path, env_steps: int) -> Path:
     return next(file for done, file in files.items() if done.env_steps == env_steps)
 
 
-def test_cal_ql_learns_from_an_episode_when_its_returns_are_known(
+def test_cal_ql_learns_from_an_episode_once_its_returns_are_known(
     line: str, data: Path, tmp_path: Path
 ) -> None:
     """25 steps in episodes of 10: 20 rows have G = r + 0.99 G', a cut adds nothing after it."""
@@ -598,7 +596,7 @@ def test_cal_ql_learns_from_an_episode_when_its_returns_are_known(
         finetune(run=path, num_env_steps=25, **{"online.discount": 0.9})
 
 
-def test_what_was_seen_leaves_as_raw_data_that_can_be_read_again(line: str, tmp_path: Path) -> None:
+def test_online_experience_is_saved_as_raw_data_that_can_be_read(line: str, tmp_path: Path) -> None:
     """Two seeds of 25 steps in episodes of 10; a reward of the line is its place after the step."""
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "num_updates": 0}
     keys |= {
@@ -621,7 +619,9 @@ def test_what_was_seen_leaves_as_raw_data_that_can_be_read_again(line: str, tmp_
         train(**{**keys, "algorithm.reward_scale": 0.0}, num_env_steps=25, keep_data=True)
 
 
-def test_what_goes_on_sees_as_it_saw_offline(line: str, data: Path, tmp_path: Path) -> None:
+def test_a_continued_run_normalizes_observations_as_offline(
+    line: str, data: Path, tmp_path: Path
+) -> None:
     """The first evaluation online is the last one offline, normalized as the data were."""
     keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")} | {"seeds": 1}
     keys |= {"algorithm": "awac", "task": line, "dataset": str(data), "out": str(tmp_path)}
@@ -636,7 +636,7 @@ def test_what_goes_on_sees_as_it_saw_offline(line: str, data: Path, tmp_path: Pa
     assert max(map(abs, transforms[0]["mean"])) > 0.05
 
 
-def test_an_action_that_follows_is_not_one_of_several_steps_later(line: str, data: Path) -> None:
+def test_next_actions_need_n_step_1(line: str, data: Path) -> None:
     keys = {"algorithm": "rebrac", "task": line, "dataset": str(data), "num_updates": 4}
     with pytest.raises(UserError, match=r"online\.n_step=3: rebrac needs n_step=1"):
         prepare({**keys, "num_env_steps": 5, "online.n_step": 3})
@@ -650,7 +650,7 @@ def test_an_action_that_follows_is_not_one_of_several_steps_later(line: str, dat
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("cal_ql", "rebrac", "cql")),
     ],
 )
-def test_a_method_goes_on_as_in_one_command_and_ends_in_the_midst_of_an_episode(
+def test_a_continued_run_equals_one_command_and_may_end_within_an_episode(
     algorithm: str, line: str, data: Path, tmp_path: Path
 ) -> None:
     """A rate that has fallen to nothing, IQL's policy's, is whole again: every policy moves."""
@@ -667,7 +667,7 @@ def test_a_method_goes_on_as_in_one_command_and_ends_in_the_midst_of_an_episode(
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("kind", ["raise", "nan"])
-def test_a_broken_episode_is_dropped_and_the_next_begins(
+def test_a_failed_episode_is_dropped_and_the_next_one_starts(
     kind: str, overlap: bool, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One seed; the 25th step breaks, the fifth of its third episode: 4 rows are lost, and it."""
@@ -686,7 +686,7 @@ def test_a_broken_episode_is_dropped_and_the_next_begins(
 
 
 @pytest.mark.parametrize("kind", ["raise", "nan", "unseen"])
-def test_an_evaluation_that_the_environment_breaks_is_left_out_and_the_policy_not_blamed(
+def test_an_evaluation_in_which_the_environment_fails_is_skipped_without_divergence(
     kind: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The second of three: 10 steps each."""
@@ -702,7 +702,7 @@ def test_an_evaluation_that_the_environment_breaks_is_left_out_and_the_policy_no
     assert (path / "policy.bundle").is_file()
 
 
-def test_an_environment_that_breaks_five_times_in_a_row_stops_the_run(
+def test_an_environment_that_fails_five_times_in_a_row_stops_the_run(
     line: str, tmp_path: Path
 ) -> None:
     Line.breaks = {"raise": lambda number, steps: number != 2 and steps == 4}
@@ -776,7 +776,7 @@ class Count(Algorithm):
         )
 
 
-def test_a_long_cycle_runs_one_program_for_each_kind_of_work_and_equals_the_short_way() -> None:
+def test_a_long_period_runs_one_program_per_kind_of_update_and_equals_single_updates() -> None:
     """((1 + 5) * 2 + 5) * 2 = 34 after two cycles; metrics are means over their own calls."""
     buffer = ReplayBuffer((2,), 1, 4)
     zero = np.zeros(4, np.float32)
@@ -801,7 +801,7 @@ def test_a_long_cycle_runs_one_program_for_each_kind_of_work_and_equals_the_shor
     assert short.state["params"]["policy"]["value"].tolist() == [6]
 
 
-def test_a_schedule_says_what_is_under_way() -> None:
+def test_a_schedule_returns_the_current_piece() -> None:
     schedule = [Learn("fit", 3), Learn("update", 5), Interact("online", 4)]
     assert locate(schedule, 0) == (0, 0)
     assert locate(schedule, 3) == (1, 0)
@@ -813,7 +813,7 @@ def test_a_schedule_says_what_is_under_way() -> None:
 @pytest.mark.parametrize(
     ("steps", "due"), [(0, 0), (100, 0), (101, 0), (102, 4), (103, 4), (104, 8)]
 )
-def test_updates_come_after_the_warm_up_in_whole_cycles(steps: int, due: int) -> None:
+def test_updates_start_after_the_warmup_in_complete_periods(steps: int, due: int) -> None:
     """utd 2, cycles of 4: an update pair a step after the 100th, four at a time."""
     assert Online(warmup_steps=100, utd=2.0).updates_due(steps, 8, 4) == due
 
@@ -827,7 +827,7 @@ def test_checkpoints_are_named_and_ordered_by_what_was_done() -> None:
 
 
 @pytest.mark.parametrize(("warmup_steps", "said"), [(30, True), (10, False)])
-def test_steps_that_bring_no_update_are_told(
+def test_a_note_is_printed_if_no_update_will_run(
     warmup_steps: int, said: bool, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "show": True}
@@ -840,7 +840,7 @@ def test_steps_that_bring_no_update_are_told(
     assert (result.results[0]["online_updates"] == 0) == said
 
 
-def test_an_episode_that_never_ends_is_not_learned_from_and_the_run_says_so(
+def test_a_note_is_printed_if_no_episode_will_end(
     line: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Cal-QL needs the returns of whole episodes, here of 10 steps."""
@@ -852,7 +852,7 @@ def test_an_episode_that_never_ends_is_not_learned_from_and_the_run_says_so(
         assert (result.results[0]["online_updates"] == 0) == (steps == 9)
 
 
-def test_a_run_that_learned_from_memory_asks_for_its_data_again_where_it_mixes(
+def test_continuing_a_run_on_data_in_memory_needs_the_data_again(
     line: str, data: Path, tmp_path: Path
 ) -> None:
     keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")}
@@ -880,7 +880,7 @@ def test_each_checkpoint_is_read_for_its_checksum_once(
         start_of(run, 3)
 
 
-def test_layers_of_one_size_are_those_of_every_network() -> None:
+def test_a_shared_layer_size_is_inherited_by_every_network() -> None:
     """Whoever has one option for all networks, and whoever has one for each."""
     told = {"hidden": [8], "activation": "elu", "critic_lr": 1.0}
     assert network_settings(algorithm_class("td3").Config, told) == {
@@ -893,7 +893,7 @@ def test_layers_of_one_size_are_those_of_every_network() -> None:
     assert network_settings(algorithm_class("sac").Config, both | {"critic_hidden": [9]}) == {}
 
 
-def test_equal_tensors_are_not_taken_for_equal_functions(
+def test_networks_with_equal_tensors_but_other_functions_are_refused(
     line: str, data: Path, tmp_path: Path
 ) -> None:
     """IQL's policy acts by tanh of its mean, AWAC's by the mean; both have the same tensors."""
@@ -906,7 +906,7 @@ def test_equal_tensors_are_not_taken_for_equal_functions(
         finetune(run=run, **{**own, "algorithm.activation": "tanh"})
 
 
-def test_seeds_go_on_from_what_all_have_reached(
+def test_seeds_continue_from_their_newest_common_checkpoint(
     line: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A process killed between two seeds' checkpoints leaves one seed with a newer checkpoint."""
@@ -934,7 +934,9 @@ def given_up(line: str, tmp_path: Path, steps: int) -> tuple[dict[str, Any], Pat
     return keys, tmp_path / "line" / "sac" / "default"
 
 
-def test_what_was_learned_before_an_environment_gave_up_is_kept(line: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_saved_when_an_environment_fails_repeatedly(
+    line: str, tmp_path: Path
+) -> None:
     """The environment fails from step 25 on. The rows of three episodes are kept."""
     Line.breaks = {"raise": lambda number, steps: number > 2 or (number == 1 and steps >= 25)}
     keys, run = given_up(line, tmp_path, 100)
@@ -944,7 +946,7 @@ def test_what_was_learned_before_an_environment_gave_up_is_kept(line: str, tmp_p
     assert read_json(again / "seed_0" / "result.json")["num_env_steps"] == 100
 
 
-def test_a_step_behind_which_no_episode_begins_is_counted_once(line: str, tmp_path: Path) -> None:
+def test_a_step_after_which_the_reset_fails_is_counted_once(line: str, tmp_path: Path) -> None:
     """The reset after the second episode fails. Once it works again, the third episode starts."""
     Line.breaks = {"reset": lambda number, steps: number > 2 or (number == 1 and steps >= 20)}
     keys, run = given_up(line, tmp_path, 30)
@@ -954,7 +956,7 @@ def test_a_step_behind_which_no_episode_begins_is_counted_once(line: str, tmp_pa
     assert again.results[0]["online_updates"] == 20
 
 
-def test_an_environment_that_cannot_be_made_again_counts_as_broken(
+def test_an_environment_that_cannot_be_created_again_counts_as_failed(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Twice, then the port is free; four times more, and it is the fifth in a row."""
@@ -982,7 +984,7 @@ def test_an_environment_that_cannot_be_made_again_counts_as_broken(
         train(**keys, name="taken")
 
 
-def test_success_at_any_step_is_an_episodes(line: str, tmp_path: Path) -> None:
+def test_success_at_any_step_makes_the_episode_a_success(line: str, tmp_path: Path) -> None:
     """Only the third step reports success, in training and in evaluation."""
 
     class Reached(Line):
@@ -998,7 +1000,7 @@ def test_success_at_any_step_is_an_episodes(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["sac", "rebrac"])
-def test_no_seed_waits_for_anothers_rows(
+def test_no_seed_waits_for_the_rows_of_another(
     algorithm: str, line: str, data: Path, tmp_path: Path
 ) -> None:
     """The rows of ReBRAC come when an episode ends; one seed's first is broken, its second not."""

@@ -52,7 +52,7 @@ class Phased(TD3):
 
 
 @pytest.mark.parametrize("resumed", ["never", "always", "from a checkpoint that holds no phases"])
-def test_a_phase_counts_its_own_updates_alone_however_often_it_comes(
+def test_a_repeated_phase_counts_only_its_own_updates(
     resumed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two updates of each of two phases, 30 steps with batches of 8 online, all in two parts.

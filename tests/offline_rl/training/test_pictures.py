@@ -42,7 +42,7 @@ def learn(out: Path, data: Any, **keys: Any) -> Any:
     return train(**(given | keys), show=False)
 
 
-def test_a_policy_is_cloned_from_pictures_evaluated_and_leaves_as_a_bundle(
+def test_a_policy_is_cloned_from_images_evaluated_and_saved_as_a_bundle(
     tmp_path: Path, data: Dataset
 ) -> None:
     path = write(data, tmp_path / "data.hdf5", next_observations="final")
@@ -62,9 +62,7 @@ def test_a_policy_is_cloned_from_pictures_evaluated_and_leaves_as_a_bundle(
     assert told["bundles"][0]["returns"] == played
 
 
-def test_stacked_seeds_learn_from_pictures_what_single_ones_learn(
-    tmp_path: Path, data: Dataset
-) -> None:
+def test_stacked_seeds_on_images_equal_single_seeds(tmp_path: Path, data: Dataset) -> None:
     keys = {"task": "none"}
     both = learn(tmp_path / "both", data, seeds=[0, 1], **keys)
     for seed in (0, 1):
@@ -77,7 +75,7 @@ def test_stacked_seeds_learn_from_pictures_what_single_ones_learn(
             np.testing.assert_allclose(second[name], weight, atol=1e-5, err_msg=name)
 
 
-def test_who_sees_one_vector_only_refuses_pictures_by_name(tmp_path: Path, data: Dataset) -> None:
+def test_an_algorithm_for_one_vector_refuses_images_by_name(tmp_path: Path, data: Dataset) -> None:
     with pytest.raises(
         UserError, match=r"td3_bc needs one observation vector.*picture \[96, 96, 3\]"
     ) as e:
@@ -87,7 +85,7 @@ def test_who_sees_one_vector_only_refuses_pictures_by_name(tmp_path: Path, data:
     assert not list(tmp_path.iterdir())
 
 
-def test_data_of_another_camera_or_picture_size_is_refused(tmp_path: Path, data: Dataset) -> None:
+def test_data_of_another_camera_or_image_size_is_refused(tmp_path: Path, data: Dataset) -> None:
     part = channels.take(data.observations, slice(data.num_rows))
     rest = (data.actions, data.rewards, data.terminated, data.truncated)
     renamed, squeezed = "it has front, state, but not picture", "to 96 x 96 pixels of 3 colors"
@@ -100,7 +98,7 @@ def test_data_of_another_camera_or_picture_size_is_refused(tmp_path: Path, data:
             learn(tmp_path, other)
 
 
-def test_a_camera_that_was_not_asked_for_is_named(tmp_path: Path, data: Dataset) -> None:
+def test_an_unused_camera_is_named(tmp_path: Path, data: Dataset) -> None:
     rest = (data.actions, data.rewards, data.terminated, data.truncated)
     blind = Dataset.from_arrays(data.observations["state"][: data.num_rows], *rest)
     blind = replace(blind, notes=("not observed: observation.images.picture",))
@@ -109,7 +107,7 @@ def test_a_camera_that_was_not_asked_for_is_named(tmp_path: Path, data: Dataset)
         learn(tmp_path, blind)
 
 
-def test_chunks_are_cloned_from_a_history_of_pictures(tmp_path: Path, data: Dataset) -> None:
+def test_chunks_are_cloned_from_several_observed_images(tmp_path: Path, data: Dataset) -> None:
     chunks = {"algorithm.n_obs_steps": 2, "algorithm.horizon": 4, "algorithm.n_action_steps": 3}
     result = learn(tmp_path, data, **chunks)
     file = result.path / "seed_0" / "policy.bundle"

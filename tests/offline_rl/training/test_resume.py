@@ -60,7 +60,7 @@ def data_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [OFFLINE, ONLINE], ids=["offline", "online"])
-def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: dict):
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, options: dict):
     keys = COMMON | options
     if "data" not in keys and keys["num_updates"]:
         keys["dataset"] = str(data_file(tmp_path))

@@ -51,7 +51,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_two_runs_of_one_call_end_in_the_same_bits(
+def test_two_runs_of_one_call_are_bitwise_equal(
     threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the process did before; on a machine that says it has two cores."""
@@ -69,7 +69,7 @@ def test_two_runs_of_one_call_end_in_the_same_bits(
     assert_same_bits(tmp_path / "one", tmp_path / "other")
 
 
-def test_a_resumed_run_computes_as_it_was_begun(
+def test_a_resumed_run_keeps_its_precision_compilation_and_threads(
     threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was begun where there is one core, and goes on where there are two."""
@@ -88,7 +88,7 @@ def test_a_resumed_run_computes_as_it_was_begun(
     assert middle.is_file()
 
 
-def test_a_run_that_was_compiled_needs_a_compiler_to_go_on(
+def test_a_compiled_run_needs_a_compiler_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, done = SeedFolder(tmp_path, 0), Done(updates=2)
@@ -104,7 +104,7 @@ def test_a_run_that_was_compiled_needs_a_compiler_to_go_on(
 
 
 @pytest.mark.parametrize(("flags", "expected"), [({"amx_bf16"}, "bf16"), ({"avx2"}, "fp32")])
-def test_products_are_in_bf16_where_the_processor_has_units_for_them(
+def test_matrix_products_are_bf16_if_the_cpu_supports_it(
     flags: set[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """bf16 also needs a committed result without loss of score: IQL has one, AWAC has none."""
@@ -133,7 +133,7 @@ def torch_settings() -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
 
 
-def test_torch_settings_of_the_caller_change_no_number_and_stay_as_they_are(
+def test_torch_settings_of_the_caller_do_not_change_results_and_are_restored(
     threads: None, torch_settings: None, tmp_path: Path
 ) -> None:
     """The learned parameters, the actions of the policy, and the values of its critics."""
@@ -163,7 +163,7 @@ def test_torch_settings_of_the_caller_change_no_number_and_stay_as_they_are(
             assert np.array_equal(own, right)
 
 
-def test_training_leaves_denormal_numbers_to_the_caller(threads: None, tmp_path: Path) -> None:
+def test_training_restores_the_callers_denormal_setting(threads: None, tmp_path: Path) -> None:
     torch.set_flush_denormal(False)
     tiny = torch.tensor([1e-39])
     keys: dict[str, Any] = {"algorithm": "bc", "task": "none", "num_updates": 1, "show": False}
@@ -173,7 +173,7 @@ def test_training_leaves_denormal_numbers_to_the_caller(threads: None, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_cold_cache_and_a_warm_one_end_in_the_same_bits(tmp_path: Path) -> None:
+def test_cold_and_warm_compile_caches_give_equal_bits(tmp_path: Path) -> None:
     data = save_small(tmp_path / "small.npz")
     command = [sys.executable, "-c", LAUNCH, "train", "algorithm=td3_bc", "task=none"]
     command += [f"dataset={data}", "num_updates=200", "compile=always", "tracker=none"]

@@ -43,7 +43,7 @@ def started_runs(monkeypatch: pytest.MonkeyPatch) -> list[Remembered]:
     return Remembered.made
 
 
-def test_a_run_stands_where_it_was_told_and_keeps_its_id(
+def test_a_wandb_run_has_its_group_and_keeps_its_id(
     started_runs: list[Remembered], tmp_path: Path
 ) -> None:
     """Two machines with the same paths: other ids. The same folder resumed: the same."""
@@ -73,7 +73,7 @@ def test_a_run_stands_where_it_was_told_and_keeps_its_id(
     assert [run.keys["id"] for run in started_runs[4:]] == ids[2:]
 
 
-def test_wandb_itself_takes_it_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_itself_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb.teardown()  # an earlier test may have started it otherwise
     monkeypatch.setenv("WANDB_MODE", "offline")
     data = save_small(tmp_path / "small.npz")
@@ -83,7 +83,7 @@ def test_wandb_itself_takes_it_offline(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(path.glob(f"seed_0/wandb/offline-run-*-{known}/run-{known}.wandb"))
 
 
-def test_its_options_without_it_are_refused(tmp_path: Path) -> None:
+def test_wandb_options_without_wandb_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"wandb\.project= needs tracker=wandb"):
         train(**QUICK | {"tracker": "none"}, wandb__project="mine", out=str(tmp_path))
 
@@ -108,7 +108,7 @@ def test_a_curve_on_tensorboard_has_every_point_once_after_a_kill(
     assert [e.step for e in events.Scalars("train/critic_loss")] == [10, 20, 30, 40]
 
 
-def test_evaluations_in_a_warm_up_have_places_of_their_own(
+def test_evaluations_within_a_warmup_are_logged_at_different_clocks(
     started_runs: list[Remembered], tmp_path: Path
 ) -> None:
     """No update is done there, and yet every evaluation stands at its own step."""

@@ -92,7 +92,7 @@ def poison_second(trainer: Trainer, when: int) -> None:
             leaf[1] = float("nan")
 
 
-def test_a_diverged_seed_is_named_and_its_neighbors_go_on(tmp_path: Path, capsys):
+def test_a_diverged_seed_is_named_and_the_other_seeds_continue(tmp_path: Path, capsys):
     keys = {"algorithm": "bc", "eval_every": 10}
     poison = partial(poison_second, when=10)
     result = small_run(tmp_path, seeds=3, watch=poison, **keys)
@@ -136,7 +136,7 @@ def test_a_policy_broken_by_the_last_update_leaves_no_bundle(tmp_path: Path, mon
     assert [(result.path / f"seed_{s}" / "policy.bundle").exists() for s in (0, 1)] == [True, False]
 
 
-def test_a_seed_that_diverges_online_does_not_stop_its_neighbors(tmp_path: Path, capsys):
+def test_a_seed_that_diverges_online_does_not_stop_the_others(tmp_path: Path, capsys):
     options = SMALL | {"seeds": 2, "eval_every": 100, "eval_episodes": 1, "num_env_steps": 300}
     options |= {"algorithm": "td3", "task": "env:Pendulum-v1", "num_updates": 0, "batch_size": 8}
     options |= {"out": str(tmp_path), "online.warmup_steps": 50}
@@ -148,7 +148,7 @@ def test_a_seed_that_diverges_online_does_not_stop_its_neighbors(tmp_path: Path,
     assert "seed_1 diverged" in capsys.readouterr().out
 
 
-def test_values_of_hyper_parameters_train_side_by_side_as_they_would_alone(tmp_path: Path):
+def test_values_of_a_hyper_parameter_trained_in_parallel_equal_separate_runs(tmp_path: Path):
     keys = {"algorithm": "td3_bc", "num_updates": 20, "eval_every": 20}
     lists = {"algorithm.alpha": [0.5, 2.5], "algorithm.critic_lr": [1e-3, 3e-4]}
     both = small_run(tmp_path, seeds=[3, 4], **keys, **lists)
@@ -221,7 +221,7 @@ def test_preliminary_phases_come_first(tmp_path: Path):
     assert result.results[0]["pretrain_updates"] == 6
 
 
-def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path, monkeypatch):
+def test_a_recipe_makes_datasets_that_match_their_cards(tmp_path: Path, monkeypatch):
     plan = Recipe(
         task="env:Pendulum-v1",
         family="pendulum",
@@ -264,7 +264,7 @@ def test_a_recipe_makes_sets_that_hold_what_they_say(tmp_path: Path, monkeypatch
         make_set(replace(plan, environment="Hopper-v4"), "medium-replay", run, {})
 
 
-def test_what_takes_long_is_said_before_it_begins(tmp_path: Path, capsys, monkeypatch):
+def test_long_operations_are_announced(tmp_path: Path, capsys, monkeypatch):
     """A progress line with the remaining time is printed every minute if there is no terminal."""
     monkeypatch.setattr("offline_rl.training.trainer.PROGRESS_EVERY_S", 0.0)
     save_small(tmp_path / "small.npz")

@@ -21,7 +21,7 @@ def base_keys(tmp_path: Path) -> dict[str, object]:
     return {"task": "none", "dataset": str(path), "num_updates": 10, "out": str(tmp_path)}
 
 
-def test_a_batch_is_as_large_as_said_else_as_the_table_says_else_as_the_paper_does(base_keys):
+def test_batch_size_is_that_of_the_command_then_the_table_then_the_paper(base_keys):
     assert prepare({**base_keys, "algorithm": "lb_sac"}).cfg.batch_size == 10_000
     assert prepare({**base_keys, "algorithm": "lb_sac", "batch_size": 8}).cfg.batch_size == 8
     assert prepare({**base_keys, "algorithm": "rebrac"}).cfg.batch_size == 256
@@ -31,7 +31,7 @@ def test_a_batch_is_as_large_as_said_else_as_the_table_says_else_as_the_paper_do
     assert (pattern, cfg.discount, cfg.batch_size) == ("antmaze-umaze-v?", 0.999, 256)
 
 
-def test_a_cards_settings_hold_without_its_environment(base_keys):
+def test_a_cards_settings_apply_without_its_environment(base_keys):
     card = base_keys | {"dataset": "gym/hopper-medium-replay", "algorithm": "cql"}
     assert prepare(card).pattern == prepare(card | {"task": "gym/hopper-medium-replay"}).pattern
     card |= {"algorithm": "iql"}
@@ -39,7 +39,7 @@ def test_a_cards_settings_hold_without_its_environment(base_keys):
     assert prepare({**base_keys, "algorithm": "iql"}).pattern is None
 
 
-def test_what_only_the_data_can_tell_stands_in_the_runs_config(base_keys):
+def test_values_filled_in_from_the_data_are_in_the_runs_config(base_keys):
     cfg = prepare({**base_keys, "algorithm": "decision_transformer"}).cfg
     rewards = np.load(base_keys["dataset"])["reward"]
     best = max(rewards[k : k + 100].sum() for k in (0, 100, 200))
@@ -48,14 +48,14 @@ def test_what_only_the_data_can_tell_stands_in_the_runs_config(base_keys):
     assert prepare({**base_keys, **own}).cfg.target_return == 7
 
 
-def test_a_preliminary_phase_divides_into_periods(base_keys):
+def test_a_preliminary_phase_must_be_a_multiple_of_the_period(base_keys):
     with pytest.raises(UserError, match="pretrain_updates=5 is not a multiple of 2"):
         prepare({**base_keys, "algorithm": "spot", "pretrain_updates": 5})
     with pytest.raises(UserError, match="fit_vae=7 is not a multiple of 2"):
         prepare({**base_keys, "algorithm": "spot", "algorithm.vae_updates": 7})
 
 
-def test_how_it_computes_is_chosen_for_the_phase_with_the_most_updates(base_keys):
+def test_choices_are_made_for_the_phase_with_the_most_updates(base_keys):
     """An environment step brings `utd` of them."""
     spot = {**base_keys, "algorithm": "spot", "algorithm.vae_updates": 4}
     assert longest_phase(prepare(spot)) == (10, "update")
@@ -65,9 +65,7 @@ def test_how_it_computes_is_chosen_for_the_phase_with_the_most_updates(base_keys
 
 
 @pytest.mark.parametrize(("algorithm", "updates"), [("iql", 100), ("cql", 0)])
-def test_preliminary_updates_are_refused_where_there_is_no_such_phase(
-    base_keys, algorithm, updates
-):
+def test_pretrain_updates_are_refused_without_a_preliminary_phase(base_keys, algorithm, updates):
     """CQL has one where it is asked to clone first."""
     with pytest.raises(UserError, match=f"pretrain_updates={updates}: {algorithm} has no prelim"):
         prepare({**base_keys, "algorithm": algorithm, "pretrain_updates": updates})
@@ -75,7 +73,7 @@ def test_preliminary_updates_are_refused_where_there_is_no_such_phase(
     assert prepare({**base_keys, **cloning}).options.pretrain_updates == 7
 
 
-def test_costs_that_the_data_does_not_have_are_missed_before_anything_is_written(
+def test_missing_costs_are_refused_before_anything_is_written(
     base_keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("offline_rl.algorithms.iql.IQL.extra_columns", ("costs",))
@@ -85,7 +83,9 @@ def test_costs_that_the_data_does_not_have_are_missed_before_anything_is_written
 
 
 @pytest.mark.parametrize("algorithm", ["cal_ql", "decision_transformer", "iql"])
-def test_data_without_rewards_is_refused_by_what_learns_from_them(algorithm: str, tmp_path: Path):
+def test_data_without_rewards_is_refused_by_algorithms_that_need_them(
+    algorithm: str, tmp_path: Path
+):
     path, draw = tmp_path / "play.npz", np.random.default_rng(0)
     ends = np.arange(60) % 20 == 19
     states = draw.normal(size=(60, 4)).astype(np.float32)
@@ -114,7 +114,7 @@ def test_data_without_rewards_has_no_behavior_policy_to_compare_with(tmp_path: P
     assert "behavior policy" not in str(report(result.path))
 
 
-def test_an_algorithm_of_one_vector_names_the_keys_that_join_several(tmp_path: Path) -> None:
+def test_an_algorithm_for_one_vector_names_the_keys_that_join_several(tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(
         "import gymnasium\nimport numpy as np\nfrom gymnasium.spaces import Box, Dict\n\n\n"
         "class Parts(gymnasium.Env):\n"
@@ -133,7 +133,7 @@ def test_an_algorithm_of_one_vector_names_the_keys_that_join_several(tmp_path: P
     assert prepare({**keys, "observation_keys": ["t", "x"]}).spec.observation_shape == (3,)
 
 
-def test_spot_is_refused_without_the_updates_that_fit_its_density(base_keys) -> None:
+def test_spot_needs_updates_that_fit_its_density_model(base_keys) -> None:
     small = {"algorithm": "spot", "algorithm.hidden": [8], "algorithm.vae_hidden": [8]}
     for none in ({"pretrain_updates": 0}, {"algorithm.vae_updates": 0}):
         with pytest.raises(UserError, match="SPOT relies on fit_vae, which has 0 updates here"):
@@ -141,7 +141,7 @@ def test_spot_is_refused_without_the_updates_that_fit_its_density(base_keys) -> 
     assert prepare({**base_keys, **small, "pretrain_updates": 2}).schedule[0].phase == "fit_vae"
 
 
-def test_a_run_that_ends_while_the_learning_rate_rises_says_so(base_keys) -> None:
+def test_a_run_that_ends_within_the_learning_rate_warmup_prints_a_note(base_keys) -> None:
     small = {
         "algorithm.network": "mlp",
         "algorithm.widths": [8],
@@ -154,7 +154,7 @@ def test_a_run_that_ends_while_the_learning_rate_rises_says_so(base_keys) -> Non
         assert ("ends within the learning-rate warm-up" in headline(plan)) == said
 
 
-def test_the_headline_names_the_card_whose_settings_hold() -> None:
+def test_the_headline_names_the_card_whose_settings_apply() -> None:
     """The card's settings are also named with task=none, if the data has a card."""
     for task in ({"task": "kitchen-mixed-v0"}, {"task": "none", "dataset": "kitchen-mixed-v0"}):
         known = vars(resolve({"algorithm": "iql", **task}))
@@ -163,7 +163,7 @@ def test_the_headline_names_the_card_whose_settings_hold() -> None:
         assert "from the dataset card reward_shift=-4" in headline(plan)
 
 
-def test_data_of_which_nothing_follows_is_refused(base_keys):
+def test_data_without_next_observations_is_refused(base_keys):
     """One row, or rows that all are cut before an observation that nobody kept."""
     rows = np.zeros((3, 2)), np.zeros((3, 1)), np.arange(3.0)
     one = Dataset.from_arrays(*(x[:1] for x in rows), np.array([True]))
@@ -173,7 +173,7 @@ def test_data_of_which_nothing_follows_is_refused(base_keys):
             prepare({**base_keys, "algorithm": "iql", "dataset": data})
 
 
-def test_some_episodes_are_the_first_ones_and_no_more_than_there_are(base_keys):
+def test_episodes_selects_the_first_ones_and_refuses_more_than_exist(base_keys):
     ends = np.array([False, True, False, False, True, True])
     rows = np.arange(12.0).reshape(6, 2), np.zeros((6, 1)), np.arange(6.0)
     data = Dataset.from_arrays(*rows, ends)
@@ -185,7 +185,7 @@ def test_some_episodes_are_the_first_ones_and_no_more_than_there_are(base_keys):
         prepare({**keys, "episodes": 4})
 
 
-def test_what_is_doubted_of_data_is_said_before_it_trains(base_keys):
+def test_warnings_about_data_are_printed_before_training(base_keys):
     """Data in memory is checked like files. Here the observations jump without an episode's end."""
     draw = np.random.default_rng(0)
     s, a, r = draw.normal(size=(6, 2)), draw.uniform(-1, 1, (6, 2)), draw.normal(size=6)
@@ -194,7 +194,7 @@ def test_what_is_doubted_of_data_is_said_before_it_trains(base_keys):
     assert "is not the observation of the row after it" in headline(plan)
 
 
-def test_a_time_limit_is_given_where_the_advice_names_it(base_keys, tmp_path):
+def test_max_episode_steps_removes_the_note_that_recommends_it(base_keys, tmp_path):
     draw = np.random.default_rng(0)
     arrays = {"observations": draw.normal(size=(9, 2)), "actions": draw.uniform(-1, 1, (9, 1))}
     np.savez(tmp_path / "a.npz", rewards=draw.normal(size=9), terminals=np.zeros(9), **arrays)
@@ -205,7 +205,7 @@ def test_a_time_limit_is_given_where_the_advice_names_it(base_keys, tmp_path):
     assert "max_episode_steps" not in headline(limited)
 
 
-def test_what_only_holds_for_some_data_or_tasks_is_refused_elsewhere(base_keys, tmp_path):
+def test_options_for_certain_data_or_tasks_are_refused_for_others(base_keys, tmp_path):
     """Centered rewards where episodes end or an environment pays; a part of the actions' range."""
     over = Dataset.from_arrays(np.ones((4, 6)), np.zeros((4, 2)), np.arange(4.0), np.arange(4) == 1)
     centered = {**base_keys, "algorithm": "sac", "algorithm.center_rewards": True}

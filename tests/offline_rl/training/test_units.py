@@ -24,7 +24,7 @@ def make_dataset(observations: int = 3, actions: int = 1, spec: Spec | None = No
     return Dataset.from_arrays(*columns, np.zeros(rows), np.arange(rows) % 20 == 19, spec=spec)
 
 
-def test_in_its_units_a_policy_is_at_home_in_any_gymnasium_environment(tmp_path: Path) -> None:
+def test_a_policy_in_units_acts_in_any_gymnasium_environment(tmp_path: Path) -> None:
     """Pendulum as Gymnasium makes it, torque in [-2, 2], goes as ours in [-1, 1] goes."""
     run = train(**QUICK, task="env:Pendulum-v1", dataset=make_dataset(), out=str(tmp_path)).path
     path = run / "seed_0" / "policy.bundle"
@@ -43,7 +43,7 @@ def test_in_its_units_a_policy_is_at_home_in_any_gymnasium_environment(tmp_path:
         assert reward == pytest.approx(expected, rel=1e-4)
 
 
-def test_what_action_range_maps_is_said(tmp_path: Path) -> None:
+def test_the_mapping_of_action_range_is_printed(tmp_path: Path) -> None:
     data = make_dataset(actions=2)
     ends = data.terminated, data.truncated
     columns = {"observations": data.observations, "actions": 30 * data.actions - 10}
@@ -60,7 +60,7 @@ def test_what_action_range_maps_is_said(tmp_path: Path) -> None:
 JOINTS = Channel("observation", (13,), names=tuple("abcdefghijklm"))
 
 
-def test_of_two_that_speak_the_environment_is_believed() -> None:
+def test_the_environments_spec_overrides_that_of_the_data() -> None:
     """Fields that the environment does not state are taken from the data."""
     limits = {"action_low": (-9.0,) * 5, "action_high": (9.0,) * 5}
     names = {"action_names": tuple("vwxyz")}
