@@ -35,12 +35,12 @@ def export(**keys: Any) -> list[str]:
     for module in NEEDED:
         import_extra(module, "export", "export")
     paths = bundles(Path(options.run))
-    from policies.export import exported
+    from policies.export import export_bundle
 
     results = dict[Path, tuple[bundle.Bundle, float]]()
     for path in paths:
         try:
-            results[path] = exported(bundle.read(path))
+            results[path] = export_bundle(bundle.read(path))
         except BundleError as error:
             where = "" if str(path) in str(error) else f"{path}: "
             raise UserError(f"{where}{error}") from None

@@ -91,10 +91,10 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     plan, recipe = load_recipe(options.recipe), Path(options.recipe).stem
     if qualities == []:
         raise UserError("qualities=[] selects no set. Leave it out for all of them.")
-    known = plan.sets if isinstance(plan, Script) else QUALITIES
+    choices = plan.sets if isinstance(plan, Script) else QUALITIES
     for quality in qualities or ():
-        if quality not in known:
-            raise UserError(unknown("quality", quality, known))
+        if quality not in choices:
+            raise UserError(unknown("quality", quality, choices))
     if options.format == "lerobot" and not isinstance(plan, Script):
         raise UserError(
             f"format=lerobot is only for demonstrations, but {recipe} trains an agent. Leave out "
@@ -114,7 +114,7 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     folder = Path(out) if out else data_folder() / suite
     make_folder(folder)
     if isinstance(plan, Script):
-        wanted, learned = qualities or list(plan.sets), None
+        selected, learned = qualities or list(plan.sets), None
         if plan.agent is not None:
             agent = build(Agent, plan.agent)
             run = train_agent(agent, recipe, options.runs, show)
@@ -125,7 +125,7 @@ def generate(*, show: bool = True, **keys: Any) -> str:
             plan,
             recipe,
             folder,
-            wanted,
+            selected,
             show,
             learned,
             lerobot=lerobot,
@@ -135,14 +135,14 @@ def generate(*, show: bool = True, **keys: Any) -> str:
         if learned is not None:
             draw_learning_curve(run, recipe, folder / f"{recipe}.png")
         return str(folder)
-    wanted = qualities or list(QUALITIES[:-1])
-    for quality in wanted:  # raises for sets of another recipe before hours of training
+    selected = qualities or list(QUALITIES[:-1])
+    for quality in selected:  # raises for sets of another recipe before hours of training
         name = f"{plan.family}-{quality}"
         is_stored(folder / f"{name}.hdf5", recipe_card(plan, recipe, name), show=False)
-    to_end = any(quality not in BY_THE_MEDIUM for quality in wanted)
+    to_end = any(quality not in BY_THE_MEDIUM for quality in selected)
     run = train_agent(plan, recipe, options.runs, show, to_end=to_end)
     sets: dict[str, Dataset] = {}
-    for quality in wanted:
+    for quality in selected:
         data, name = make_set(plan, quality, run, sets), f"{plan.family}-{quality}"
         metadata = {"recipe": recipe, "algorithm": "SAC", "quality": quality}
         card = training_card(plan, recipe, name, run, to_end=quality not in BY_THE_MEDIUM)

@@ -51,7 +51,7 @@ def make_scripted_sets(
     plan: Script,
     name: str,
     folder: Path,
-    wanted: list[str],
+    selected: list[str],
     show: bool,
     learned: tuple[Policy, Any] | None = None,
     *,
@@ -59,7 +59,7 @@ def make_scripted_sets(
     video: bool = False,
     whole_episodes: bool = False,
 ) -> None:
-    """Record the sets `wanted` in `folder`. Raises UserError for a bad recipe.
+    """Record the sets `selected` in `folder`. Raises UserError for a bad recipe.
 
     learned: the agent's policy and its learning curve. lerobot: write each set as a folder in
     LeRobot's layout. video: write its images as videos. whole_episodes: see `record`.
@@ -73,7 +73,7 @@ def make_scripted_sets(
         policy = learned[0]
         kind = partial(kind, lambda observations: policy.act(observations)[0][:, 0])
     for k, (set_name, value) in enumerate(plan.sets.items()):
-        if set_name not in wanted:
+        if set_name not in selected:
             continue
         task, actor = f"{plan.suite}/{set_name}", actors(kind, float(value))
         environment = environment_of(plan, set_name)
@@ -99,9 +99,9 @@ def environment_of(plan: Script, name: str) -> str:
     return str(plan.environments.get(name, f"{plan.suite}/{name}"))
 
 
-def check_images(plan: Script, wanted: list[str]) -> None:
-    """Raise UserError if a wanted set has no image observations for a video."""
-    without = [name for name in wanted if not has_images(environment_of(plan, name))]
+def check_images(plan: Script, selected: list[str]) -> None:
+    """Raise UserError if a selected set has no image observations for a video."""
+    without = [name for name in selected if not has_images(environment_of(plan, name))]
     if not without:
         return
     able = [name for name in plan.sets if has_images(environment_of(plan, name))]

@@ -153,11 +153,11 @@ def label_ends(axes: Any, ends: Sequence[End]) -> None:
         )
 
 
-def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """Return positions at least `gap` apart, as close as possible to the ascending `wanted`."""
+def spread(targets: Sequence[float], gap: float) -> list[float]:
+    """Return positions at least `gap` apart, as close as possible to the ascending `targets`."""
     touching = list[tuple[float, int]]()  # center and size of each group of adjacent labels
-    for place in wanted:
-        middle, count = place, 1
+    for target in targets:
+        middle, count = target, 1
         while touching and middle - touching[-1][0] < gap * (count + touching[-1][1]) / 2:
             other, others = touching.pop()
             middle = (middle * count + other * others) / (count + others)

@@ -45,54 +45,54 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
                     f"benchmark: {key}= needs suite=, because a plan is complete. Leave it out."
                 )
         path = Path(options.plan)
-        out, wanted = path.parent, read_plan(path)
-        check_runs(wanted)
+        out, selected = path.parent, read_plan(path)
+        check_runs(selected)
     else:
         name = str(options.suite)
         out = Path(options.out or f"runs/{Path(name).stem}")
         all_cells = cells(read_suite(name), str(out), options.seeds)
-        wanted = select(all_cells, options.algorithms, options.tasks)
+        selected = select(all_cells, options.algorithms, options.tasks)
         if options.kept is not None:
-            wanted, before = without_stored(wanted, options.kept), len(wanted)
+            selected, before = without_stored(selected, options.kept), len(selected)
             if show:
                 print(
-                    f"{before - len(wanted)} of {before} cells are complete in {options.kept}",
+                    f"{before - len(selected)} of {before} cells are complete in {options.kept}",
                     flush=True,
                 )
-        check_runs(wanted)
+        check_runs(selected)
         if show:
-            print(f"{name}: {len(wanted)} cells; reading data and estimating cost", flush=True)
-        for sentence in check_data(wanted):
+            print(f"{name}: {len(selected)} cells; reading data and estimating cost", flush=True)
+        for sentence in check_data(selected):
             if show:
                 print(f"missing data: {sentence}")
-        wanted = estimate_costs(wanted, str(out))
+        selected = estimate_costs(selected, str(out))
         if not options.dry_run:
-            seconds = read_costs(out / "plan.json") | {cell.id: cell.seconds for cell in wanted}
+            seconds = read_costs(out / "plan.json") | {cell.id: cell.seconds for cell in selected}
             estimated = [replace(cell, seconds=seconds.get(cell.id)) for cell in all_cells]
             write_plan(out / "plan.json", name, estimated)
     if options.dry_run:
-        return cost_table(wanted, workers)
+        return cost_table(selected, workers)
     if show:
-        print(cost_table(wanted, workers), flush=True)
-    if not wanted:
+        print(cost_table(selected, workers), flush=True)
+    if not selected:
         return ""
-    failed = run_plan(wanted, out, workers, show=show)
+    failed = run_plan(selected, out, workers, show=show)
     if failed:
         raise UserError("; ".join(f"{label} failed: {why}" for label, why in failed.items()))
-    missing = [cell.label for cell in wanted if not cell.finished]
+    missing = [cell.label for cell in selected if not cell.finished]
     if missing:
         return f"{', '.join(missing)}: another command is running this"
     return str(report([out]))
 
 
-def without_stored(wanted: Sequence[Cell], study: str) -> list[Cell]:
+def without_stored(selected: Sequence[Cell], study: str) -> list[Cell]:
     """Return the cells that a study's compact files lack, each with the seeds that they lack.
 
     A cell that a remaining cell builds on keeps all its seeds, because compact files hold no
     weights. Raises UserError as `stored_seeds`.
     """
-    stored, needed, left = stored_seeds(wanted, study), set[str | None](), list[Cell]()
-    for cell in reversed(wanted):
+    stored, needed, left = stored_seeds(selected, study), set[str | None](), list[Cell]()
+    for cell in reversed(selected):
         seeds = [f.seed for f in cell.folders if f.seed not in stored[cell.id]]
         if len(seeds) == len(cell.folders) or cell.run in needed:
             left.insert(0, cell)
@@ -105,18 +105,18 @@ def without_stored(wanted: Sequence[Cell], study: str) -> list[Cell]:
     return left
 
 
-def cost_table(wanted: Sequence[Cell], workers: int) -> str:
+def cost_table(selected: Sequence[Cell], workers: int) -> str:
     """Return a table of the cells, how much of each is done, and its estimated time."""
     body = []
-    for cell in wanted:
+    for cell in selected:
         done = cell.count_done()
         state = "finished" if cell.finished else f"{done:,}" if done else "to do"
         cost = "?" if cell.seconds is None else format_duration(cell.seconds)
         body.append([cell.label, str(len(cell.folders)), f"{cell.total:,}", state, cost])
-    left = [cell for cell in wanted if not cell.finished]
+    left = [cell for cell in selected if not cell.finished]
     estimates = [seconds for c in left if (seconds := c.seconds_left) is not None]
     unknown = len(left) - len(estimates)
-    total = f"{len(left)} of {len(wanted)} cells left, {workers} at a time"
+    total = f"{len(left)} of {len(selected)} cells left, {workers} at a time"
     if estimates:
         total += f": about {format_duration(sum(estimates) / workers)}"
     total += f"{', and' if estimates else ':'} {unknown} of unknown length" if unknown else ""

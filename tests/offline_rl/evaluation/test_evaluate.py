@@ -40,8 +40,8 @@ def constant_policy(
     spec = Spec((observations,), len(action))
     path.parent.mkdir(parents=True, exist_ok=True)
     provenance = {} if task is None else {"task": task}
-    made = bundle.Bundle(spec, "DeterministicActor", arguments, weights, normalizer, provenance)
-    bundle.write(path, seal(made))
+    policy = bundle.Bundle(spec, "DeterministicActor", arguments, weights, normalizer, provenance)
+    bundle.write(path, seal(policy))
     return path
 
 

@@ -22,7 +22,7 @@ def seed_folder(
     config: dict[str, Any] | None = None,
     **result: Any,
 ) -> SeedFolder:
-    """Write a seed with two episodes per evaluation. scores: updates -> score; return 100 + 2 score."""
+    """Write a seed, two episodes per evaluation. scores: updates -> s, a return of 100 + 2 s."""
     folder = SeedFolder(run_folder(str(out), task, algorithm, name), seed)
     settings = {"algorithm": algorithm, "task": task, "name": name, "dataset": None, "data": "ab12"}
     settings |= {"num_updates": 4000, "hyper": {"beta": 3.0}}

@@ -22,14 +22,14 @@ def test_labels_keep_their_distance_and_stay_as_close_as_possible(wanted: list[f
 
 
 def test_forty_runs_do_not_shrink_the_panels(tmp_path: Path) -> None:
-    """Of forty runs of a task the best dozen are drawn, with labels that do not overlap."""
+    """The best dozen of forty runs of a task are drawn, with labels that do not overlap."""
     for k in range(40):
         seed_folder(tmp_path, 0, {0: 1.0, 4000: float(k)}, name=f"run-{k}")
     for name in ("a", "b"):
         seed_folder(tmp_path, 0, {0: 1.0, 4000: 50.0}, task="toy/other", name=name)
     figure = draw_figure(collect([tmp_path]))
     FigureCanvasAgg(figure).draw()
-    whole = figure.get_window_extent()
+    bounds = figure.get_window_extent()
     for axes in figure.axes:
         box = axes.get_window_extent()
         assert box.height / figure.dpi > 0.8 * HEIGHT
@@ -38,7 +38,7 @@ def test_forty_runs_do_not_shrink_the_panels(tmp_path: Path) -> None:
         assert (np.diff(middles) >= GAP / HEIGHT - 1e-6).all()
         for text in axes.texts:
             extent = Text.get_window_extent(text)  # without its line
-            assert box.x1 < extent.x0 < extent.x1 <= whole.x1
+            assert box.x1 < extent.x0 < extent.x1 <= bounds.x1
     many, few = sorted(figure.axes, key=lambda axes: -len(axes.lines))
     assert len(many.lines) == 13  # and the behavior policy
     assert {text.get_text() for text in many.texts} == {
@@ -71,7 +71,7 @@ def test_leaders_end_before_the_labels(tmp_path: Path) -> None:
 
 
 def test_no_leader_to_a_label_crosses_the_axes_and_a_short_line_has_a_dot(tmp_path: Path) -> None:
-    """With runs of 1,000 and 4,000 updates, only data and gray dots lie inside the axes."""
+    """Runs have 1,000 and 4,000 updates. Only data and gray dots lie inside the axes."""
     seed_folder(tmp_path, 0, {0: 1.0, 1000: 90.0}, name="short")
     seed_folder(tmp_path, 0, {0: 1.0, 4000: 20.0}, name="long")
     figure = draw_figure(collect([tmp_path]))

@@ -21,8 +21,8 @@ def test_the_least_needed_columns_of_a_table_are_hidden_until_it_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed_folder(tmp_path, 0, {0: 1.0, 4000: 50.0}, success=[True, True], costs=[1.0, 2.0])
-    whole = str(offline_rl.report(tmp_path))
-    assert max(map(len, whole.splitlines())) > 80
+    text = str(offline_rl.report(tmp_path))
+    assert max(map(len, text.splitlines())) > 80
     monkeypatch.setenv("COLUMNS", "80")
     report = str(offline_rl.report(tmp_path))
     lines = report[: report.index("report.md explains")].splitlines()
@@ -122,9 +122,9 @@ def test_a_saved_evaluation_is_shown_only_while_the_bundle_holds_its_policy(tmp_
             "trunk.biases.0": np.array([bias], np.float32),
         }
         normalizer = Normalizer.identity((1,))
-        made = bundle.Bundle(Spec((1,), 1), "DeterministicActor", arguments, weights, normalizer)
-        bundle.write(folder.bundle, seal(made))
-        return digest(made)
+        policy = bundle.Bundle(Spec((1,), 1), "DeterministicActor", arguments, weights, normalizer)
+        bundle.write(folder.bundle, seal(policy))
+        return digest(policy)
 
     reference = {"min": 100.0, "max": 300.0, "source": "a paper", "environment": "a stand-in"}
     saved = {"keys": {"task": "toy/line", "episodes": 2}, "score_reference": reference}

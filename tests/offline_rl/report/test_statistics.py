@@ -48,7 +48,7 @@ def test_the_last_five_evaluations_count_and_never_the_untrained_one():
 
 
 def test_the_ends_of_wilsons_interval_are_1_96_standard_errors_from_the_share():
-    """By definition |share - p| = z sqrt(p (1 - p) / n) at both ends p."""
+    """The definition is |share - p| = z sqrt(p (1 - p) / n) at both ends p."""
     low, high = wilson(30, 40)
     for p in (low, high):
         assert abs(0.75 - p) == pytest.approx(1.959964 * math.sqrt(p * (1 - p) / 40))

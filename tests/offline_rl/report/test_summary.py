@@ -42,7 +42,7 @@ def test_an_evaluation_from_every_initial_state_has_no_error_over_episodes(tmp_p
 
 
 def test_convergence_includes_the_updates_of_the_run_that_is_continued(tmp_path: Path) -> None:
-    """With tau and gamma 0.5 a target update removes 0.25 of the distance: 1 - 0.75^n."""
+    """Tau and gamma are 0.5: a target update removes 0.25 of the distance: 1 - 0.75^n."""
     more = {"start": {"run": "a/b", "updates": 2, "sha256": {}}}
     assert summary_of(
         tmp_path, (1.0,), before=1.0, updates=5, **more

@@ -51,17 +51,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def suite(*own: dict[str, Any], **changes: Any) -> Path:
-    """Write a suite file with the cells `own`."""
+def suite(*entries: dict[str, Any], **changes: Any) -> Path:
+    """Write a suite file with these cells."""
     path = Path("mine.yaml")
-    path.write_text(json.dumps({"seeds": 2, "keys": QUICK, "cells": list(own), **changes}))
+    path.write_text(json.dumps({"seeds": 2, "keys": QUICK, "cells": list(entries), **changes}))
     return path
 
 
 def test_lists_of_algorithms_and_tasks_are_crossed_in_order() -> None:
     path = suite({**CELL, "algorithm": ["iql", "bc"], "task": ["none", "env:Pendulum-v1"]})
-    found = cells(read_suite(str(path)), "runs")
-    pairs = [(c.keys["algorithm"], c.keys["task"]) for c in found]
+    plan = cells(read_suite(str(path)), "runs")
+    pairs = [(c.keys["algorithm"], c.keys["task"]) for c in plan]
     tasks = ("none", "env:Pendulum-v1")
     assert pairs == [(algorithm, task) for algorithm in ("iql", "bc") for task in tasks]
     only = select(cells(read_suite(str(path)), "runs", [7]), ["bc"], ["none"])
@@ -161,8 +161,8 @@ def test_the_algorithm_of_a_cell_decides_how_it_builds_on_another(folder: Path) 
     same = {"from": "diffusion_policy/first", **task}
     rest = [{"algorithm": "consistency", "num_updates": 7}]
     rest += [{"algorithm": name, "num_env_steps": 9} for name in ("resfit", "dppo")]
-    own = [first, *({**keys, **same} for keys in rest)]
-    plan = cells(read_suite(str(suite(*own, seeds=2, keys={}))), "runs/mine")
+    options = [first, *({**keys, **same} for keys in rest)]
+    plan = cells(read_suite(str(suite(*options, seeds=2, keys={}))), "runs/mine")
     run = str(plan[0].folders[0].path.parent)
     assert [cell.previous_run for cell in plan] == [None, run, run, run]
     assert [cell.total for cell in plan] == [4, 7, 9, 9]
@@ -172,7 +172,7 @@ def test_the_algorithm_of_a_cell_decides_how_it_builds_on_another(folder: Path) 
     bundle.parent.mkdir(parents=True)
     bundle.touch()
     assert [cell.can_start for cell in plan] == [True, False, True, False]
-    other = cells(read_suite(str(suite(*own, seeds=2, keys={}))), "runs/mine", [1])
+    other = cells(read_suite(str(suite(*options, seeds=2, keys={}))), "runs/mine", [1])
     assert other[2].keys["base"] == str(bundle)  # whichever seeds a command runs
     bundle.unlink()
     with pytest.raises(UserError, match=r"resfit .*builds on .*seed_0, which is not finished"):
@@ -305,17 +305,17 @@ def test_cells_that_a_study_holds_are_not_run_again(
     monkeypatch.setenv("OFFLINE_RL_DATA", str(folder / "moved"))
     first["dataset"] = str(folder / "moved" / "swings.npz")
 
-    def left(*own: dict[str, Any], **changes: Any) -> list[str]:
-        wanted = cells(read_suite(str(suite(*own, **changes))), "elsewhere")
+    def labels(*entries: dict[str, Any], **changes: Any) -> list[str]:
+        wanted = cells(read_suite(str(suite(*entries, **changes))), "elsewhere")
         return [cell.label for cell in without_stored(wanted, "study")]
 
     label = "td3_bc on env:Pendulum-v1 (first)"
-    assert left(first) == []
-    assert left(CELL, first) == ["td3_bc on none/small"]
-    assert left({**first, "num_updates": 5}) == [label]
+    assert labels(first) == []
+    assert labels(CELL, first) == ["td3_bc on none/small"]
+    assert labels({**first, "num_updates": 5}) == [label]
     more = cells(read_suite(str(suite(first, seeds=3))), "elsewhere")
     assert [[f.seed for f in cell.folders] for cell in without_stored(more, "study")] == [[2]]
-    assert left(first, CELL, AFTER) == [
+    assert labels(first, CELL, AFTER) == [
         label,
         "td3_bc on none/small",
         "td3 on env:Pendulum-v1 (from-td3_bc)",
@@ -327,7 +327,7 @@ def test_cells_that_a_study_holds_are_not_run_again(
         base, after = without_stored(plan, "study")
     assert [len(base.folders), [f.seed for f in after.folders]] == [2, [1]]
     with pytest.raises(UserError, match=r"first\) is in study with algorithm\.tau=0\.005, now 1"):
-        left({**first, "algorithm.tau": 1})
+        labels({**first, "algorithm.tau": 1})
     path = str(suite(first))
     assert benchmark(suite=path, out="elsewhere", kept="study", show=False) == ""
     assert [path.name for path in Path("elsewhere").iterdir()] == ["plan.json"]
@@ -378,17 +378,17 @@ def test_settings_are_compared_by_their_values(
 
 
 def test_a_cell_that_continues_a_run_is_compared_in_its_own_options_and_that_run() -> None:
-    own = {"algorithm": "td3", "task": "env:Pendulum-v1", "num_updates": 0, "num_env_steps": 9}
-    own |= {"seeds": 1, "out": "runs", "run": "runs/env_Pendulum-v1/td3_bc/first"}
-    cell, folder = Cell(own), Cell(own).folders[0]
-    resolved = resolve({k: v for k, v in own.items() if k != "run"} | {"algorithm.tau": 0.5})
+    options = {"algorithm": "td3", "task": "env:Pendulum-v1", "num_updates": 0, "num_env_steps": 9}
+    options |= {"seeds": 1, "out": "runs", "run": "runs/env_Pendulum-v1/td3_bc/first"}
+    cell, folder = Cell(options), Cell(options).folders[0]
+    resolved = resolve({k: v for k, v in options.items() if k != "run"} | {"algorithm.tau": 0.5})
     start = {"run": "moved/env_Pendulum-v1/td3_bc/first"}
     config = resolved_config(resolved, "default") | {"start": start}
     write_json(folder.config, to_json_values(config))
     assert cell.changed_settings() == {}  # the rate may come from the first run
-    other = replace(cell, keys=own | {"run": "runs/env_Pendulum-v1/td3_bc/second"})
+    other = replace(cell, keys=options | {"run": "runs/env_Pendulum-v1/td3_bc/second"})
     assert other.changed_settings().keys() == {"start.run"}
-    faster = replace(cell, keys=own | {"algorithm.tau": 0.25})
+    faster = replace(cell, keys=options | {"algorithm.tau": 0.25})
     assert faster.changed_settings() == {"algorithm.tau": (0.5, 0.25)}
     with pytest.raises(UserError, match=r"start\.run=env_Pendulum-v1/td3_bc/first, now .*second"):
         check_runs([other])
