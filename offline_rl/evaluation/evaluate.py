@@ -17,7 +17,7 @@ import policies
 from envs import Task, VectorEnv
 from envs.adapters import LoopVectorEnv
 from envs.tasks import NATIVE
-from offline_rl.data.env_spec import conversion, note_on_shares, spec_of, stated
+from offline_rl.data.env_spec import action_conversion, note_on_normalized_actions, spec_of, stated_spec
 from offline_rl.evaluation.compare import Difference, difference, note_on
 from offline_rl.evaluation.options import EvaluateOptions, check_task
 from offline_rl.evaluation.rollout import Episodes, rollout, starts
@@ -142,7 +142,7 @@ def evaluate(**keys: Any) -> Evaluation:
             arguments = {} if target is None else {"target_return": target}
             loaded = {path: load(path, task, env, arguments, options.base) for path in paths}
             played = {path: play(policy, env, seeds) for path, policy in loaded.items()}
-            shares = (note_on_shares(p.spec, stated(env), task.name) for p in loaded.values())
+            shares = (note_on_normalized_actions(p.spec, stated_spec(env), task.name) for p in loaded.values())
             notes = list(dict.fromkeys(note for note in shares if note is not None))
             if env.num_envs < count:
                 notes.append(f"{env.limit}. Evaluation ran {at_a_time(env.num_envs)}")
@@ -237,7 +237,7 @@ def load(
         raise UserError(
             f"{path} does not fit task {task.name}: {problem}. Use the task that it was trained on."
         )
-    conversion(policy.spec, env, str(path))  # raises if the ranges cannot be converted
+    action_conversion(policy.spec, env, str(path))  # raises if the ranges cannot be converted
     return policy
 
 
@@ -252,7 +252,7 @@ def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) 
         starts = range(0, len(seeds), env.num_envs)
         return Episodes.joined([play(policy, env, seeds[k : k + env.num_envs]) for k in starts])
     player, rewards = Player(policy), None
-    convert = conversion(policy.spec, env, "the policy")
+    convert = action_conversion(policy.spec, env, "the policy")
     player.reset(seeds)
 
     def act(observations: Observations) -> np.ndarray:

@@ -18,7 +18,7 @@ class EvaluateOptions(Checked):
     task: str | None = None  # task to evaluate in; default: the one the policy was trained on
     episodes: Count | Literal["all"] = 100  # per bundle, fixed seeds; all: each initial state once
     eval_envs: Count | None = None  # environments open at a time; 1 if only one can exist
-    target_return: Number | None = None  # for return-conditioned policies; default: the bundle's
+    target_return: Number | None = None  # of a return-conditioned policy; default: the bundle's
     base: str | None = None  # base policy (module:function) of a residual policy without one
     json: bool = False  # print JSON instead of a table
 

@@ -15,7 +15,7 @@ import numpy as np
 
 import envs
 from envs import faults
-from offline_rl.data.env_spec import conversion
+from offline_rl.data.env_spec import action_conversion
 from offline_rl.evaluation.evaluate import bundles, load, task_of
 from offline_rl.evaluation.options import check_task
 from offline_rl.utils.errors import UserError
@@ -39,7 +39,7 @@ class PlayOptions(Checked):
     task: str | None = None  # task to play; default: the one the policy was trained on
     episodes: Count = 1  # number of episodes, from the same seeds as in `evaluate`
     out: str | None = None  # video file (.mp4, .gif); default: play.mp4 or .gif next to the bundle
-    target_return: Number | None = None  # for return-conditioned policies; default: the bundle's
+    target_return: Number | None = None  # of a return-conditioned policy; default: the bundle's
     base: str | None = None  # base policy (module:function) of a residual policy without one
 
 
@@ -63,7 +63,7 @@ def play(**keys: Any) -> list[str]:
         target = options.target_return
         arguments = {} if target is None else {"target_return": target}
         policy = load(bundle, task, vector, arguments, options.base)
-        convert = conversion(policy.spec, vector, str(bundle))
+        convert = action_conversion(policy.spec, vector, str(bundle))
         rate_hz = min(vector.rate_hz or RATE_HZ, MAX_RATE_HZ)
         every = max(1, round((vector.rate_hz or RATE_HZ) / rate_hz))
         vector.close()

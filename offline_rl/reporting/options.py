@@ -10,7 +10,7 @@ from typing import Literal
 class ReportOptions:
     """Options of `offline-rl report`, besides the folders."""
 
-    out: str | None = None  # folder for report.md and the figures; default: the first run folder
+    out: str | None = None  # folder for report.md and the figures; default: the first folder
     format: Literal["text", "csv", "latex"] = (
         "text"  # csv or latex: print this format and also write report.csv or report.tex
     )
