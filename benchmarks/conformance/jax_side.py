@@ -89,8 +89,8 @@ class Store:
             self.write(flax.core.freeze(nested) if is_frozen else nested)
 
         def moment() -> np.ndarray | None:
-            found = list(first_moments(self.state()))
-            return np.asarray(flat(found[0])[keys]) if found else None
+            moments = list(first_moments(self.state()))
+            return np.asarray(flat(moments[0])[keys]) if moments else None
 
         return Link(name, index, lambda: np.asarray(flat(self.read())[keys]), write, moment)
 

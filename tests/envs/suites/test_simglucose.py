@@ -12,7 +12,7 @@ from envs.suites.neorl2.simglucose import (
     PARAMETERS,
     PATIENTS,
     Simglucose,
-    derivative,
+    time_derivative,
     patients,
     risk,
 )
@@ -26,7 +26,7 @@ def parameter(name: str) -> np.ndarray:
 
 def change_of(x: np.ndarray, food: np.ndarray, insulin: np.ndarray, meal: np.ndarray) -> np.ndarray:
     """Of all patients."""
-    return derivative(x, np.stack([food, insulin, meal]), patients()[0])
+    return time_derivative(x, np.stack([food, insulin, meal]), patients()[0])
 
 
 def test_the_table_is_simglucoses_with_its_license() -> None:
