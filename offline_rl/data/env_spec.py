@@ -37,59 +37,59 @@ def spec_of(env: VectorEnv) -> Spec:
     )
 
 
-def stated(env: VectorEnv) -> Spec:
+def stated_spec(env: VectorEnv) -> Spec:
     """Return `spec_of(env)`, with an empty action range if the environment states none."""
     spec = spec_of(env)
     return spec if env.action_low is not None else replace(spec, action_low=(), action_high=())
 
 
-def conversion(policy: Spec, env: VectorEnv, what: str) -> Conversion | None:
+def action_conversion(policy: Spec, env: VectorEnv, what: str) -> Conversion | None:
     """Return the map from a policy's actions to those of `env`; None if they are equal.
 
     what: the policy's name in errors. Raises UserError if the ranges cannot be converted.
     """
-    here = stated(env)
+    target = stated_spec(env)
     try:
-        return policy.conversion(here)
+        return policy.conversion(target)
     except ValueError:
         raise UserError(
             f"{what}: The policy's action range is {policy.action_range}; this task's is "
-            f"{here.action_range}. Use a task with range {policy.action_range}, or retrain for "
-            f"{here.action_range}"
+            f"{target.action_range}. Use a task with range {policy.action_range}, or retrain for "
+            f"{target.action_range}"
         ) from None
 
 
-def note_on_shares(own: Spec | None, here: Spec, task: str) -> str | None:
-    """Return a note if normalized actions are interpreted as fractions of the range of `here`."""
-    if (own is not None and not own.is_normalized) or here.is_normalized:
+def note_on_normalized_actions(spec: Spec | None, target: Spec, task: str) -> str | None:
+    """Return a note if normalized actions are interpreted as fractions of the range of `target`."""
+    if (spec is not None and not spec.is_normalized) or target.is_normalized:
         return None
-    return f"actions are normalized: -1 and 1 stand for the range of {task}, {here.action_range}"
+    return f"actions are normalized: -1 and 1 stand for the range of {task}, {target.action_range}"
 
 
-def in_range_of(data: Dataset, here: Spec, task: str, *, option: str | None) -> Dataset:
-    """Return `data` with its actions converted to the action range of `here`, and a note of it.
+def map_to_range(data: Dataset, target: Spec, task: str, *, option: str | None) -> Dataset:
+    """Return `data` with its actions converted to the action range of `target`, and a note of it.
 
-    here: the spec of an environment, from `stated`, or of other data.  task: its name.
+    target: the spec of an environment, from `stated_spec`, or of other data.  task: its name.
     If both sides state a range, the units are compared. Normalized actions, of a file that states
     no range or [-1, 1], are fractions of any range; then a note says so.
     option: the option that states the range of the data, `action_scale` or `action_range`, if any.
     Raises UserError, with both ranges, if they cannot be converted.
     """
-    own, where = data.spec, data.path or data.name
-    if own is None or own.is_normalized:
-        note = None if option else note_on_shares(own, here, task)
+    spec, where = data.spec, data.path or data.name
+    if spec is None or spec.is_normalized:
+        note = None if option else note_on_normalized_actions(spec, target, task)
         return data if note is None else replace(data, notes=(*data.notes, note))
-    if own.action_dim != here.action_dim or (option and here.is_normalized):
+    if spec.action_dim != target.action_dim or (option and target.is_normalized):
         return data  # different action dimensions are refused when the specs are compared
-    reached = REACHED in data.notes
-    if reached and not here.action_low:
+    uses_extremes = REACHED in data.notes
+    if uses_extremes and not target.action_low:
         raise UserError(
-            f"{where}: its actions reach {own.action_range}, and the range of "
+            f"{where}: its actions reach {spec.action_range}, and the range of "
             f"{task} is not known in these units. Give it with action_range=[low,high], or use "
             "task=none"
         )
     try:
-        convert = own.conversion(here, data.actions)
+        convert = spec.conversion(target, data.actions)
     except ValueError as error:
         raise UserError(
             f"{where}: {error} ({task}). Set action_range=[low,high] to the values in your data "
@@ -99,16 +99,16 @@ def in_range_of(data: Dataset, here: Spec, task: str, *, option: str | None) -> 
     if convert is None:
         return data
     if option is not None:
-        ranges = [f"{spec.action_range}" for spec in (own, here)]
-        given, wanted = (f"action_range={each.replace(' ', '')}" for each in ranges)
+        ranges = [f"{s.action_range}" for s in (spec, target)]
+        data_option, task_option = (f"action_range={r.replace(' ', '')}" for r in ranges)
         if option == "action_scale":
-            given = f"action_scale={own.action_high[0]:g}"
+            data_option = f"action_scale={spec.action_high[0]:g}"
         raise UserError(
-            f"{given} means {ranges[0]}; the range of {task} is {ranges[1]}. If the data is in the "
-            f"task's units, use {wanted}. Otherwise run `offline-rl data convert {where} "
-            f"<new file> {given}` first"
+            f"{data_option} means {ranges[0]}; the range of {task} is {ranges[1]}. If the data is "
+            f"in the task's units, use {task_option}. Otherwise run `offline-rl data convert "
+            f"{where} <new file> {data_option}` first"
         )
     notes = [note for note in data.notes if note != REACHED]
-    notes.append(f"actions of {own.action_range} are converted to {here.action_range} of {task}")
-    spec = replace(own, action_low=here.action_low, action_high=here.action_high)
+    notes.append(f"actions of {spec.action_range} are converted to {target.action_range} of {task}")
+    spec = replace(spec, action_low=target.action_low, action_high=target.action_high)
     return replace(data, actions=convert(data.actions), spec=spec, notes=tuple(notes))

@@ -104,8 +104,8 @@ class ReplayBuffer:
         # The observation of a dropped row may be the next observation of the row before it. So all
         # observations are kept, those of usable rows first, and the row before is truncated.
         cut = dataset.truncated | (~np.append(usable[1:], True) & ~dataset.terminated)
-        every = np.arange(channels.size(dataset.observations))
-        order = np.concatenate([rows, np.setdiff1d(every, rows)])
+        all_rows = np.arange(channels.size(dataset.observations))
+        order = np.concatenate([rows, np.setdiff1d(all_rows, rows)])
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         self = cls.__new__(cls)
@@ -244,14 +244,14 @@ class ReplayBuffer:
         """Return the tensors of a stream that a checkpoint stores; `load` restores them."""
         rows = min(int(self.added[stream]), self.capacity)
         left_out = ("size", "oldest", "newest", "next_index")
-        kept = {k: v[stream, :rows] for k, v in self.data.items() if k not in left_out}
+        columns = {k: v[stream, :rows] for k, v in self.data.items() if k not in left_out}
         ends = {
             f"next_{k}": v[stream, self.capacity : self.capacity + rows]
             for k, v in self.data.items()
             if k.startswith("observations")
         }
         counts = torch.tensor([c[stream] for c in (self.added, self.sizes, self.hidden)])
-        return kept | ends | {"added": counts}
+        return columns | ends | {"added": counts}
 
     def load(self, stream: int, rows: Mapping[str, Tensor]) -> None:
         """Restore one stream from the tensors that `filled` returned."""

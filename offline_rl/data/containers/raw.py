@@ -241,8 +241,8 @@ def _open_parquet(path: Path) -> Iterator[Raw]:
             f"{files[0]}: an incomplete or damaged Parquet file ({_short(error)}). {AGAIN}"
         ) from None
     get = _guarded(str(path), keys, table.get)
-    every = (*files, *sorted(p for p in (path / "meta").rglob("*") if p.is_file()))
-    yield Raw(str(path), "Parquet", keys, get, lambda key: get(key).shape, every, path)
+    all_files = (*files, *sorted(p for p in (path / "meta").rglob("*") if p.is_file()))
+    yield Raw(str(path), "Parquet", keys, get, lambda key: get(key).shape, all_files, path)
 
 
 def _first_bytes(path: Path) -> bytes:

@@ -16,7 +16,7 @@ NAMED = Spec((Channel("observation", (4,), names=("x", "amperes", "fixed", "roun
 
 
 def data(size: float, actions: float = 0.5, rewards: float = 1.0) -> Dataset:
-    """Return data; column 1 alternates between -size and size, 2 and 3 are constant and noise."""
+    """Return data; column 1 alternates by +-size, 2 is constant, 3 constant up to rounding."""
     rounded = np.where(SIGN > 0, np.float32(339), np.nextafter(np.float32(339), np.float32(400)))
     columns = np.stack([SIGN, size * SIGN, np.full(100, 0.1), rounded], 1)
     return Dataset.from_arrays(columns, actions * SIGN[:, None], rewards * SIGN, SIGN == 2)

@@ -106,7 +106,7 @@ def test_elements_are_independent(lag):
 
 
 def test_no_two_of_many_updates_share_their_first_numbers():
-    """No two of 200,000 updates share their first two numbers, which 64 bits of key make unlikely."""
+    """No two of 200,000 updates share their first two numbers: the key has 64 bits."""
     updates = torch.arange(200_000)
     first = vmap(lambda u: Random(torch.tensor(3), u).bits((2,)))(updates)
     assert len(torch.unique(first, dim=0)) == len(updates)
