@@ -137,10 +137,10 @@ def test_help_on_an_algorithm_lists_its_hyper_parameters_for_the_task(
 ) -> None:
     main(["train", "algorithm=iql", "task=antmaze-umaze-v2", "--help"])
     found = " ".join(capsys.readouterr().out.split())
-    assert "hyper-parameters of iql, by the row antmaze-* of its table" in found
-    assert "algorithm.expectile=0.9 0.5 is the data's average action, toward 1 its best" in found
+    assert "hyper-parameters of iql, from row antmaze-* of its table" in found
+    assert "algorithm.expectile=0.9 " in found
     assert "(a number, at least 0.5 and below 1; default 0.7)" in found
-    assert "algorithm.batch_size=256 transitions in an update" in found
+    assert "algorithm.batch_size=256 transitions per update" in found
     main(["train", "algorithm=diffusion_policy", "task=push/standard-expert", "--help"])
     found = " ".join(capsys.readouterr().out.split())
     assert "(a list, at least 1; default null)" in found  # of widths
@@ -471,7 +471,7 @@ def test_ctrl_c_during_compilation_stops_immediately_and_loses_nothing(
         keys |= {"algorithm": "sac", "task": "neorl2/DMSD", "dataset": None}
         keys |= {"num_updates": None, "num_env_steps": 80, "online__warmup_steps": 20}
         keys |= {"batch_size": 8}
-    monkeypatch.setattr(engine, "compiled", lambda graph, *_: graph)
+    monkeypatch.setattr(engine, "compile_graph", lambda graph, *_: graph)
     assert main(train(**keys, name="whole")) == 0
 
     def interrupted(graph: Any, *_: Any) -> Any:
@@ -482,7 +482,7 @@ def test_ctrl_c_during_compilation_stops_immediately_and_loses_nothing(
         return run
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "compiled", interrupted)
+        patch.setattr(engine, "compile_graph", interrupted)
         capsys.readouterr()
         assert main(train(**keys, name="cut")) == 130
     told = capsys.readouterr()
@@ -623,7 +623,7 @@ def test_reading_options_apply_in_training(
         file["mask/train"] = np.array(["demo_1"], "S8")
     assert main(train(dataset="demos.bin")) == 2
     assert "action_range=[low,high]" in capsys.readouterr().err
-    told = {"observation_keys": "[vel,pos]", "num_min_critics": "train", "action_range": "[0,512]"}
+    told = {"observation_keys": "[vel,pos]", "subset": "train", "action_range": "[0,512]"}
     assert main(train(dataset="demos.bin", **told)) == 0
     shown = capsys.readouterr().out
     assert "100 rows of demos.bin" in shown

@@ -25,7 +25,7 @@ from offline_rl.algorithms.common.registry import (
 )
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Piece
 from offline_rl.data import Dataset, load
-from offline_rl.data.env_spec import in_range_of, spec_of, stated
+from offline_rl.data.env_spec import map_to_range, spec_of, stated_spec
 from offline_rl.data.formats.common import NoArraysToChoose
 from offline_rl.data.transform import center_of, range_of_returns
 from offline_rl.data.validation import columns_of, find_warnings
@@ -188,7 +188,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             expert = convert_actions(data_of(source, options, env), env, options)
             if env is None and dataset.spec is not None:
                 name = dataset.path or dataset.name
-                expert = in_range_of(expert, dataset.spec, name, option=None)
+                expert = map_to_range(expert, dataset.spec, name, option=None)
     spec = merge_specs(chosen.task, env, dataset, expert, has_base=base is not None)
     opened.close()
     if spec.single_vector is None and algorithm.vector_only:
@@ -238,7 +238,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
     parts = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
     stackable = learner.prefers_stacked_seeds(device) and limit is None
     parts |= {"stackable": stackable, "starts": eval_seeds}
-    parts |= {"actions": None if env is None else stated(env), "limit": limit}
+    parts |= {"actions": None if env is None else stated_spec(env), "limit": limit}
     return Plan(**parts, dataset=dataset, expert=expert, spec=spec, start=start, base=base)
 
 
@@ -332,7 +332,7 @@ def convert_actions(data: Dataset, env: envs.VectorEnv | None, options: TrainOpt
     if env is None:
         return data
     passed = (k for k in ("action_scale", "action_range") if getattr(options, k) is not None)
-    return in_range_of(data, stated(env), f"task {options.task}", option=next(passed, None))
+    return map_to_range(data, stated_spec(env), f"task {options.task}", option=next(passed, None))
 
 
 def complete_settings(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import envs
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.registry import rebuild_algorithm, run_label
 from offline_rl.algorithms.common.schedule import Interact, Learn
-from offline_rl.data.env_spec import note_on_shares
+from offline_rl.data.env_spec import note_on_normalized_actions
 from offline_rl.data.transform import Transform, small_columns
 from offline_rl.engine.cost import COMPILED_SPEEDUP
 from offline_rl.engine.engine import Engine
@@ -453,7 +453,7 @@ def range_note(plan: Plan) -> str | None:
         spec = plan.base.bundle.spec
     if spec is None or plan.actions is None:
         return None
-    return note_on_shares(spec, plan.actions, f"task {plan.options.task}")
+    return note_on_normalized_actions(spec, plan.actions, f"task {plan.options.task}")
 
 
 def fits(transform: Transform, spec: Spec) -> bool:

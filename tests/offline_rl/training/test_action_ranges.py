@@ -17,7 +17,7 @@ import envs
 from envs import tasks
 from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.registry import algorithm_class
-from offline_rl.data.env_spec import in_range_of, spec_of, stated
+from offline_rl.data.env_spec import map_to_range, spec_of, stated_spec
 from offline_rl.data.read import read
 from offline_rl.data.transform import Transform
 from offline_rl.online.with_base import spec_difference
@@ -117,7 +117,7 @@ def test_extremes_of_the_data_are_not_the_range_of_a_normalized_environment(tmp_
     silent = envs.make_vector("unit", 1)
     silent.action_low = silent.action_high = None
     with pytest.raises(UserError, match=r"reach \[2, 8\].*not known in these units"):
-        in_range_of(read(data), stated(silent), "task silent", option=None)
+        map_to_range(read(data), stated_spec(silent), "task silent", option=None)
     plan = prepare({**QUICK, "task": "unit", "dataset": data, "action_range": [0, 10]})
     assert plan.dataset is not None
     np.testing.assert_allclose(plan.dataset.actions, 0.6, atol=1e-6)
@@ -143,10 +143,10 @@ def test_an_action_range_that_is_not_the_environments_is_refused(tmp_path: Path)
 
 
 def test_equal_ranges_and_normalized_actions_stay_as_they_are():
-    here = stated(envs.make_vector("gauge", 1))
+    here = stated_spec(envs.make_vector("gauge", 1))
     for data in (arrays(0, 10), arrays(0, 10.0000005)):
-        assert in_range_of(data, here, "task gauge", option=None) is data
-    shares = in_range_of(arrays(-1, 1), here, "task gauge", option=None)
+        assert map_to_range(data, here, "task gauge", option=None) is data
+    shares = map_to_range(arrays(-1, 1), here, "task gauge", option=None)
     np.testing.assert_array_equal(shares.actions, 0.5)
     assert shares.notes == (
         "actions are normalized: -1 and 1 stand for the range of task gauge, [0, 10]",
