@@ -28,8 +28,8 @@ def make(name: str | Path, *, adapter: str | None = None, **changes: Any) -> Rob
     if config.adapter == "simulated":
         from real_robot.robots.simulated import SimulatedRobot
 
-        options = build(SimulationOptions, config.simulated | changes, "simulated.")
-        return SimulatedRobot(described, options)
+        simulation = build(SimulationOptions, config.simulated | changes, "simulated.")
+        return SimulatedRobot(described, simulation)
     if config.adapter not in ADAPTERS:
         return _load_adapter(described, config.options | changes)
     from real_robot.robots.dynamixel.robot import DynamixelRobot
