@@ -16,12 +16,15 @@ Precision = Literal["fp32", "tf32", "bf16"]
 class BenchOptions(Checked):
     """Options of `offline-rl bench`."""
 
-    # algorithms to time
-    algorithms: list[str] = field(default_factory=lambda: ["td3_bc", "iql", "cql"])
-    # numbers of seeds trained together in one process, each timed separately
-    seeds: list[Count] = field(default_factory=lambda: [1, 8])
-    # precisions of our contenders
-    precisions: list[Precision] = field(default_factory=lambda: ["fp32", "bf16"])
+    algorithms: list[str] = field(  # algorithms to time
+        default_factory=lambda: ["td3_bc", "iql", "cql"]
+    )
+    seeds: list[Count] = field(  # numbers of seeds trained together, each timed separately
+        default_factory=lambda: [1, 8]
+    )
+    precisions: list[Precision] = field(  # precisions of our contenders
+        default_factory=lambda: ["fp32", "bf16"]
+    )
     device: str = "auto"  # auto, cpu, cuda
     blocks: Count = 7  # timed blocks per contender; the median counts
     seconds: Positive = 2.0  # length of a block
