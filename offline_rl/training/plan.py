@@ -82,7 +82,7 @@ class Plan(Resolved):
     actions: Spec | None = None  # of the environment; has an action range only if it states one
     limit: str | None = None  # why only one environment may be open; None: no limit
 
-    def world(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
+    def make_envs(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
         """Return `count` environments as the learner observes them, with the base's action if any.
 
         fewer: if the environment does not allow `count` instances, return as many as it allows.

@@ -251,7 +251,7 @@ def _train_group(
         assert sources.online is None or isinstance(sources.online, ReplayBuffer)
         collector = RolloutCollector(
             engine,
-            lambda count: plan.world(count, threads),
+            lambda count: plan.make_envs(count, threads),
             sources.rollouts,
             transform,
             sources.online,
@@ -261,7 +261,7 @@ def _train_group(
         assert isinstance(sources.online, ReplayBuffer)
         collector = Collector(
             engine,
-            lambda: plan.world(1),
+            lambda: plan.make_envs(1),
             sources.online,
             transform,
             plan.interaction.online,
@@ -275,7 +275,7 @@ def _train_group(
     if plan.task.env_id:
         count = len(seeds) * len(plan.starts)
         count = min(count, o.eval_envs or count)
-        evaluation = plan.world(count, threads, fewer=True)
+        evaluation = plan.make_envs(count, threads, fewer=True)
         opened.callback(close_quietly, evaluation)
         if evaluation.num_envs < count:
             why = "" if evaluation.limit == plan.limit else f"{evaluation.limit}. "
