@@ -122,8 +122,8 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
                 f"{key}= takes a file name or a Dataset, not arrays. Use offline_rl.Dataset."
                 "from_arrays(observations, actions, rewards, terminals)."
             )
-    chosen = resolve({**keys, **dict.fromkeys(datasets, IN_MEMORY)})
-    options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
+    resolved = resolve({**keys, **dict.fromkeys(datasets, IN_MEMORY)})
+    options, algorithm, settings = resolved.options, resolved.algorithm, resolved.settings
     if algorithm.distills_from and start is None:
         raise UserError(
             f"{options.algorithm} needs a teacher. Use offline-rl distill run=<folder> with "
@@ -135,14 +135,14 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             f"algorithm={options.algorithm} run=<folder> with {algorithm.finetunes_from}."
         )
     try:
-        env = open_trial_envs(chosen.task, options) if chosen.task.env_id else None
+        env = open_trial_envs(resolved.task, options) if resolved.task.env_id else None
         if env is not None:
             opened.callback(close_quietly, env)
         if isinstance(env, LoopVectorEnv):
             env.check_first_steps()
     except ValueError as error:  # a missing package, or actions that are not a vector
         raise UserError(str(error)) from None
-    eval_seeds = starts(chosen.task, options.eval_episodes, "eval_episodes")
+    eval_seeds = starts(resolved.task, options.eval_episodes, "eval_episodes")
     hardware.select_device(options.device)
     base = load_base(options, algorithm, env)
     if options.action_range == "data" and env is not None:
@@ -151,37 +151,37 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             f"{options.task}. Set action_range=[low,high]."
         )
     dataset = expert = None
-    how = chosen.interaction
-    if reads_data(chosen):
-        if not has_dataset(chosen):
+    interaction = resolved.interaction
+    if reads_data(resolved):
+        if not has_dataset(resolved):
             reads = {
                 "num_updates": options.num_updates,
-                "online.offline_fraction": how.online.offline_fraction,
+                "online.offline_fraction": interaction.online.offline_fraction,
             }
             no_data = " ".join(f"{name}=0" for name, value in reads.items() if value)
             raise UserError(
                 f"task {options.task} has no dataset. Set dataset=<path or id>"
                 + (f", or {no_data} to learn online only" if options.num_env_steps else "")
             )
-        dataset = load_dataset(chosen, datasets.get("dataset"), env)
+        dataset = load_dataset(resolved, datasets.get("dataset"), env)
         dataset = convert_actions(dataset, env, options)
-        settings = complete_settings(chosen, dataset)
-        how = replace(how, cfg=algorithm.complete_config(how.cfg, dataset))
+        settings = complete_settings(resolved, dataset)
+        interaction = replace(interaction, cfg=algorithm.complete_config(interaction.cfg, dataset))
         if "mc_returns" in algorithm.extra_columns and options.num_env_steps:
             offline_discounts = {cfg.discount for cfg in settings.values()}
-            if offline_discounts != {how.cfg.discount}:
+            if offline_discounts != {interaction.cfg.discount}:
                 raise UserError(
-                    f"online.discount={how.cfg.discount:g} differs from "
+                    f"online.discount={interaction.cfg.discount:g} differs from "
                     f"algorithm.discount={min(offline_discounts):g}, with which "
                     f"{options.algorithm} computed the returns of the dataset. Use the same value."
                 )
-        if "next_actions" in algorithm.extra_columns and how.online.n_step > 1:
+        if "next_actions" in algorithm.extra_columns and interaction.online.n_step > 1:
             raise UserError(
-                f"online.n_step={how.online.n_step}: {options.algorithm} needs n_step=1, because "
-                "it learns from the action directly after a step"
+                f"online.n_step={interaction.online.n_step}: {options.algorithm} needs n_step=1, "
+                "because it learns from the action directly after a step"
             )
         if base is not None:
-            merge_specs(chosen.task, env, dataset)  # refuses data of another task
+            merge_specs(resolved.task, env, dataset)  # refuses data of another task
             dataset = add_base_actions(dataset, base, next(iter(settings.values())).scale)
         if options.expert_dataset is not None:
             source = datasets.get("expert_dataset", options.expert_dataset)
@@ -189,12 +189,12 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             if env is None and dataset.spec is not None:
                 name = dataset.path or dataset.name
                 expert = map_to_range(expert, dataset.spec, name, option=None)
-    spec = merge_specs(chosen.task, env, dataset, expert, has_base=base is not None)
+    spec = merge_specs(resolved.task, env, dataset, expert, has_base=base is not None)
     opened.close()
     if spec.single_vector is None and algorithm.vector_only:
         able = [name for name in algorithm_names() if not algorithm_class(name).vector_only]
         remedy = f"Use {', '.join(able) or 'another algorithm'}"
-        can_join = (chosen.task.env_id or "env:").startswith("env:") and not datasets
+        can_join = (resolved.task.env_id or "env:").startswith("env:") and not datasets
         if can_join and spec.vectors == spec.channels:
             names = ",".join(channel.name for channel in spec.channels)
             remedy = f"Set observation_keys=[{names}] to join them, or use {', '.join(able)}"
@@ -204,7 +204,9 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             f"{options.algorithm} needs one observation vector, but the observations are "
             f"{describe_shape(spec)}. {remedy}."
         )
-    learner = build_learner(algorithm, spec, next(iter(settings.values())), how, options.device)
+    learner = build_learner(
+        algorithm, spec, next(iter(settings.values())), interaction, options.device
+    )
     if (head := type(learner.modules[learner.policy])) not in load_kinds().values():
         raise UserError(
             f"the policy of {options.algorithm} is a {head.__name__}, which cannot be saved as a "
@@ -232,10 +234,14 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
                 f"{key}={piece.updates} is not a multiple of {period} ({options.algorithm} repeats "
                 f"every {period} updates). Use a multiple of {period}."
             )
-    limit = limit_of(env, options, how.cfg)
+    limit = limit_of(env, options, interaction.cfg)
     check_policy_learns(learner, schedule)
     device = hardware.select_device(options.device).type
-    parts = vars(chosen) | {"settings": settings, "interaction": how, "schedule": schedule}
+    parts = vars(resolved) | {
+        "settings": settings,
+        "interaction": interaction,
+        "schedule": schedule,
+    }
     stackable = learner.prefers_stacked_seeds(device) and limit is None
     parts |= {"stackable": stackable, "starts": eval_seeds}
     parts |= {"actions": None if env is None else stated_spec(env), "limit": limit}
@@ -303,27 +309,27 @@ def phase_updates(learner: Algorithm, schedule: Sequence[Piece], phase: str) -> 
     return total
 
 
-def has_dataset(chosen: Resolved) -> bool:
+def has_dataset(resolved: Resolved) -> bool:
     """Return True if `dataset=` is set or the task has a dataset."""
-    return chosen.options.dataset is not None or chosen.task.card is not None
+    return resolved.options.dataset is not None or resolved.task.card is not None
 
 
-def reads_data(chosen: Resolved) -> bool:
+def reads_data(resolved: Resolved) -> bool:
     """Return True if the run learns from a dataset or normalizes observations by one."""
-    o, offline_fraction = chosen.options, chosen.interaction.online.offline_fraction
-    normalizes = chosen.algorithm.is_residual and has_dataset(chosen)
+    o, offline_fraction = resolved.options, resolved.interaction.online.offline_fraction
+    normalizes = resolved.algorithm.is_residual and has_dataset(resolved)
     return bool(o.num_updates or (o.num_env_steps and (offline_fraction or normalizes)))
 
 
 def load_dataset(
-    chosen: Resolved, in_memory: Dataset | None = None, env: envs.VectorEnv | None = None
+    resolved: Resolved, in_memory: Dataset | None = None, env: envs.VectorEnv | None = None
 ) -> Dataset:
     """Return the data of a run, cut to `episodes=`: `in_memory`, else `dataset=`, else the task's.
 
     Raises UserError.
     """
-    o = chosen.options
-    dataset = data_of(in_memory if in_memory is not None else o.dataset or chosen.task, o, env)
+    o = resolved.options
+    dataset = data_of(in_memory if in_memory is not None else o.dataset or resolved.task, o, env)
     return dataset if o.episodes is None else first_episodes(dataset, o.episodes)
 
 
@@ -335,12 +341,12 @@ def convert_actions(data: Dataset, env: envs.VectorEnv | None, options: TrainOpt
     return map_to_range(data, stated_spec(env), f"task {options.task}", option=next(passed, None))
 
 
-def complete_settings(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
+def complete_settings(resolved: Resolved, dataset: Dataset) -> dict[str, Any]:
     """Return the settings of each run, with open values filled in from the data.
 
     Raises UserError if the data do not allow these settings.
     """
-    options, algorithm, settings = chosen.options, chosen.algorithm, chosen.settings
+    options, algorithm, settings = resolved.options, resolved.algorithm, resolved.settings
     if "costs" in algorithm.extra_columns and "costs" not in dataset.extras:
         raise UserError(
             f"{dataset.path or dataset.name} has no costs, which {options.algorithm} needs. Use "
@@ -371,7 +377,7 @@ def complete_settings(chosen: Resolved, dataset: Dataset) -> dict[str, Any]:
 
 
 def build_learner(
-    algorithm: type[Algorithm], spec: Spec, cfg: Any, how: Interaction, device: str
+    algorithm: type[Algorithm], spec: Spec, cfg: Any, interaction: Interaction, device: str
 ) -> Algorithm:
     """Return the algorithm with its networks.
 
@@ -385,7 +391,7 @@ def build_learner(
             "GiB). Lower it."
         )
     try:
-        return algorithm(spec, cfg, interaction=how)
+        return algorithm(spec, cfg, interaction=interaction)
     except RuntimeError as error:
         if not hardware.is_out_of_memory(error):
             raise
@@ -457,8 +463,8 @@ def data_of(
     vector is used unchanged and a note says so. env: the task's environment, if it is open.
     Raises UserError.
     """
-    how = {name: getattr(options, name) for name in READING}
-    how = {name: value for name, value in how.items() if value is not None}
+    read_options = {name: getattr(options, name) for name in READING}
+    read_options = {name: value for name, value in read_options.items() if value is not None}
     if source == IN_MEMORY:
         raise UserError(
             "the run was trained on a Dataset that was in memory. Pass it again from Python, as "
@@ -470,7 +476,9 @@ def data_of(
     if isinstance(source, Dataset):
         elsewhere = {"max_episode_steps"} if own_task else set()
         elsewhere |= {"observation_keys"} if keys else set()
-        if unused := [name for name, value in how.items() if value and name not in elsewhere]:
+        if unused := [
+            name for name, value in read_options.items() if value and name not in elsewhere
+        ]:
             raise UserError(
                 f"{unused[0]}= has no effect on data in memory: it controls how a file is read. "
                 "Remove it."
@@ -481,12 +489,12 @@ def data_of(
         data = replace(source, path=None, sha256=source.checksum(), notes=tuple(notes))
     else:
         try:
-            return load(source, options.data_dir, **how)
+            return load(source, options.data_dir, **read_options)
         except NoArraysToChoose:
             if not keys:
                 raise
-        del how["observation_keys"]
-        data = load(source, options.data_dir, **how)
+        del read_options["observation_keys"]
+        data = load(source, options.data_dir, **read_options)
     if not keys or isinstance(data.observations, Mapping):
         return data
     note = f"observations are used as the environment's {', '.join(keys)}, in this order"

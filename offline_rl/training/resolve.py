@@ -101,10 +101,16 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
         raise UserError("utd= has no effect without num_env_steps=")
     if options.utd is not None:
         online["utd"] = options.utd
-    how = interaction(options.algorithm, options.task, next(iter(settings.values())), online)
-    how = replace(how, num_updates=max(1, int(options.num_env_steps * how.online.utd)))
+    online_settings = interaction(
+        options.algorithm, options.task, next(iter(settings.values())), online
+    )
+    online_settings = replace(
+        online_settings, num_updates=max(1, int(options.num_env_steps * online_settings.online.utd))
+    )
     wandb_options = build(WandbOptions, wandb, "wandb.")
-    return Resolved(options, wandb_options, algorithm, settings, pattern, task, seeds, how)
+    return Resolved(
+        options, wandb_options, algorithm, settings, pattern, task, seeds, online_settings
+    )
 
 
 def main_updates(keys: Mapping[str, Any]) -> int:

@@ -139,7 +139,7 @@ def must_stream(plan: Plan, data: Dataset, device: torch.device) -> bool:
         if holds:
             raise UserError(
                 f"{plan.options.algorithm} {reason}, which does not work with streaming. The data "
-                f"needs {needed / 2**30:.1f} GiB on {device}, which has {free / 2**30:.1f} GiB free."
+                f"needs {needed / 2**30:.1f} GiB on {device}, and {free / 2**30:.1f} GiB are free."
             )
     return True
 

@@ -77,10 +77,10 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RolloutCol
         columns, carried = DPPO(spec, cfg, 1, how).columns()
         store = Rollouts(1, (20, ENVIRONMENTS), columns, steps=2, carried=carried)
         e = Engine(lambda _: DPPO(spec, cfg, 1, how), [0], Sources(rollouts=store), batch_size=60)
-        said: list[str] = []
+        messages: list[str] = []
         world: Any = lambda count: envs.make_vector("walk", count)  # noqa: E731
         own = (e, world, store, TRANSFORM, kept, lambda _: {})
-        return RolloutCollector(*own, say=said.append), said
+        return RolloutCollector(*own, say=messages.append), messages
 
     return make_collector
 
@@ -146,7 +146,7 @@ def test_a_rollout_contains_the_environments_results_and_complete_episodes_becom
         return "end" if short.get(seed) == t else ""
 
     data = ReplayBuffer((2,), 1, 100, columns={"held_out": ()})
-    one, said = collector(ends, data, n_action_steps=3, n_obs_steps=2, horizon=6)
+    one, messages = collector(ends, data, n_action_steps=3, n_obs_steps=2, horizon=6)
     for t in range(9):
         one.step(adds=t >= 4)
     chain = one.buffer.data["chain"][0, :9].numpy()  # [T, E, K' + 1, horizon, A]
@@ -170,7 +170,7 @@ def test_a_rollout_contains_the_environments_results_and_complete_episodes_becom
     assert {1, 3} <= set(sizes)
     flags = found["terminated"].sum(), found["truncated"].sum()
     assert min(flags) > 0
-    assert said == []
+    assert messages == []
     stored = data.everything(0)
     assert 0 < len(kept) < flags[0] + flags[1]
     for name in kept[0]:
@@ -190,7 +190,7 @@ def test_a_decision_in_which_an_environment_fails_does_not_count_and_the_others_
         sound.step()
     expected = rows(sound, 0, 3)
     second = training_episode_seed(0, 1)
-    broken, said = collector(lambda seed, t: kind if (seed, t) == (second, 5) else "")
+    broken, messages = collector(lambda seed, t: kind if (seed, t) == (second, 5) else "")
     for _ in range(3):
         broken.step()
     found = rows(broken, 0, 3)
@@ -202,8 +202,8 @@ def test_a_decision_in_which_an_environment_fails_does_not_count_and_the_others_
     assert found["rewards"][2, 1].tolist() == [0, 0]
     assert (found["truncated"][2, 1], found["terminated"][2, 1]) == (1, 0)
     assert torch.equal(found["next_observations"][2, 1], found["observations"][2, 1])
-    assert len(said) == 1
-    assert "seed 0: the environment failed in step 5 of an episode" in said[0]
+    assert len(messages) == 1
+    assert "seed 0: the environment failed in step 5 of an episode" in messages[0]
     broken.step()  # the next one's first
     after = rows(broken, 3, 4)["observations"][0, :, 0, 1]
     assert after.tolist() == [6, 0, 6]
@@ -217,7 +217,7 @@ def test_an_episode_whose_reset_fails_is_skipped(kind: str, collector: Any):
     def faults(seed: int, t: int) -> str:
         return kind if (seed, t) == (wrong, -1) else "end" if t == 1 else ""
 
-    one, said = collector(faults)
+    one, messages = collector(faults)
     for _ in range(3):
         one.step()
     found = rows(one, 0, 3)["observations"][:, :, 0, 0].numpy()
@@ -227,8 +227,8 @@ def test_an_episode_whose_reset_fails_is_skipped(kind: str, collector: Any):
         for row in numbers
     ]
     np.testing.assert_allclose(found, (np.array(draws) - MEAN[0]) / SCALE[0], atol=1e-6)
-    assert len(said) == 1
-    assert "seed 0: the environment failed in step 0 of an episode" in said[0]
+    assert len(messages) == 1
+    assert "seed 0: the environment failed in step 0 of an episode" in messages[0]
 
 
 def test_collection_resumed_within_episodes_equals_an_uninterrupted_one(collector: Any):
@@ -283,26 +283,26 @@ def test_a_fault_that_does_not_repeat_has_no_effect(collector: Any):
 
     for _ in range(4):
         sound.step()
-    shaky, said = collector(once)
+    shaky, messages = collector(once)
     for _ in range(4):
         shaky.step()
     assert not left
-    assert said == []
+    assert messages == []
     for name, values in rows(sound, 0, 4).items():
         assert torch.equal(rows(shaky, 0, 4)[name], values)
 
 
 def test_an_environment_that_fails_five_times_in_a_row_stops_the_run(collector: Any):
     """Not where a whole episode lies in between."""
-    broken, said = collector(lambda seed, t: "raise" if t == 2 else "")
+    broken, messages = collector(lambda seed, t: "raise" if t == 2 else "")
     with pytest.raises(UserError, match=r"the cable is out.*for the 5th time in a row"):
         _ = [broken.step() for _ in range(20)]
-    assert len(said) >= 4
+    assert len(messages) >= 4
     odd = {training_episode_seed(0, number) for number in range(1, 60, 2)}
-    patient, said = collector(lambda seed, t: "raise" if t == 2 and seed in odd else "")
+    patient, messages = collector(lambda seed, t: "raise" if t == 2 and seed in odd else "")
     for _ in range(19):
         patient.step()
-    assert said
+    assert messages
 
 
 def test_returns_and_successes_are_recorded_for_each_finished_episode(collector: Any):

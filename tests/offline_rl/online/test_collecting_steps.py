@@ -75,9 +75,9 @@ def make_collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Colle
         buffer = ReplayBuffer((2,), 1, 40, streams=2, columns=needs)
         cfg, spec = Config(hidden=(8,), exploration_noise=0.0), Spec((2,), 1)
         engine = Engine(lambda _: kind(spec, cfg), SEEDS, buffer)
-        said, walk = list[str](), lambda: envs.make_vector("walk", 1)
-        own = (TRANSFORM, online, partial(made_of, needs), said.append)
-        return Collector(engine, walk, buffer, *own), said
+        messages, walk = list[str](), lambda: envs.make_vector("walk", 1)
+        own = (TRANSFORM, online, partial(made_of, needs), messages.append)
+        return Collector(engine, walk, buffer, *own), messages
 
     return collector
 
@@ -185,7 +185,7 @@ def test_a_failed_episode_is_removed_and_does_not_affect_the_other_seed(
     for _ in range(21):
         sound.step()
     broken = training_episode_seed(SEEDS[0], number)
-    shaky, said = make_collector(lambda seed, t: kind if (seed, t) == (broken, step) else "")
+    shaky, messages = make_collector(lambda seed, t: kind if (seed, t) == (broken, step) else "")
     for _ in range(21):
         shaky.step()
     one, two = (collector.buffer.everything(1) for collector in (sound, shaky))
@@ -197,16 +197,16 @@ def test_a_failed_episode_is_removed_and_does_not_affect_the_other_seed(
     for name in ("observations", "rewards"):
         expected = np.concatenate([episode[name] for episode in episodes])
         np.testing.assert_allclose(getattr(found, name)[: len(expected)], expected, atol=1e-6)
-    assert len(said) == 1
-    assert f"seed 3: the environment failed in step {max(step, 0)} of an episode" in said[0]
+    assert len(messages) == 1
+    assert f"seed 3: the environment failed in step {max(step, 0)} of an episode" in messages[0]
 
 
 def test_a_complete_episode_resets_the_count_of_failures(make_collector: Any):
     odd = {training_episode_seed(seed, number) for seed in SEEDS for number in range(1, 60, 2)}
-    collector, said = make_collector(lambda seed, t: "raise" if t == 0 and seed in odd else "")
+    collector, messages = make_collector(lambda seed, t: "raise" if t == 0 and seed in odd else "")
     for _ in range(39):
         collector.step()
-    assert len(said) >= 2 * 5
+    assert len(messages) >= 2 * 5
 
 
 def test_an_episode_that_fails_in_the_replay_is_dropped_and_others_are_not(
@@ -217,7 +217,7 @@ def test_an_episode_that_fails_in_the_replay_is_dropped_and_others_are_not(
         collector.step()
     stored, lengths = [collector.buffer.filled(s) for s in range(2)], collector.lengths.copy()
     running = training_episode_seed(SEEDS[0], int(collector.episodes[0]))
-    again, said = make_collector(lambda seed, t: "raise" if (seed, t) == (running, 0) else "")
+    again, messages = make_collector(lambda seed, t: "raise" if (seed, t) == (running, 0) else "")
     for s, rows in enumerate(stored):
         again.buffer.load(s, {name: values.clone() for name, values in rows.items()})
     again.restore([collector.state(s) for s in range(2)])
@@ -225,8 +225,8 @@ def test_an_episode_that_fails_in_the_replay_is_dropped_and_others_are_not(
     assert again.lengths.tolist() == [0, lengths[1]]
     assert again.episodes.tolist() == [collector.episodes[0] + 1, collector.episodes[1]]
     assert again.buffer.everything(0).num_rows == 10 - lengths[0]
-    assert len(said) == 1
-    assert "seed 3: the environment failed" in said[0]
+    assert len(messages) == 1
+    assert "seed 3: the environment failed" in messages[0]
 
 
 def test_a_run_resumed_within_episodes_equals_an_uninterrupted_one(make_collector: Any):
@@ -304,10 +304,10 @@ def test_a_cost_of_nan_drops_only_its_episode(
     calls = iter(range(1000))
     cost = staticmethod(lambda x: {"cost": np.nan if next(calls) == 3 else 1.0})
     monkeypatch.setattr(Walk, "info", cost)
-    collector, said = make_collector(needs={"costs": ()})
+    collector, messages = make_collector(needs={"costs": ()})
     walk(collector, 5)
     assert [collector.buffer.everything(s).num_rows for s in range(2)] == [5, 3]
-    (sentence,) = said
+    (sentence,) = messages
     assert "seed 8: the environment failed in step 1 of an episode" in sentence
     assert "a cost that is NaN or infinite" in sentence
 
@@ -404,11 +404,11 @@ def test_a_policy_with_memory_continues_if_every_environment_fails_in_one_step(
 
     broken = [training_episode_seed(seed, 0) for seed in SEEDS]
     options = {"kind": Toy, "online": Online(warmup_steps=0), "needs": {}}
-    collector, said = make_collector(
+    collector, messages = make_collector(
         **options, faults=lambda seed, t: "raise" * (seed in broken and t == 1)
     )
     walk(collector, 5)
-    assert len(said) == len(SEEDS)
+    assert len(messages) == len(SEEDS)
     for s, seed in enumerate(SEEDS):
         actions = collector.buffer.everything(s).actions
         (episode,) = walked(actions, seed, without=0)
