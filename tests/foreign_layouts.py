@@ -16,10 +16,10 @@ Arrays = dict[str, np.ndarray]
 def episodes(lengths: Sequence[int], *, obs: int = 3, act: int = 2, seed: int = 0) -> list[Arrays]:
     """Return random episodes of T steps; even ones terminate, odd ones time out."""
     rng = np.random.default_rng(seed)
-    made = []
+    all_episodes = []
     for number, steps in enumerate(lengths):
         last = np.arange(steps) == steps - 1
-        made.append(
+        all_episodes.append(
             {
                 "observations": rng.normal(size=(steps + 1, obs)).astype(np.float32),
                 "actions": rng.uniform(-1, 1, (steps, act)).astype(np.float32),
@@ -28,22 +28,22 @@ def episodes(lengths: Sequence[int], *, obs: int = 3, act: int = 2, seed: int = 
                 "truncations": last & (number % 2 == 1),
             }
         )
-    return made
+    return all_episodes
 
 
-def column(made: list[Arrays], key: str) -> np.ndarray:
+def column(all_episodes: list[Arrays], key: str) -> np.ndarray:
     """Concatenate an array of all episodes."""
-    return np.concatenate([episode[key] for episode in made])
+    return np.concatenate([episode[key] for episode in all_episodes])
 
 
-def observations_before(made: list[Arrays]) -> np.ndarray:
+def observations_before(all_episodes: list[Arrays]) -> np.ndarray:
     """Return the observation before each step of all episodes."""
-    return np.concatenate([episode["observations"][:-1] for episode in made])
+    return np.concatenate([episode["observations"][:-1] for episode in all_episodes])
 
 
-def observations_after(made: list[Arrays]) -> np.ndarray:
+def observations_after(all_episodes: list[Arrays]) -> np.ndarray:
     """Return the observation after each step of all episodes."""
-    return np.concatenate([episode["observations"][1:] for episode in made])
+    return np.concatenate([episode["observations"][1:] for episode in all_episodes])
 
 
 def box(shape: Sequence[int], low: float, high: float, dtype: str = "float32") -> dict[str, Any]:
@@ -53,7 +53,7 @@ def box(shape: Sequence[int], low: float, high: float, dtype: str = "float32") -
 
 def minari(
     folder: Path,
-    made: list[dict[str, Any]],
+    all_episodes: list[dict[str, Any]],
     *,
     observation_space: dict[str, Any] | None = None,
     action_space: dict[str, Any] | None = None,
@@ -63,14 +63,14 @@ def minari(
     data = folder / "data"
     data.mkdir(parents=True)
     with h5py.File(data / "main_data.hdf5", "w", track_order=True) as file:
-        for number, episode in enumerate(made):
+        for number, episode in enumerate(all_episodes):
             group = file.create_group(f"episode_{number}")
             group.attrs["id"] = number
             group.attrs["total_steps"] = len(episode.get("rewards", ()))
             write_group(group, episode)
     facts = {
-        "total_episodes": len(made),
-        "total_steps": sum(len(episode.get("rewards", ())) for episode in made),
+        "total_episodes": len(all_episodes),
+        "total_steps": sum(len(episode.get("rewards", ())) for episode in all_episodes),
         "data_format": "hdf5",
         "observation_space": json.dumps(observation_space or box([3], -np.inf, np.inf)),
         "action_space": json.dumps(action_space or box([2], -1, 1)),

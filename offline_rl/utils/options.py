@@ -104,19 +104,19 @@ class Checked:
                     raise ValueError(f"{name}={value} is not {allowed}")
 
 
-def annotations(hint: Any) -> Iterator[Any]:
+def type_metadata(hint: Any) -> Iterator[Any]:
     """Yield the metadata of all `Annotated` in a type, at any depth."""
     if get_origin(hint) is Annotated:
         yield from hint.__metadata__
     for part in get_args(hint):
-        yield from annotations(part)
+        yield from type_metadata(part)
 
 
 @cache
 def field_ranges(cls: type) -> dict[str, Range]:
     """Return the ranges of the fields that have one."""
     hints = get_type_hints(cls, include_extras=True)
-    pairs = ((f.name, note) for f in fields(cls) for note in annotations(hints[f.name]))
+    pairs = ((f.name, note) for f in fields(cls) for note in type_metadata(hints[f.name]))
     return {name: note for name, note in pairs if isinstance(note, Range)}
 
 

@@ -67,8 +67,8 @@ def test_a_damaged_entry_is_replaced(tmp_path: Path, parsed):
     whole = open_one(path, cache, parsed)
     [entry] = (cache / "opened").iterdir()
     array = max(entry.glob("*.npy"), key=lambda f: f.stat().st_size)
-    kept = array.read_bytes()
-    for damage in (kept[:100], b"", b"\0" * 200):
+    content = array.read_bytes()
+    for damage in (content[:100], b"", b"\0" * 200):
         array.unlink()  # `whole` still maps the file that was there
         array.write_bytes(damage)
         again = open_one(path, cache, parsed)

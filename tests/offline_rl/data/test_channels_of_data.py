@@ -40,9 +40,9 @@ def data_set() -> Dataset:
 
 
 def test_next_observations_of_all_channels_are_the_next_rows_or_the_stored_ones_at_ends() -> None:
-    data, given = data_set(), arrays()["observations"]
+    data, columns = data_set(), arrays()["observations"]
     final = arrays(seed=1)["observations"]
-    for name, array in given.items():
+    for name, array in columns.items():
         expected = np.concatenate([array[1:], array[:1]])
         expected[LAST] = final[name][LAST] // 2
         np.testing.assert_array_equal(data.next_observations[name], expected)
@@ -50,10 +50,10 @@ def test_next_observations_of_all_channels_are_the_next_rows_or_the_stored_ones_
 
 
 def test_stored_next_observations_are_kept_where_any_channel_differs_from_the_next_row() -> None:
-    given = arrays()
-    following = {name: np.roll(array, -1, 0) for name, array in given["observations"].items()}
+    columns = arrays()
+    following = {name: np.roll(array, -1, 0) for name, array in columns["observations"].items()}
     following["picture"][4, 0, 0, 0] ^= 1
-    data = Dataset.from_arrays(**given, next_observations=following)
+    data = Dataset.from_arrays(**columns, next_observations=following)
     for name, array in following.items():
         np.testing.assert_array_equal(data.next_observations[name], array)
     inside = [0, 1, 3, 5]
@@ -82,10 +82,10 @@ def test_selected_rows_keep_their_images() -> None:
     ],
 )
 def test_a_bad_channel_is_named(change: Any, sentence: str) -> None:
-    given = arrays()
-    given["observations"] |= change(*given["observations"].values())
+    columns = arrays()
+    columns["observations"] |= change(*columns["observations"].values())
     with pytest.raises(UserError, match=sentence):
-        Dataset.from_arrays(**given)
+        Dataset.from_arrays(**columns)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_a_bad_channel_is_named(change: Any, sentence: str) -> None:
     ],
 )
 def test_next_observations_need_the_same_channels_and_shapes(change: Any, sentence: str) -> None:
-    given = arrays()
+    columns = arrays()
     with pytest.raises(UserError, match=sentence):
-        Dataset.from_arrays(**given, next_observations=change(*given["observations"].values()))
+        Dataset.from_arrays(**columns, next_observations=change(*columns["observations"].values()))
 
 
 @pytest.mark.parametrize("writer", [write, write_npz, write_minari])
@@ -118,8 +118,8 @@ def test_written_channels_are_read_bit_for_bit(tmp_path: Path, writer: Any) -> N
         )
     assert again.spec is not None
     assert again.spec.observation_shapes == {"picture": (4, 5, 3), "state": (2,)}
-    told = info(tmp_path / name, **keys)
-    assert "[4, 5, 3] uint8" in told
+    text = info(tmp_path / name, **keys)
+    assert "[4, 5, 3] uint8" in text
     assert not [p for p in validate(again) if p.severity == "error"]
 
 

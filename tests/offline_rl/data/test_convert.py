@@ -35,13 +35,13 @@ def from_minari(tmp_path: Path) -> Path:
 
 
 def pictures(tmp_path: Path) -> Path:
-    made = episodes([3, 2])
+    all_episodes = episodes([3, 2])
     rng = np.random.default_rng(0)
-    for episode in made:
+    for episode in all_episodes:
         shape = (len(episode["observations"]), 32, 32, 3)
         episode["observations"] = rng.integers(0, 256, shape, dtype=np.uint8)
     space = box([32, 32, 3], 0, 255, "uint8")
-    return minari(tmp_path / "old-v0", made, observation_space=space, jpeg_encoding=False)
+    return minari(tmp_path / "old-v0", all_episodes, observation_space=space, jpeg_encoding=False)
 
 
 def failures(tmp_path: Path) -> Path:
@@ -69,10 +69,12 @@ def assert_same(left: Dataset, right: Dataset) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_written_data_set_is_read_unchanged(tmp_path: Path, source, target: str):
     path = source(tmp_path)
-    told = convert(path, tmp_path / target)
+    summary = convert(path, tmp_path / target)
     data = read(path)
     assert_same(read(tmp_path / target), data)
-    assert told.startswith(f"{tmp_path / target}: {data.num_rows:,} rows, {data.num_episodes} epi")
+    assert summary.startswith(
+        f"{tmp_path / target}: {data.num_rows:,} rows, {data.num_episodes} epi"
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -86,13 +88,13 @@ def test_time_outs_without_a_next_observation(tmp_path: Path, target: str):
     else:
         convert(path, tmp_path / target)
         assert_same(read(tmp_path / target), read(path))
-    told = convert(path, tmp_path / f"b_{target}", drop_unusable=True)
+    summary = convert(path, tmp_path / f"b_{target}", drop_unusable=True)
     arrays, data = two_episodes(), read(tmp_path / f"b_{target}")
     assert data.num_rows == 1002
     assert data.usable.all()
     assert np.flatnonzero(data.truncated).tolist() == [1001]
     np.testing.assert_array_equal(data.next_observations[1001], arrays["observations"][1002])
-    assert "1 time-out rows without a next observation left out" in told
+    assert "1 time-out rows without a next observation left out" in summary
 
 
 def test_some_time_outs_with_and_some_without_a_next_observation_are_refused(tmp_path: Path):
@@ -175,8 +177,8 @@ def test_a_name_that_minari_would_not_find_is_refused(tmp_path: Path):
 def test_infos_that_minari_cannot_store_are_named(tmp_path: Path):
     qpos = np.arange(1003.0)
     path = save(tmp_path / "a.hdf5", with_next(two_episodes()) | {"infos/qpos": qpos})
-    told = convert(path, tmp_path / "new-v0", infos=True)
-    assert told.endswith(f"not in {NAME}'s layout, left out: infos/qpos")
+    summary = convert(path, tmp_path / "new-v0", infos=True)
+    assert summary.endswith(f"not in {NAME}'s layout, left out: infos/qpos")
     convert(path, tmp_path / "new.hdf5", infos=True)
     np.testing.assert_array_equal(
         read(tmp_path / "new.hdf5", infos=True).extras["infos/qpos"], qpos
@@ -190,9 +192,9 @@ def test_the_command_line_converts_and_prints_a_summary(
     target = tmp_path / "sets" / "lift-v3"
     options = ["observation_keys=[object,robot0_joint_vel]", "subset=train", "format=minari"]
     assert main(["data", "convert", str(path), str(target), *options]) == 0
-    told, *notes, last = capsys.readouterr().out.splitlines()
+    summary, *notes, last = capsys.readouterr().out.splitlines()
     assert last == str(target)
-    assert told == f"{target}: 3 rows, 1 episodes as minari"
+    assert summary == f"{target}: 3 rows, 1 episodes as minari"
     assert any("1 rows that follow a success are left out" in note for note in notes)
     again = read(target)
     expected = read(path, observation_keys=["object", "robot0_joint_vel"], subset="train")
@@ -235,16 +237,16 @@ def test_info_and_check_take_the_options_of_reading(tmp_path: Path, capsys: pyte
 
 
 def test_a_change_of_the_actions_units_is_printed(tmp_path: Path):
-    made = episodes([3, 2])
-    for episode in made:
+    all_episodes = episodes([3, 2])
+    for episode in all_episodes:
         episode["actions"] *= 3
-    source = minari(tmp_path / "a-v0", made, action_space=box([2], -3, 3))
-    told = convert(source, tmp_path / "a.npz")
-    written, units = told.splitlines()[:2]
+    source = minari(tmp_path / "a-v0", all_episodes, action_space=box([2], -3, 3))
+    summary = convert(source, tmp_path / "a.npz")
+    written, units = summary.splitlines()[:2]
     assert written.startswith(f"{tmp_path / 'a.npz'}: 5 rows")
     assert units == "actions are written in [-1, 1]: -1 and 1 stand for -3 and 3"
     assert "-1 and 1 stand for -3 and 3" in info(source)
     assert "stand for" not in convert(tmp_path / "a.npz", tmp_path / "b.npz")
-    source = minari(tmp_path / "b-v0", made, action_space=box([2], -1, 1))
+    source = minari(tmp_path / "b-v0", all_episodes, action_space=box([2], -1, 1))
     with pytest.raises(UserError, match=r"leave their limits.* limits are -1 and 1"):
         convert(source, tmp_path / "c.npz")

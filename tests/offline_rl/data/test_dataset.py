@@ -263,8 +263,8 @@ def test_actions_beyond_1_by_rounding_are_clipped_with_a_note():
         data = of_actions(np.array([[-0.98], [action]]))
         assert data.actions.tolist() == [[np.float32(-0.98)], [1]]
         assert (note in " ".join(data.notes)) if note else not data.notes
-    for given in ({}, {"action_range": [-1, 1]}):
+    for options in ({}, {"action_range": [-1, 1]}):
         with pytest.raises(UserError, match=r"from -0\.98 to 1\.01.* clip the"):
-            of_actions(np.array([[-0.98], [1.01]]), **given)
+            of_actions(np.array([[-0.98], [1.01]]), **options)
     data = of_actions(np.array([[-0.97], [1 + 2**-10]]), action_range=[-1, 1])
     assert data.actions.max() == 1

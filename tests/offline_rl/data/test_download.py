@@ -130,8 +130,8 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return save(path, with_next(steps(1500, seed=1))).read_bytes()
 
 
-def a_card(*urls: str, **known: object) -> Card:
-    file = File("a.npz", "suite/a.npz", urls, **known)
+def a_card(*urls: str, **facts: object) -> Card:
+    file = File("a.npz", "suite/a.npz", urls, **facts)
     return Card("suite/name", "suite", "d4rl", {"train": file}, "here", "none")
 
 
@@ -169,8 +169,8 @@ def until(true: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("kind", ["sha256", "md5", "size_bytes", None])
 def test_a_file_is_downloaded_completely_and_found(host: Host, body: bytes, tmp_path: Path, kind):
-    known = {"md5": hashlib.md5(body).hexdigest(), "sha256": sha256(body), "size_bytes": len(body)}
-    card = a_card(host.says("/a", send(body)), **{k: v for k, v in known.items() if k == kind})
+    facts = {"md5": hashlib.md5(body).hexdigest(), "sha256": sha256(body), "size_bytes": len(body)}
+    card = a_card(host.says("/a", send(body)), **{k: v for k, v in facts.items() if k == kind})
     assert get(card, tmp_path) == body
     assert host.requests == [("/a", None, None)]
 
@@ -385,13 +385,13 @@ def test_a_redirect_loop_ends(host: Host, tmp_path: Path):
 def test_a_file_with_another_checksum_is_refused(
     host: Host, body: bytes, newer: bytes, tmp_path: Path, kind
 ):
-    known = {kind: getattr(hashlib, kind)(body).hexdigest()}
+    facts = {kind: getattr(hashlib, kind)(body).hexdigest()}
     bad = host.says("/bad", send(newer))
-    assert get(a_card(bad, host.says("/a", send(body)), **known), tmp_path) == body
+    assert get(a_card(bad, host.says("/a", send(body)), **facts), tmp_path) == body
     (tmp_path / "suite" / "a.npz").unlink()
-    sentence = refused(a_card(bad, **known), tmp_path)
+    sentence = refused(a_card(bad, **facts), tmp_path)
     assert getattr(hashlib, kind)(newer).hexdigest() in sentence
-    assert known[kind] in sentence
+    assert facts[kind] in sentence
     assert list((tmp_path / "suite").iterdir()) == []
     assert [path for path, *_ in host.requests] == ["/bad", "/a", "/bad"]
 
@@ -582,13 +582,15 @@ def test_two_processes_download_one_file_once(host: Host, body: bytes, tmp_path:
 def test_a_waiting_process_uses_the_file_of_the_other(
     host: Host, body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    card, told = a_card(host.says("/a", send(body)), sha256=sha256(body)), []
+    card, output = a_card(host.says("/a", send(body)), sha256=sha256(body)), []
     (tmp_path / "suite").mkdir()
     note = tmp_path / "suite" / "a.npz.part.json"
     thread = threading.Thread(target=download, args=([card], tmp_path))
     with open_exclusively(note, lambda: None):
         thread.start()
-        until(lambda: told.append(capsys.readouterr().err) or "another process" in "".join(told))
+        until(
+            lambda: output.append(capsys.readouterr().err) or "another process" in "".join(output)
+        )
         (tmp_path / "suite" / "a.npz").write_bytes(body)
         note.unlink()
     thread.join()

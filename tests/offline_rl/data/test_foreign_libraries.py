@@ -63,7 +63,7 @@ def test_minari_reads_our_images_bit_for_bit(tmp_path: Path, minari: Any):
 
 def test_we_read_what_minari_writes(tmp_path: Path, minari: Any):
     theirs = library("minari.data_collector.episode_buffer")
-    made = episodes([3, 1, 4, 2, 5, 2, 2, 3, 1, 2, 6], obs=5)
+    all_episodes = episodes([3, 1, 4, 2, 5, 2, 2, 3, 1, 2, 6], obs=5)
     buffers = [
         theirs.EpisodeBuffer(
             observations={"goal": e["observations"][:, :2], "pos": e["observations"][:, 2:]},
@@ -73,7 +73,7 @@ def test_we_read_what_minari_writes(tmp_path: Path, minari: Any):
             truncations=list(e["truncations"]),
             infos={"cost": np.arange(len(e["rewards"]) + 1.0)},
         )
-        for e in made
+        for e in all_episodes
     ]
     space = gymnasium.spaces.Dict(
         pos=gymnasium.spaces.Box(-9, 9, (3,)), goal=gymnasium.spaces.Box(-9, 9, (2,))
@@ -85,12 +85,14 @@ def test_we_read_what_minari_writes(tmp_path: Path, minari: Any):
             "theirs/x-v0", buffers, observation_space=space, action_space=limits
         )
     data = read(tmp_path / "theirs" / "x-v0")
-    np.testing.assert_array_equal(data.observations[: data.num_rows], observations_before(made))
-    np.testing.assert_array_equal(data.next_observations, observations_after(made))
-    np.testing.assert_allclose(data.actions, column(made, "actions"), atol=1e-6)
-    np.testing.assert_array_equal(data.rewards, column(made, "rewards").astype(np.float32))
-    np.testing.assert_array_equal(data.terminated, column(made, "terminations"))
-    np.testing.assert_array_equal(data.truncated, column(made, "truncations"))
+    np.testing.assert_array_equal(
+        data.observations[: data.num_rows], observations_before(all_episodes)
+    )
+    np.testing.assert_array_equal(data.next_observations, observations_after(all_episodes))
+    np.testing.assert_allclose(data.actions, column(all_episodes, "actions"), atol=1e-6)
+    np.testing.assert_array_equal(data.rewards, column(all_episodes, "rewards").astype(np.float32))
+    np.testing.assert_array_equal(data.terminated, column(all_episodes, "terminations"))
+    np.testing.assert_array_equal(data.truncated, column(all_episodes, "truncations"))
     assert data.extras["costs"][:4].tolist() == [1, 2, 3, 1]
 
 
@@ -106,13 +108,13 @@ def test_images_written_by_minari_are_read_as_minari_reads_them(tmp_path: Path, 
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = minari.create_dataset_from_buffers(
+        dataset = minari.create_dataset_from_buffers(
             "seen-v0",
             [buffer],
             observation_space=gymnasium.spaces.Box(0, 255, (32, 40, 3), np.uint8),
             action_space=gymnasium.spaces.Box(-1, 1, (2,), np.float32),
         )
-    (episode,) = made.iterate_episodes()
+    (episode,) = dataset.iterate_episodes()
     data = read(tmp_path / "seen-v0")
     np.testing.assert_array_equal(data.observations[:3], episode.observations[:3])
     np.testing.assert_array_equal(data.next_observations, episode.observations[1:])
@@ -131,7 +133,7 @@ def test_we_read_what_lerobot_writes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "next.done": flag,
         "next.success": flag,
     }
-    made = written.LeRobotDataset.create(
+    dataset = written.LeRobotDataset.create(
         "me/x", fps=10, features=features, root=tmp_path / "x", use_videos=False
     )
     rng, frames = np.random.default_rng(0), []
@@ -147,9 +149,9 @@ def test_we_read_what_lerobot_writes(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 "next.success": np.array([last and number == 0]),
             }
             frames.append(frame)
-            made.add_frame({**frame, "task": "push"})
-        made.save_episode()
-    made.finalize()
+            dataset.add_frame({**frame, "task": "push"})
+        dataset.save_episode()
+    dataset.finalize()
     data = read(tmp_path / "x")
     expected = {key: np.stack([frame[key] for frame in frames]) for key in features}
     np.testing.assert_array_equal(data.observations, expected["observation.state"])
@@ -157,8 +159,8 @@ def test_we_read_what_lerobot_writes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(data.rewards, expected["next.reward"][:, 0])
     assert np.flatnonzero(data.terminated).tolist() == [2]
     assert np.flatnonzero(data.truncated).tolist() == [7]
-    seen = read(tmp_path / "x", observation_keys=["observation.image"])
-    np.testing.assert_array_equal(seen.observations, expected["observation.image"])
+    images = read(tmp_path / "x", observation_keys=["observation.image"])
+    np.testing.assert_array_equal(images.observations, expected["observation.image"])
 
 
 @pytest.mark.parametrize("archive", [False, True])

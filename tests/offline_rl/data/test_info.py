@@ -14,13 +14,13 @@ def rows(text: str) -> dict[str, str]:
 
 def test_info_describes_a_file(tmp_path: Path):
     path = save(tmp_path / "mine.hdf5", two_episodes())
-    told = rows(info(path))
-    assert told["rows"] == "1,003, 1 without a next observation"
-    assert told["episodes"] == "2: 1 terminated, 1 truncated"
-    assert told["lengths"] == "3 to 1,000, mean 501.5"
-    assert told["SHA-256"] == checksum(path)
-    assert "score" not in told
-    assert [*told][:3] == ["file", "actions", "rows"]
+    lines = rows(info(path))
+    assert lines["rows"] == "1,003, 1 without a next observation"
+    assert lines["episodes"] == "2: 1 terminated, 1 truncated"
+    assert lines["lengths"] == "3 to 1,000, mean 501.5"
+    assert lines["SHA-256"] == checksum(path)
+    assert "score" not in lines
+    assert [*lines][:3] == ["file", "actions", "rows"]
     limits = rows(info(path, action_range=[-2, 2]))
     assert [*limits][:3] == ["file", "actions", "limits"]
     assert limits["limits"] == "-1 and 1 stand for -2 and 2"
@@ -31,10 +31,10 @@ def test_info_prints_the_score_of_a_cards_file(tmp_path: Path):
     arrays = with_next(two_episodes())
     arrays["rewards"][:] = 0
     arrays["rewards"][[0, 3]] = 1607.0138475
-    told = rows(info(save(tmp_path / "hopper_medium-v1.hdf5", arrays)))
-    assert told["score"].startswith("50.00 ")
-    assert told["card"].startswith("hopper-medium-v1")
-    assert told["returns"].startswith("1607.014 ± 0.000")
+    lines = rows(info(save(tmp_path / "hopper_medium-v1.hdf5", arrays)))
+    assert lines["score"].startswith("50.00 ")
+    assert lines["card"].startswith("hopper-medium-v1")
+    assert lines["returns"].startswith("1607.014 ± 0.000")
 
 
 def test_a_file_with_a_cards_name_and_another_checksum_gets_no_score(tmp_path: Path):

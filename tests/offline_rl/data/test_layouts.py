@@ -194,11 +194,11 @@ def test_an_option_that_means_nothing_in_a_layout_is_refused(
 
 
 @pytest.mark.parametrize(
-    "given", [[0], [1, 0], [0, 0], ["a", "b"], [[0, 0], [1, -1]], [[[0]], [[1]]]]
+    "bounds", [[0], [1, 0], [0, 0], ["a", "b"], [[0, 0], [1, -1]], [[[0]], [[1]]]]
 )
-def test_an_invalid_action_range_is_refused(tmp_path: Path, given: list):
+def test_an_invalid_action_range_is_refused(tmp_path: Path, bounds: list):
     with pytest.raises(UserError, match=r"action_range=.*\[low, high\] is expected"):
-        read(save(tmp_path / "a.hdf5", two_episodes()), action_range=given)
+        read(save(tmp_path / "a.hdf5", two_episodes()), action_range=bounds)
 
 
 def test_an_action_range_of_another_width_is_refused(tmp_path: Path):

@@ -24,11 +24,11 @@ LAST = np.cumsum(LENGTHS) - 1
 
 def frames(**more: np.ndarray) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    made: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "observation.state": rng.normal(size=(ROWS, 3)).astype(np.float32),
         "action": rng.uniform(-1, 1, (ROWS, 2)).astype(np.float32),
     }
-    return made | more
+    return columns | more
 
 
 def at(*rows: int) -> np.ndarray:
@@ -38,38 +38,40 @@ def at(*rows: int) -> np.ndarray:
 
 @pytest.mark.parametrize("split_at", [(), (2, 6), tuple(range(1, ROWS))])
 def test_every_array_however_the_rows_are_spread_over_files(tmp_path: Path, split_at: tuple):
-    made = frames(**{"next.reward": np.arange(ROWS, dtype=np.float32), "next.done": at(*LAST)})
-    data = read(lerobot(tmp_path / "a", made, LENGTHS, split_at=split_at))
-    np.testing.assert_array_equal(data.observations, made["observation.state"])
-    np.testing.assert_array_equal(data.actions, made["action"])
-    np.testing.assert_array_equal(data.rewards, made["next.reward"])
+    columns = frames(**{"next.reward": np.arange(ROWS, dtype=np.float32), "next.done": at(*LAST)})
+    data = read(lerobot(tmp_path / "a", columns, LENGTHS, split_at=split_at))
+    np.testing.assert_array_equal(data.observations, columns["observation.state"])
+    np.testing.assert_array_equal(data.actions, columns["action"])
+    np.testing.assert_array_equal(data.rewards, columns["next.reward"])
     assert data.episode_lengths().tolist() == LENGTHS
     inside = np.setdiff1d(np.arange(ROWS), LAST)
     np.testing.assert_array_equal(data.next_index[inside], inside + 1)
 
 
 def test_version_2_with_a_file_for_each_episode(tmp_path: Path):
-    made = frames()
+    columns = frames()
     starts = tuple(np.cumsum(LENGTHS)[:-1])
-    path = lerobot(tmp_path / "a", made, LENGTHS, split_at=starts, version="v2.1", table=free_lists)
+    path = lerobot(
+        tmp_path / "a", columns, LENGTHS, split_at=starts, version="v2.1", table=free_lists
+    )
     data = read(path)
-    np.testing.assert_array_equal(data.observations, made["observation.state"])
-    np.testing.assert_array_equal(data.actions, made["action"])
+    np.testing.assert_array_equal(data.observations, columns["observation.state"])
+    np.testing.assert_array_equal(data.actions, columns["action"])
     assert data.episode_lengths().tolist() == LENGTHS
 
 
 def test_rows_are_put_in_the_order_of_index(tmp_path: Path):
-    made = frames()
-    path = lerobot(tmp_path / "a", made, LENGTHS, split_at=(3,))
+    columns = frames()
+    path = lerobot(tmp_path / "a", columns, LENGTHS, split_at=(3,))
     first, _ = sorted((path / "data" / "chunk-000").iterdir())
     (path / "data" / "chunk-001").mkdir()
     first.rename(path / "data" / "chunk-001" / "file-000.parquet")
-    np.testing.assert_array_equal(read(path).observations, made["observation.state"])
+    np.testing.assert_array_equal(read(path).observations, columns["observation.state"])
 
 
 def test_an_action_of_one_number_is_a_column(tmp_path: Path):
-    made = frames(action=np.linspace(-1, 1, ROWS, dtype=np.float32))
-    data = read(lerobot(tmp_path / "a", made, LENGTHS))
+    columns = frames(action=np.linspace(-1, 1, ROWS, dtype=np.float32))
+    data = read(lerobot(tmp_path / "a", columns, LENGTHS))
     assert data.actions.shape == (ROWS, 1)
 
 
@@ -110,13 +112,13 @@ def test_the_meaning_of_done(tmp_path: Path, case: str):
 
 def test_states_are_concatenated_by_name_or_in_the_given_order(tmp_path: Path):
     other = np.random.default_rng(1).normal(size=(ROWS, 2)).astype(np.float32)
-    made = frames(**{"observation.environment_state": other})
-    path = lerobot(tmp_path / "a", made, LENGTHS)
+    columns = frames(**{"observation.environment_state": other})
+    path = lerobot(tmp_path / "a", columns, LENGTHS)
     data, swapped = read(path), read(path, observation_keys=["observation.state"])
-    expected = np.concatenate([other, made["observation.state"]], axis=1)
+    expected = np.concatenate([other, columns["observation.state"]], axis=1)
     np.testing.assert_array_equal(data.observations, expected)
     assert "observed: observation.environment_state, observation.state" in data.notes
-    np.testing.assert_array_equal(swapped.observations, made["observation.state"])
+    np.testing.assert_array_equal(swapped.observations, columns["observation.state"])
     assert "not observed: observation.environment_state" in swapped.notes
 
 
@@ -220,13 +222,13 @@ def test_version_3_episodes_must_be_those_of_meta_by_their_number(tmp_path: Path
 
 def test_features_with_other_names_are_offered_or_listed(tmp_path: Path):
     numbers = frames()["observation.state"]
-    made = {"state": numbers, "force": numbers, "actions": frames()["action"]}
-    path = lerobot(tmp_path / "a", made, LENGTHS)
+    columns = {"state": numbers, "force": numbers, "actions": frames()["action"]}
+    path = lerobot(tmp_path / "a", columns, LENGTHS)
     with pytest.raises(UserError, match="Choose among force, state with observation_keys"):
         read(path)
     data = read(path, observation_keys=["state"])
     np.testing.assert_array_equal(data.observations, numbers)
-    np.testing.assert_array_equal(data.actions, made["actions"])
+    np.testing.assert_array_equal(data.actions, columns["actions"])
     more = frames(effort=numbers, actions=np.zeros((ROWS, 2), np.float32))
     path = lerobot(tmp_path / "c", more, LENGTHS)
     with pytest.raises(UserError, match=r"no efort .* Choose among effort, observation\.state"):
@@ -278,16 +280,18 @@ def test_a_video_that_is_missing_damaged_or_too_short_is_named(tmp_path: Path):
 
 def test_images_in_the_tables_can_be_observed(tmp_path: Path):
     pictures = np.random.default_rng(0).integers(0, 256, (ROWS, 6, 5, 3), dtype=np.uint8)
-    made = frames() | {"observation.image": [png(picture) for picture in pictures]}
+    columns = frames() | {"observation.image": [png(picture) for picture in pictures]}
     described = {"observation.image": {"dtype": "image", "shape": [6, 5, 3]}}
-    path = lerobot(tmp_path / "a", made, LENGTHS, features=described, split_at=(4,))
+    path = lerobot(tmp_path / "a", columns, LENGTHS, features=described, split_at=(4,))
     data = read(path)
-    np.testing.assert_array_equal(data.observations, made["observation.state"])
+    np.testing.assert_array_equal(data.observations, columns["observation.state"])
     assert "not observed: observation.image" in data.notes
-    seen = read(path, observation_keys=["observation.state", "observation.image"]).observations
-    assert list(seen) == ["state", "image"]
-    assert seen["image"].dtype == np.uint8
-    np.testing.assert_array_equal(seen["image"], pictures)
+    observations = read(
+        path, observation_keys=["observation.state", "observation.image"]
+    ).observations
+    assert list(observations) == ["state", "image"]
+    assert observations["image"].dtype == np.uint8
+    np.testing.assert_array_equal(observations["image"], pictures)
 
 
 def test_images_of_different_or_wrong_sizes_are_refused(tmp_path: Path):
@@ -297,17 +301,17 @@ def test_images_of_different_or_wrong_sizes_are_refused(tmp_path: Path):
         ("a", shown, r"its images differ in size: \[\[6, 5, 3\], \[7, 5, 3\]\]"),
         ("b", [shown[7]] * ROWS, r"images of shape \[7, 5, 3\], but \[6, 5, 3\] is stated"),
     ):
-        made = frames() | {"observation.image": [png(picture) for picture in pictures]}
-        path = lerobot(tmp_path / name, made, LENGTHS, features=described)
+        columns = frames() | {"observation.image": [png(picture) for picture in pictures]}
+        path = lerobot(tmp_path / name, columns, LENGTHS, features=described)
         with pytest.raises(UserError, match=sentence):
             read(path, observation_keys=["observation.image"])
 
 
 def test_a_subset_is_a_split_of_the_set(tmp_path: Path):
-    made = frames()
-    path = lerobot(tmp_path / "a", made, LENGTHS, splits={"train": "0:2", "val": "2:3"})
+    columns = frames()
+    path = lerobot(tmp_path / "a", columns, LENGTHS, splits={"train": "0:2", "val": "2:3"})
     np.testing.assert_array_equal(
-        read(path, subset="val").observations, made["observation.state"][8:]
+        read(path, subset="val").observations, columns["observation.state"][8:]
     )
     assert read(path, subset="train").episode_lengths().tolist() == [3, 5]
     with pytest.raises(UserError, match="no subset 'test'; it names train, val"):
@@ -396,10 +400,10 @@ def test_a_bad_column_is_named(tmp_path: Path, table: Any, sentence: str):
 
 
 def test_nan_is_refused_by_the_features_name(tmp_path: Path):
-    made = frames()
-    made["observation.state"][4, 1] = np.nan
+    columns = frames()
+    columns["observation.state"][4, 1] = np.nan
     with pytest.raises(UserError, match=r"observation\.state has nan first in row 4"):
-        read(lerobot(tmp_path / "a", made, LENGTHS))
+        read(lerobot(tmp_path / "a", columns, LENGTHS))
 
 
 def test_a_flag_that_is_neither_0_nor_1_is_refused(tmp_path: Path):
@@ -452,8 +456,8 @@ def test_names_rate_and_action_range_are_in_the_spec(tmp_path: Path):
     assert (spec.action_names, spec.observation_names) == (("pan", "lift"), ("x", "y", "z"))
     assert spec.rate_hz == 10
     assert any("stand for the minimum and maximum" in note for note in data.notes)
-    own = read(path, action_range=[-100.0, 100.0])
-    np.testing.assert_allclose(own.actions, degrees / 100, atol=1e-6)
+    rescaled = read(path, action_range=[-100.0, 100.0])
+    np.testing.assert_allclose(rescaled.actions, degrees / 100, atol=1e-6)
     stats["action"]["min"] = ["low"]
     (path / "meta" / "stats.json").write_text(json.dumps(stats))
     with pytest.raises(UserError, match=r"stats\.json: min and max of the actions"):
@@ -485,11 +489,11 @@ def test_statistics_of_other_data_are_refused_or_noted(tmp_path: Path):
 
 
 def test_actions_within_one_stay_unchanged_for_any_statistics(tmp_path: Path):
-    made = frames()
-    path = lerobot(tmp_path / "a", made, LENGTHS)
+    columns = frames()
+    path = lerobot(tmp_path / "a", columns, LENGTHS)
     stats = {"action": {"min": [-0.5, -0.5], "max": [0.5, 0.5]}}
     (path / "meta" / "stats.json").write_text(json.dumps(stats))
-    np.testing.assert_array_equal(read(path).actions, made["action"])
+    np.testing.assert_array_equal(read(path).actions, columns["action"])
 
 
 @pytest.mark.parametrize(
@@ -503,8 +507,8 @@ def test_actions_within_one_stay_unchanged_for_any_statistics(tmp_path: Path):
 def test_a_table_without_action_says_which_column_to_rename(
     tmp_path: Path, columns: list[str], remedy: str
 ):
-    made = frames()
-    action = made.pop("action")
-    path = lerobot(tmp_path / "a", made | dict.fromkeys(columns, action), LENGTHS)
+    arrays = frames()
+    action = arrays.pop("action")
+    path = lerobot(tmp_path / "a", arrays | dict.fromkeys(columns, action), LENGTHS)
     with pytest.raises(UserError, match=remedy):
         read(path)

@@ -86,13 +86,13 @@ def test_a_missing_file_names_the_folders_and_the_remedy(tmp_path: Path, monkeyp
         find_file(card)
     with pytest.raises(UserError, match=r"Remedy: name another folder"):
         find_file(a_card(File("a.hdf5", "suite/a.hdf5")))
-    for name, made in (
+    for name, recipe in (
         ("gym/pen-binary-medium-replay", "recipe=pen 'qualities=[medium-replay]'"),
         ("gym/antmaze-umaze", "recipe=antmaze 'qualities=[antmaze-umaze]'"),
         ("push/standard-pixels-expert", "recipe=push 'qualities=[standard-pixels-expert]'"),
         ("ogbench/cube-single-expert", "recipe=cube 'qualities=[cube-single-expert]'"),
     ):
-        remedy = f"Remedy: make it with offline-rl generate {made} out={tmp_path}/"
+        remedy = f"Remedy: make it with offline-rl generate {recipe} out={tmp_path}/"
         with pytest.raises(UserError, match=re.escape(remedy)):
             find_file(cards()[name], tmp_path)
     with pytest.raises(UserError, match="Remedy: offline-rl data download hopper-medium-v2"):

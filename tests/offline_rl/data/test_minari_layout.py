@@ -19,14 +19,16 @@ LENGTHS = [3, 1, 4, 2, 5, 2, 2, 3, 1, 2, 6, 3]  # twelve: episode_10 comes after
 
 
 def test_every_array_of_every_episode_in_the_order_of_numbers(tmp_path: Path):
-    made = episodes(LENGTHS)
-    data = read(minari(tmp_path / "a-v0", made))
-    np.testing.assert_array_equal(data.observations[: data.num_rows], observations_before(made))
-    np.testing.assert_array_equal(data.next_observations, observations_after(made))
-    np.testing.assert_array_equal(data.actions, column(made, "actions"))
-    np.testing.assert_array_equal(data.rewards, column(made, "rewards").astype(np.float32))
-    np.testing.assert_array_equal(data.terminated, column(made, "terminations"))
-    np.testing.assert_array_equal(data.truncated, column(made, "truncations"))
+    all_episodes = episodes(LENGTHS)
+    data = read(minari(tmp_path / "a-v0", all_episodes))
+    np.testing.assert_array_equal(
+        data.observations[: data.num_rows], observations_before(all_episodes)
+    )
+    np.testing.assert_array_equal(data.next_observations, observations_after(all_episodes))
+    np.testing.assert_array_equal(data.actions, column(all_episodes, "actions"))
+    np.testing.assert_array_equal(data.rewards, column(all_episodes, "rewards").astype(np.float32))
+    np.testing.assert_array_equal(data.terminated, column(all_episodes, "terminations"))
+    np.testing.assert_array_equal(data.truncated, column(all_episodes, "truncations"))
     assert data.episode_lengths().tolist() == LENGTHS
     assert len(data.observations) == sum(LENGTHS) + len(LENGTHS)  # each stored once
 
@@ -46,31 +48,31 @@ def test_the_metadata_are_part_of_the_checksum(tmp_path: Path):
 
 
 def test_a_file_alone_under_any_name_needs_no_metadata(tmp_path: Path):
-    made = episodes([3, 2])
-    folder = minari(tmp_path / "a-v0", made)
+    all_episodes = episodes([3, 2])
+    folder = minari(tmp_path / "a-v0", all_episodes)
     alone = (folder / "data" / "main_data.hdf5").rename(tmp_path / "some.bin")
-    np.testing.assert_array_equal(read(alone).next_observations, observations_after(made))
+    np.testing.assert_array_equal(read(alone).next_observations, observations_after(all_episodes))
 
 
 def test_a_dict_is_flattened_as_gymnasium_flattens_it(tmp_path: Path):
-    made = episodes([3, 2], obs=9)
+    all_episodes = episodes([3, 2], obs=9)
     parts = {"goal": slice(0, 2), "pos": slice(2, 6), "angle": slice(6, 7)}
     parts |= {"joint_2": slice(7, 8), "joint_10": slice(8, 9)}
-    for episode in made:
+    for episode in all_episodes:
         whole = episode["observations"]
         episode["observations"] = {key: whole[:, part] for key, part in parts.items()}
     subspaces = {k: box([p.stop - p.start], -np.inf, np.inf) for k, p in parts.items()}
     space = {"type": "Dict", "subspaces": subspaces}
-    folder = minari(tmp_path / "a-v0", made, observation_space=space)
+    folder = minari(tmp_path / "a-v0", all_episodes, observation_space=space)
     data = read(folder)
-    own = gymnasium.spaces.Dict(
+    gym_space = gymnasium.spaces.Dict(
         {
             key: gymnasium.spaces.Box(-np.inf, np.inf, (part.stop - part.start,))
             for key, part in parts.items()
         }
     )
-    first = {key: array[0] for key, array in made[0]["observations"].items()}
-    np.testing.assert_array_equal(data.observations[0], gymnasium.spaces.flatten(own, first))
+    first = {key: array[0] for key, array in all_episodes[0]["observations"].items()}
+    np.testing.assert_array_equal(data.observations[0], gymnasium.spaces.flatten(gym_space, first))
     chosen = read(folder, observation_keys=["pos", "goal"])
     np.testing.assert_array_equal(
         chosen.observations[0], np.concatenate([first["pos"], first["goal"]])
@@ -83,52 +85,52 @@ def test_a_dict_is_flattened_as_gymnasium_flattens_it(tmp_path: Path):
 
 
 def test_a_tuple_keeps_its_order(tmp_path: Path):
-    made = episodes([2])
-    whole = made[0]["observations"]
-    made[0]["observations"] = {f"_index_{i}": whole[:, :1] + i for i in range(11)}
-    data = read(minari(tmp_path / "a-v0", made))
+    all_episodes = episodes([2])
+    whole = all_episodes[0]["observations"]
+    all_episodes[0]["observations"] = {f"_index_{i}": whole[:, :1] + i for i in range(11)}
+    data = read(minari(tmp_path / "a-v0", all_episodes))
     np.testing.assert_array_equal(data.observations[0], whole[0, 0] + np.arange(11, dtype="f4"))
 
 
 def test_episodes_with_flags_inside_with_both_flags_and_with_none(tmp_path: Path):
-    made = episodes([4, 3, 2])
-    made[0]["terminations"][:] = [False, True, False, True]
-    made[0]["truncations"][:] = [False, False, False, True]  # both: it terminated
-    made[1]["truncations"][:] = False  # no flag: the recording stopped
-    data = read(minari(tmp_path / "a-v0", made))
+    all_episodes = episodes([4, 3, 2])
+    all_episodes[0]["terminations"][:] = [False, True, False, True]
+    all_episodes[0]["truncations"][:] = [False, False, False, True]  # both: it terminated
+    all_episodes[1]["truncations"][:] = False  # no flag: the recording stopped
+    data = read(minari(tmp_path / "a-v0", all_episodes))
     assert np.flatnonzero(data.terminated).tolist() == [1, 3, 8]
     assert np.flatnonzero(data.truncated).tolist() == [6]
-    np.testing.assert_array_equal(data.next_observations, observations_after(made))
+    np.testing.assert_array_equal(data.next_observations, observations_after(all_episodes))
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])
 def test_integer_actions_of_an_action_space_are_continuous(tmp_path: Path, dtype: Any):
-    made = episodes([3])
-    made[0]["actions"] = np.array([[0], [5], [10]], dtype)
-    folder = minari(tmp_path / "a-v0", made, action_space=box([1], 0, 10))
+    all_episodes = episodes([3])
+    all_episodes[0]["actions"] = np.array([[0], [5], [10]], dtype)
+    folder = minari(tmp_path / "a-v0", all_episodes, action_space=box([1], 0, 10))
     assert read(folder).actions[:, 0].tolist() == [-1, 0, 1]
 
 
 def test_a_missing_data_file_next_to_its_metadata_is_reported(tmp_path: Path):
     for lacking in (["terminations"], ["terminations", "truncations"]):
-        made = episodes([3])
+        all_episodes = episodes([3])
         for key in lacking:
-            del made[0][key]
-        folder = minari(tmp_path / "-".join([*lacking, "v0"]), made)
+            del all_episodes[0][key]
+        folder = minari(tmp_path / "-".join([*lacking, "v0"]), all_episodes)
         with pytest.raises(UserError, match=f"no array 'episode_0/{lacking[0]}'"):
             read(folder)
 
 
 def test_the_action_space_is_mapped_to_one_by_default(tmp_path: Path):
-    made = episodes([3])
-    made[0]["actions"] = np.array([[-2, 0], [4, 5], [1, 10]], np.float32)
+    all_episodes = episodes([3])
+    all_episodes[0]["actions"] = np.array([[-2, 0], [4, 5], [1, 10]], np.float32)
     space = box([2], 0, 0) | {"low": [-2.0, 0.0], "high": [4.0, 10.0]}
-    folder = minari(tmp_path / "a-v0", made, action_space=space)
+    folder = minari(tmp_path / "a-v0", all_episodes, action_space=space)
     assert read(folder).actions.tolist() == [[-1, -1], [1, 0], [0, 1]]
     halved = read(folder, action_range=[-20, 20]).actions
-    np.testing.assert_allclose(halved, made[0]["actions"] / 20, atol=1e-7)
+    np.testing.assert_allclose(halved, all_episodes[0]["actions"] / 20, atol=1e-7)
     np.testing.assert_allclose(
-        read(folder, action_scale=10).actions, made[0]["actions"] / 10, atol=1e-7
+        read(folder, action_scale=10).actions, all_episodes[0]["actions"] / 10, atol=1e-7
     )
     unbounded = box([2], -np.inf, np.inf)
     (folder / "data" / "metadata.json").write_text(
@@ -139,15 +141,15 @@ def test_the_action_space_is_mapped_to_one_by_default(tmp_path: Path):
 
 
 def test_costs_and_infos_belong_to_the_steps(tmp_path: Path):
-    made = episodes([3, 2])
-    for episode in made:
+    all_episodes = episodes([3, 2])
+    for episode in all_episodes:
         rows = np.arange(len(episode["rewards"]) + 1)
         episode["infos"] = {
             "cost": rows * 1.0,
             "inner": {"x": rows * 10},
             "text": ["a"] * len(rows),
         }
-    folder = minari(tmp_path / "a-v0", made)
+    folder = minari(tmp_path / "a-v0", all_episodes)
     data = read(folder)
     assert data.extras.keys() == {"costs"}
     assert data.extras["costs"].tolist() == [1, 2, 3, 1, 2]
@@ -164,14 +166,14 @@ def jpeg(picture: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("encoded", [True, False])
 def test_images_are_read_from_jpeg_or_raw_arrays(tmp_path: Path, encoded: bool):
-    made = episodes([2])
+    all_episodes = episodes([2])
     gray = np.array([10, 120, 250], np.uint8)  # JPEG keeps a picture of one gray
     pictures = np.broadcast_to(gray[:, None, None, None], (3, 32, 40, 3))
-    made[0]["observations"] = [jpeg(p) for p in pictures] if encoded else pictures
+    all_episodes[0]["observations"] = [jpeg(p) for p in pictures] if encoded else pictures
     space = box([32, 40, 3], 0, 255, "uint8")
     folder = minari(
         tmp_path / "a-v0",
-        made,
+        all_episodes,
         observation_space=space,
         **({} if encoded else {"jpeg_encoding": False}),
     )
@@ -183,19 +185,19 @@ def test_images_are_read_from_jpeg_or_raw_arrays(tmp_path: Path, encoded: bool):
 
 
 def test_images_with_vectors_are_channels_if_requested_and_otherwise_left_out(tmp_path: Path):
-    made = episodes([2])
+    all_episodes = episodes([2])
     picture = np.zeros((3, 32, 32, 3), np.uint8)
-    made[0]["observations"] = {"state": made[0]["observations"], "view": picture}
+    all_episodes[0]["observations"] = {"state": all_episodes[0]["observations"], "view": picture}
     space = {
         "type": "Dict",
         "subspaces": {"state": box([3], -1, 1), "view": box([32, 32, 3], 0, 255, "uint8")},
     }
-    folder = minari(tmp_path / "a-v0", made, observation_space=space, jpeg_encoding=False)
+    folder = minari(tmp_path / "a-v0", all_episodes, observation_space=space, jpeg_encoding=False)
     data = read(folder)
     assert data.observations.shape == (3, 3)
     assert data.notes == ("not observed: view",)
-    seen = read(folder, observation_keys=["state", "view"]).observations
-    assert {name: part.shape for name, part in seen.items()} == {
+    observations = read(folder, observation_keys=["state", "view"]).observations
+    assert {name: part.shape for name, part in observations.items()} == {
         "state": (3, 3),
         "view": (3, 32, 32, 3),
     }
@@ -204,15 +206,15 @@ def test_images_with_vectors_are_channels_if_requested_and_otherwise_left_out(tm
 
 
 def without(key: str) -> list[dict[str, Any]]:
-    made = episodes([3, 2])
-    del made[1][key]
-    return made
+    all_episodes = episodes([3, 2])
+    del all_episodes[1][key]
+    return all_episodes
 
 
 def changed(key: str, value: Any) -> list[dict[str, Any]]:
-    made = episodes([3, 2])
-    made[1][key] = value
-    return made
+    all_episodes = episodes([3, 2])
+    all_episodes[1][key] = value
+    return all_episodes
 
 
 def no_steps() -> list[dict[str, Any]]:
@@ -252,8 +254,8 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_file_gets_one_sentence_that_names_it(tmp_path: Path, case: str):
-    made, sentence = BAD[case]
-    folder = minari(tmp_path / "a-v0", made)
+    all_episodes, sentence = BAD[case]
+    folder = minari(tmp_path / "a-v0", all_episodes)
     with pytest.raises(UserError, match=sentence) as caught:
         read(folder)
     assert str(folder) in str(caught.value)

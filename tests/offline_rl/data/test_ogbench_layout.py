@@ -28,11 +28,11 @@ def trajectories() -> Arrays:
 
 def steps(arrays: Arrays) -> list[tuple[int, bool]]:
     """Return the rows that are steps, and whether each is its trajectory's last one."""
-    found, start = [], 0
+    step_rows, start = [], 0
     for states in STATES:
-        found += [(start + step, step == states - 2) for step in range(states - 1)]
+        step_rows += [(start + step, step == states - 2) for step in range(states - 1)]
         start += states
-    return found
+    return step_rows
 
 
 def test_every_step_is_a_transition_and_final_states_are_not(tmp_path: Path):
@@ -141,9 +141,9 @@ def test_files_that_only_plain_reads_get_a_hint_to_plain_alone(
     tmp_path: Path, more: str, renamed: dict
 ):
     """OGBench's files have no next observations and no time-outs."""
-    made, rows = trajectories(), sum(STATES)
-    arrays = {renamed.get(k, k): made[k] for k in ("observations", "actions", "terminals")}
-    arrays |= {more: made["observations"] if more[0] == "n" else np.zeros(rows, bool)}
+    original, rows = trajectories(), sum(STATES)
+    arrays = {renamed.get(k, k): original[k] for k in ("observations", "actions", "terminals")}
+    arrays |= {more: original["observations"] if more[0] == "n" else np.zeros(rows, bool)}
     with pytest.raises(UserError, match="Add format=plain if every row is a step") as caught:
         read(save(tmp_path / "a.npz", arrays))
     assert "ogbench" not in str(caught.value)

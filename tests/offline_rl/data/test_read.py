@@ -149,16 +149,16 @@ def test_without_time_outs_a_jump_of_the_observations_ends_an_episode(tmp_path: 
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_d4rl_compatible_equals_qlearning_dataset_for_every_suite(tmp_path: Path, suite: str):
-    made = SUITES[suite]
-    arrays, limit = made.make(), made.max_episode_steps
+    example = SUITES[suite]
+    arrays, limit = example.make(), example.max_episode_steps
     path = save(tmp_path / "file.hdf5", arrays)
     options = {"max_episode_steps": limit, "d4rl_compatible": True}
     assert equal(read(path, **options), qlearning_dataset(arrays, limit))
-    kept = qlearning_dataset(arrays, limit, terminate_on_end=True)
-    assert len(kept["r"]) == len(arrays["rewards"]) - 1
-    assert equal(read(path, **options, terminate_on_end=True), kept)
+    expected = qlearning_dataset(arrays, limit, terminate_on_end=True)
+    assert len(expected["r"]) == len(arrays["rewards"]) - 1
+    assert equal(read(path, **options, terminate_on_end=True), expected)
     differs = not equal(read(path, max_episode_steps=limit), qlearning_dataset(arrays, limit))
-    assert differs == (made.ours != "nothing")
+    assert differs == (example.ours != "nothing")
 
 
 def test_terminate_on_end_needs_d4rl_compatible(tmp_path: Path):

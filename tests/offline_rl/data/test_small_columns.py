@@ -34,14 +34,16 @@ def test_a_small_signal_is_named_with_a_setting_that_scales_it_to_one(size: floa
     if normalize == "min_max":
         size /= 10  # a range of 1e-4 or more is scaled
     (warning,) = warnings(data(size), normalize_observations=normalize)
-    told = f"amperes has a standard deviation of {size:.1e} and will barely affect training. Set"
-    assert warning.startswith(told)
+    expected = (
+        f"amperes has a standard deviation of {size:.1e} and will barely affect training. Set"
+    )
+    assert warning.startswith(expected)
     assert warning.endswith(" to scale it to 1")
     assert not any(name in warning for name in ("x ", "fixed", "rounded"))
     least = float(warning.split("min_std=")[1].split()[0])
     cfg = Preprocessing(normalize_observations=True, min_std=least)
-    seen = Transform.fit(cfg, data(size), (4,)).dataset(data(size)).observations[:, 1]
-    assert seen == pytest.approx(SIGN, abs=1e-3)
+    normalized = Transform.fit(cfg, data(size), (4,)).dataset(data(size)).observations[:, 1]
+    assert normalized == pytest.approx(SIGN, abs=1e-3)
     assert warnings(data(size), cfg=cfg) == []
 
 

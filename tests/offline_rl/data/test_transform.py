@@ -49,10 +49,10 @@ def test_small_columns_are_divided_by_min_std_and_others_by_their_standard_devia
     data = dataset()
     data.observations[:, 1] *= 1e-3
     cfg = Preprocessing(normalize_observations=True, min_std=0.1)
-    found = Transform.fit(cfg, data, (3,)).parts
-    own = data.observations[:4].astype(np.float64).std(0)
-    assert own[1] < 0.1 < min(own[0], own[2])
-    assert found.scale == pytest.approx([own[0], 0.1, own[2]], rel=1e-6)
+    normalizer = Transform.fit(cfg, data, (3,)).parts
+    std = data.observations[:4].astype(np.float64).std(0)
+    assert std[1] < 0.1 < min(std[0], std[2])
+    assert normalizer.scale == pytest.approx([std[0], 0.1, std[2]], rel=1e-6)
 
 
 def test_rewards_are_divided_by_the_range_of_returns_then_scaled_and_shifted():
@@ -99,27 +99,29 @@ def test_a_field_out_of_its_range_is_refused(name, field, value):
 
 def test_ranges_become_minus_one_to_one_and_constants_are_only_shifted():
     """Each vector channel has its own range: numbers from 2 to 6 become (x - 4) / 2."""
-    seen = {
+    observations = {
         "place": np.array([[2.0, 7.0], [6, 7.00001], [3, 7], [5, 7]], np.float32),
         "eye": np.full((4, 2, 2, 3), 9, np.uint8),
     }
     rows = np.zeros((4, 1)), np.zeros(4), np.zeros(4, bool), np.arange(4) == 3
     cfg = Preprocessing(normalize_observations="min_max")
-    data = Dataset.from_arrays(seen, *rows)
-    made = Transform.fit(cfg, data, {"place": (2,), "eye": (2, 2, 3)})
-    made = Transform.from_json(json.loads(json.dumps(made.to_json())))
-    assert made.parts["place"].kind == "min-max"
-    found = made.dataset(data).observations
-    np.testing.assert_allclose(found["place"][:, 0], [-1, 1, -0.5, 0.5])
-    np.testing.assert_allclose(found["place"][:, 1], 0, atol=2e-5)
-    np.testing.assert_array_equal(found["eye"], seen["eye"])
-    np.testing.assert_allclose(made.raw(made.dataset(data)).observations["place"], seen["place"])
+    data = Dataset.from_arrays(observations, *rows)
+    transform = Transform.fit(cfg, data, {"place": (2,), "eye": (2, 2, 3)})
+    transform = Transform.from_json(json.loads(json.dumps(transform.to_json())))
+    assert transform.parts["place"].kind == "min-max"
+    normalized = transform.dataset(data).observations
+    np.testing.assert_allclose(normalized["place"][:, 0], [-1, 1, -0.5, 0.5])
+    np.testing.assert_allclose(normalized["place"][:, 1], 0, atol=2e-5)
+    np.testing.assert_array_equal(normalized["eye"], observations["eye"])
+    np.testing.assert_allclose(
+        transform.raw(transform.dataset(data)).observations["place"], observations["place"]
+    )
 
 
 def test_a_transform_of_an_older_run_uses_z_scores():
-    told = Transform.fit(Preprocessing(normalize_observations=True), dataset(), (3,)).to_json()
-    told.pop("kind")
-    assert Transform.from_json(told).normalizer.kind == "z-score"
+    values = Transform.fit(Preprocessing(normalize_observations=True), dataset(), (3,)).to_json()
+    values.pop("kind")
+    assert Transform.from_json(values).normalizer.kind == "z-score"
 
 
 @pytest.mark.parametrize("how", [True, "min_max"])
@@ -157,6 +159,8 @@ def test_centered_rewards_have_mean_zero_and_are_refused_where_episodes_terminat
 def test_a_reward_is_the_same_number_from_data_and_from_an_environment() -> None:
     """Cal-QL compares rewards; data is float32, environments often return float64."""
     transform = Transform.fit(Preprocessing(reward_scale=0.3, reward_shift=0.1), None, (2,))
-    seen = np.random.default_rng(0).normal(size=10_000)
-    assert seen.dtype == np.float64
-    np.testing.assert_array_equal(transform.rewards(seen), transform.rewards(np.float32(seen)))
+    rewards = np.random.default_rng(0).normal(size=10_000)
+    assert rewards.dtype == np.float64
+    np.testing.assert_array_equal(
+        transform.rewards(rewards), transform.rewards(np.float32(rewards))
+    )

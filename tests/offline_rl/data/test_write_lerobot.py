@@ -23,7 +23,7 @@ def data_set(side: int = 16) -> Dataset:
     """Return two episodes: the first terminates, the second is truncated."""
     draw, gray = np.random.default_rng(0), (20 * np.arange(ROWS)).astype(np.uint8)
     shape = (ROWS, side, side + 4, 3)
-    seen = {
+    observations = {
         "top": np.broadcast_to(gray[:, None, None, None], shape).copy(),
         "state": draw.normal(size=(ROWS, 2)).astype(np.float32),
     }
@@ -35,7 +35,7 @@ def data_set(side: int = 16) -> Dataset:
     )
     rows = np.arange(ROWS)
     return Dataset.from_arrays(
-        seen,
+        observations,
         draw.uniform(-1, 1, (ROWS, 1)),
         (rows == LAST[0]).astype(float),
         rows == LAST[0],

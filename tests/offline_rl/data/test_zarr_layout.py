@@ -100,11 +100,13 @@ def test_images_of_whole_numbers_become_uint8_channels(tmp_path: Path):
     arrays = pusht()
     path = zarr(tmp_path / "a.zarr", arrays)
     for keys in (["img"], ["img", "keypoint", "state"]):
-        seen = read(path, observation_keys=keys, **PIXELS).observations
-        assert list(seen) == keys
-        assert seen["img"].dtype == np.uint8
+        observations = read(path, observation_keys=keys, **PIXELS).observations
+        assert list(observations) == keys
+        assert observations["img"].dtype == np.uint8
         for key in keys:
-            np.testing.assert_array_equal(seen[key], arrays[f"data/{key}"].reshape(seen[key].shape))
+            np.testing.assert_array_equal(
+                observations[key], arrays[f"data/{key}"].reshape(observations[key].shape)
+            )
 
 
 def test_images_with_fractions_or_with_colors_first_are_refused(tmp_path: Path):
@@ -255,10 +257,10 @@ def test_invalid_metadata_are_refused(tmp_path: Path, change, sentence: str):
 
 def zarr_3(path: Path, arrays: Arrays, **options: Any) -> Path:
     """Write the store in format 3 with zarr: chunks of two rows, two chunks per shard."""
-    made = library.open_group(path, mode="w", zarr_format=3)
+    store = library.open_group(path, mode="w", zarr_format=3)
     for key, array in arrays.items():
         inner = array.shape[1:]
-        made.create_array(key, data=array, chunks=(2, *inner), shards=(4, *inner), **options)
+        store.create_array(key, data=array, chunks=(2, *inner), shards=(4, *inner), **options)
     return path
 
 

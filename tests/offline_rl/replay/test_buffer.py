@@ -66,10 +66,10 @@ def test_an_experts_batch_has_other_rows_than_the_datas():
     batch = both.sample(tensors, random(), 500, GAMMA)
     assert batch.expert is not None
     assert batch.expert.expert is None
-    rows, own = batch.observations[:, 0], batch.expert.observations[:, 0]
+    rows, expert_rows = batch.observations[:, 0], batch.expert.observations[:, 0]
     assert set(rows.tolist()) == set(range(7))
-    assert set(own.tolist()) == {100 + k for k in range(7)}
-    assert not torch.equal(rows, own - 100)
+    assert set(expert_rows.tolist()) == {100 + k for k in range(7)}
+    assert not torch.equal(rows, expert_rows - 100)
 
 
 def test_a_time_out_row_without_next_observation_is_not_sampled_but_is_a_next_observation():
@@ -84,8 +84,8 @@ def test_a_time_out_row_without_next_observation_is_not_sampled_but_is_a_next_ob
 def test_n_step_returns_stop_at_ends_and_are_discounted_per_step():
     data = stream(ReplayBuffer.from_dataset(two_episodes()))
     rows = torch.arange(7)
-    found, factor, last = n_step(data, rows, 3, GAMMA)
-    total = found["rewards"]
+    columns, factor, last = n_step(data, rows, 3, GAMMA)
+    total = columns["rewards"]
     for t in range(7):
         end = 2 if t <= 2 else 6
         taken = min(3, end - t + 1)
@@ -119,8 +119,8 @@ def test_n_step_does_not_cross_a_dropped_time_out_row():
         np.arange(8)[:, None], np.zeros((8, 1)), np.ones(8), np.zeros(8, bool), ends
     )
     buffer = ReplayBuffer.from_dataset(data)
-    found, factor, last = n_step(stream(buffer), torch.arange(6), 5, 1.0)
-    assert found["rewards"].tolist() == [3, 2, 1, 3, 2, 1]
+    columns, factor, last = n_step(stream(buffer), torch.arange(6), 5, 1.0)
+    assert columns["rewards"].tolist() == [3, 2, 1, 3, 2, 1]
     assert last.tolist() == [2, 2, 2, 5, 5, 5]
     assert factor.tolist() == [1] * 6
 
@@ -228,16 +228,16 @@ def test_rows_that_lack_a_column_are_hidden_until_their_episode_has_ended():
     for t in (5, 6):
         append(buffer, t)
     assert sampled_rewards(buffer, 0) == {2, 3, 4}
-    found, _, _ = n_step(stream(buffer), torch.tensor([3]), 3, 1.0)
-    assert found["rewards"].tolist() == [4]  # what is hidden belongs to no return
+    columns, _, _ = n_step(stream(buffer), torch.tensor([3]), 3, 1.0)
+    assert columns["rewards"].tolist() == [4]  # what is hidden belongs to no return
     again = ReplayBuffer((1,), 1, 5, columns={"mc_returns": ()})
     again.load(0, buffer.filled(0))
     for one in (buffer, again):
         one.release(0, {"mc_returns": np.array([11.0, 6.0])})
         assert sampled_rewards(one, 0) == {2, 3, 4, 5, 6}
         batch = one.sample(stream(one), random(), 50, GAMMA)
-        told = dict(zip(batch.rewards.tolist(), batch.mc_returns.tolist(), strict=True))
-        assert told == {2: 9, 3: 7, 4: 4, 5: 11, 6: 6}
+        returns = dict(zip(batch.rewards.tolist(), batch.mc_returns.tolist(), strict=True))
+        assert returns == {2: 9, 3: 7, 4: 4, 5: 11, 6: 6}
     append(buffer, 7)
     buffer.drop(0, 1)
     assert sampled_rewards(buffer, 0) == {3, 4, 5, 6}
@@ -284,8 +284,10 @@ def test_rows_of_a_ring_bootstrap_at_a_time_out_and_not_at_a_termination():
         2: {102: 0, 103: 0, 104: GAMMA**2, 105: GAMMA, 106: GAMMA},
     }.items():
         batch = draw(ring.with_n_step(n))
-        found = dict(zip(batch.observations[:, 0].tolist(), batch.discount.tolist(), strict=True))
-        assert found == pytest.approx(expected)
+        discounts = dict(
+            zip(batch.observations[:, 0].tolist(), batch.discount.tolist(), strict=True)
+        )
+        assert discounts == pytest.approx(expected)
         rows, after = batch.observations[:, 0], batch.next_observations[:, 0]
         assert set(after[rows == 105].tolist()) == {105.5}
 

@@ -86,11 +86,13 @@ def test_sequences_and_chunks_have_every_step_in_every_channel() -> None:
 
 def test_a_stream_samples_the_batches_of_the_buffer() -> None:
     stream = Stream(data(), [0], 64, normalize=lambda x: x, columns={})
-    streamed, held = draw(stream), draw(ReplayBuffer.from_dataset(data()))
+    streamed, num_bytes = draw(stream), draw(ReplayBuffer.from_dataset(data()))
     for name in SHAPES:
-        assert streamed.observations[name].dtype == held.observations[name].dtype
-        torch.testing.assert_close(streamed.observations[name], held.observations[name])
-        torch.testing.assert_close(streamed.next_observations[name], held.next_observations[name])
+        assert streamed.observations[name].dtype == num_bytes.observations[name].dtype
+        torch.testing.assert_close(streamed.observations[name], num_bytes.observations[name])
+        torch.testing.assert_close(
+            streamed.next_observations[name], num_bytes.next_observations[name]
+        )
 
 
 def test_appended_rows_and_a_checkpoint_keep_images_as_uint8() -> None:
@@ -123,6 +125,8 @@ def test_a_channel_that_is_missing_from_appended_rows_is_refused() -> None:
 
 def test_an_image_needs_one_byte_per_number() -> None:
     counted = ReplayBuffer.bytes_for(data())
-    made = ReplayBuffer.from_dataset(data()).data
-    held = sum(x.nbytes for name, x in made.items() if name not in ("size", "oldest", "newest"))
-    assert counted == held
+    tensors = ReplayBuffer.from_dataset(data()).data
+    num_bytes = sum(
+        x.nbytes for name, x in tensors.items() if name not in ("size", "oldest", "newest")
+    )
+    assert counted == num_bytes

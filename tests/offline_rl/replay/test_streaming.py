@@ -51,8 +51,8 @@ def test_batches_are_the_replay_buffers(period: int):
         streamed.prefetch(update)
         for s, seed in enumerate(SEEDS):
             now = [Random(torch.tensor(seed), torch.tensor(update)) for _ in range(2)]
-            own = {k: v[0] for k, v in resident.tensors().items()}
-            a = resident.sample(own, now[0], 8, 0.99)
+            tensors = {k: v[0] for k, v in resident.tensors().items()}
+            a = resident.sample(tensors, now[0], 8, 0.99)
             b = streamed.sample({k: v[s] for k, v in streamed.tensors().items()}, now[1], 8, 0.99)
             for name in ("observations", "actions", "rewards", "discount", "next_observations"):
                 assert torch.equal(getattr(a, name), getattr(b, name)), name
@@ -61,10 +61,10 @@ def test_batches_are_the_replay_buffers(period: int):
 
 
 def options(folder: Path, **more: Any) -> dict[str, Any]:
-    own = {"algorithm": "td3_bc", "task": "neorl2/DMSD", "seeds": SEEDS, "num_updates": 100}
-    own |= {"dataset": str(save_small(folder / "small.npz")), "eval_episodes": 1}
-    own |= {"tracker": "none", "compile": "never", "algorithm.hidden": [8], "show": False}
-    return own | more
+    keys = {"algorithm": "td3_bc", "task": "neorl2/DMSD", "seeds": SEEDS, "num_updates": 100}
+    keys |= {"dataset": str(save_small(folder / "small.npz")), "eval_episodes": 1}
+    keys |= {"tracker": "none", "compile": "never", "algorithm.hidden": [8], "show": False}
+    return keys | more
 
 
 @pytest.mark.parametrize("seeds", [[3], [0, 3]], ids=["one seed", "two"])
@@ -83,10 +83,10 @@ def test_data_that_does_not_fit_is_streamed_or_refused_with_a_remedy(
     monkeypatch.setattr(hardware, "free_memory", lambda device: 10_000)
     with pytest.raises(UserError, match=r"rows need .* rows would fit"):
         train(**options(tmp_path, stream="never", out=str(tmp_path / "a")))
-    made: list[Stream] = []
-    monkeypatch.setattr(Stream, "prefetch", lambda self, update: made.append(self))
+    streams: list[Stream] = []
+    monkeypatch.setattr(Stream, "prefetch", lambda self, update: streams.append(self))
     train(**options(tmp_path, out=str(tmp_path / "b")))
-    assert made
+    assert streams
     windows = options(tmp_path, algorithm="decision_transformer", out=str(tmp_path / "c"))
     del windows["algorithm.hidden"]
     with pytest.raises(
@@ -118,7 +118,7 @@ def test_a_row_needs_sixty_percent_of_one_that_stores_both_observations():
             np.arange(rows) % 1000 == 999,
             np.zeros((rows, obs)),
         )
-        kept = ReplayBuffer.from_dataset(data).tensors().values()
-        size = sum(x.numel() * x.element_size() for x in kept)
+        tensors = ReplayBuffer.from_dataset(data).tensors().values()
+        size = sum(x.numel() * x.element_size() for x in tensors)
         assert size == ReplayBuffer.bytes_for(data) + 24  # and three counters
         assert size <= 0.6 * 4 * rows * (2 * obs + act + 3)

@@ -178,8 +178,8 @@ def test_numbers_in_yaml_are_read_as_in_json(tmp_path: Path) -> None:
         "jerk: 1e3\nrate: 2.5E2\nsmall: -1.5e-3\nhalf: .5\nnone: .inf\nwhole: 4_096\n"
         "day: 2024-01-02\nname: e3\nversion: 1.2.3\n"
     )
-    found = read_yaml(path)
-    assert found == {
+    values = read_yaml(path)
+    assert values == {
         "jerk": 1000.0,
         "rate": 250.0,
         "small": -0.0015,

@@ -33,9 +33,9 @@ from policies.arrays import as_array
     ],
 )
 def test_an_option_takes_numpys_and_torchs_values(value: Any, hint: Any, expected: Any) -> None:
-    found = coerce(value, hint, "key")
-    assert found == expected
-    assert type(found) is type(expected)
+    result = coerce(value, hint, "key")
+    assert result == expected
+    assert type(result) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_an_ambiguous_value_is_refused(value: Any, hint: Any) -> None:
 def test_an_array_or_tuple_of_values_makes_one_run_per_value() -> None:
     keys = {"algorithm": "td3_bc", "task": "none", "seeds": np.array([2, 5])}
     for values in (np.array([1.0, 2.5]), (1.0, 2.5), [1.0, 2.5]):
-        found = resolve(keys | {"algorithm__alpha": values, "num_updates": np.int64(20)})
-        assert [cfg.alpha for cfg in found.settings.values()] == [1.0, 2.5]
-        assert list(found.settings) == ["default-alpha_1.0", "default-alpha_2.5"]
-        assert (found.seeds, found.options.num_updates) == ([2, 5], 20)
+        result = resolve(keys | {"algorithm__alpha": values, "num_updates": np.int64(20)})
+        assert [cfg.alpha for cfg in result.settings.values()] == [1.0, 2.5]
+        assert list(result.settings) == ["default-alpha_1.0", "default-alpha_2.5"]
+        assert (result.seeds, result.options.num_updates) == ([2, 5], 20)
 
 
 def test_a_data_set_is_built_from_tensors_with_gradients_and_bfloat16() -> None:

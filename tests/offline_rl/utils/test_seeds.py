@@ -21,10 +21,10 @@ def test_no_training_seed_meets_another_nor_any_other_use() -> None:
     lasts = [seeds.training_episode_seed(seed, 999_999) for seed in range(seeds.TRAINING_SEEDS)]
     spans = sorted(zip(firsts, lasts, strict=True))
     assert all(last < first for (_, last), (first, _) in zip(spans, spans[1:], strict=False))
-    made = range(500_000_000, 1_000_000_000)  # sets, rolled out and scripted
+    generated = range(500_000_000, 1_000_000_000)  # sets, rolled out and scripted
     evaluation = range(1_000_000_000, 1_000_000_000 + 10_000_000)
     for first, last in spans:
-        for other in (made, evaluation):
+        for other in (generated, evaluation):
             assert last < other.start or first >= other.stop
 
 

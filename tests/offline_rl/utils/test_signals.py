@@ -13,10 +13,10 @@ from offline_rl.utils.signals import Abandoned, postpone_signals, stop_compilers
 
 def test_the_first_signal_is_noted_and_the_second_one_ends_the_block(ctrl_c: None) -> None:
     said = list[str]()
-    with pytest.raises(KeyboardInterrupt), postpone_signals(said.append) as asked:  # noqa: PT012
-        assert not asked()
+    with pytest.raises(KeyboardInterrupt), postpone_signals(said.append) as request:  # noqa: PT012
+        assert not request()
         signal.raise_signal(signal.SIGINT)
-        assert asked()
+        assert request()
         signal.raise_signal(signal.SIGINT)
     assert [line.split(":")[0] for line in said] == ["interrupted"]
     assert "checkpoint is written first" in said[0]
@@ -24,11 +24,11 @@ def test_the_first_signal_is_noted_and_the_second_one_ends_the_block(ctrl_c: Non
 
 def test_a_compilation_is_abandoned_at_the_first_signal(ctrl_c: None) -> None:
     said, reached = list[str](), list[int]()
-    with postpone_signals(said.append) as asked:
-        with pytest.raises(Abandoned), asked.abandons():
+    with postpone_signals(said.append) as request:
+        with pytest.raises(Abandoned), request.abandons():
             signal.raise_signal(signal.SIGINT)
-        assert asked()
-        with pytest.raises(Abandoned), asked.abandons():  # noqa: PT012 (begun after it)
+        assert request()
+        with pytest.raises(Abandoned), request.abandons():  # noqa: PT012 (begun after it)
             reached.append(1)
             raise RuntimeError
     assert not reached
@@ -36,11 +36,11 @@ def test_a_compilation_is_abandoned_at_the_first_signal(ctrl_c: None) -> None:
 
 
 def test_a_signal_after_a_compilation_does_not_end_the_block(ctrl_c: None) -> None:
-    with postpone_signals(lambda _: None) as asked:
-        with asked.abandons():
+    with postpone_signals(lambda _: None) as request:
+        with request.abandons():
             pass
         signal.raise_signal(signal.SIGINT)
-        assert asked()
+        assert request()
 
 
 def test_an_error_of_a_compiler_that_the_signal_ended_is_not_raised(ctrl_c: None) -> None:
@@ -50,9 +50,13 @@ def test_an_error_of_a_compiler_that_the_signal_ended_is_not_raised(ctrl_c: None
         except KeyboardInterrupt:
             raise RuntimeError("g++ was ended by signal 2") from None
 
-    with postpone_signals(lambda _: None) as asked, pytest.raises(Abandoned), asked.abandons():
+    with postpone_signals(lambda _: None) as request, pytest.raises(Abandoned), request.abandons():
         fails()
-    with postpone_signals(lambda _: None) as asked, pytest.raises(RuntimeError), asked.abandons():
+    with (
+        postpone_signals(lambda _: None) as request,
+        pytest.raises(RuntimeError),
+        request.abandons(),
+    ):
         raise RuntimeError("g++: no such file")
 
 
