@@ -125,8 +125,8 @@ class OneStep(Student):
         noise = random.normal((len(s), *head.noise_shape))  # type: ignore[misc]
 
         def teacher(x: Tensor, time: float) -> Tensor:
-            told: Tensor = state.teacher.predict_at(s, x, time)
-            return told
+            prediction: Tensor = state.teacher.predict_at(s, x, time)
+            return prediction
 
         target = sample(deterministic_table(cfg), teacher, noise).clip(-1, 1)  # [B, T, A]
         x, time = noise[:, 0], torch.full_like(noise[:, 0, 0, 0], self.table()[0][0])

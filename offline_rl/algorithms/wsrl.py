@@ -95,12 +95,13 @@ class WSRL(rlpd.RLPD):
         }
 
     def initialize_from(
-        self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
+        self, initial: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Initialize from another run; the temperature is new if that run has none."""
-        new = {} if "params/log_alpha/value" in other else own
-        kept = {name: x for name, x in new.items() if "/log_alpha/" in name}
-        return super().initialize_from(own, {**other, **kept})
+        if "params/log_alpha/value" not in other:
+            alpha = {name: x for name, x in initial.items() if "/log_alpha/" in name}
+            other = {**other, **alpha}
+        return super().initialize_from(initial, other)
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
         """Return r + discount * (min of sampled Q_i(s', a')), [B]; a': one or the best sample."""

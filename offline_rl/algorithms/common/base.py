@@ -264,7 +264,7 @@ class Algorithm:
         """Raise UserError if a phase had no useful result. metrics: recent means, per seed."""
 
     def initialize_from(
-        self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
+        self, initial: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return the state of a seed that continues from another algorithm's.
 
@@ -272,20 +272,24 @@ class Algorithm:
         are the moments of optimizers that both have. Raises ValueError naming a tensor that is
         missing or has another shape.
         """
-        result = dict(own)
-        networks = {network_name(name) for name in own if name.startswith("params/")}
+        result = dict(initial)
+        networks = {network_name(name) for name in initial if name.startswith("params/")}
         for name, tensor in other.items():
-            if name not in own and network_name(name) in networks and name.startswith("params/"):
+            if (
+                name not in initial
+                and network_name(name) in networks
+                and name.startswith("params/")
+            ):
                 raise ValueError(f"{name}, {tuple(tensor.shape)}, does not exist in this algorithm")
-        for name, tensor in own.items():
+        for name, tensor in initial.items():
             source = other.get(name)
             fits = source is not None and source.shape == tensor.shape
             if not fits and not name.startswith("optimizer/"):
                 problem = "is missing" if source is None else f"is {tuple(source.shape)}"
                 raise ValueError(f"{name} {problem}, here it is {tuple(tensor.shape)}")
-        missing = (n for n in own if n.startswith("optimizer/") and n not in other)
+        missing = (n for n in initial if n.startswith("optimizer/") and n not in other)
         fresh = {network_name(n) for n in missing}  # their optimizers start anew
-        for name in own:
+        for name in initial:
             if network_name(name) not in fresh or not name.startswith("optimizer/"):
                 result[name] = other[name]
         return result

@@ -273,11 +273,11 @@ class Student(Denoising):
         return (*super().undecayed, "observation_encoder")
 
     def initialize_from(
-        self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
+        self, initial: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Initialize teacher and student from the multi-step policy of another run."""
-        result = {**own, "counters/update": other["counters/update"]}
-        for name, value in own.items():
+        result = {**initial, "counters/update": other["counters/update"]}
+        for name, value in initial.items():
             if not name.startswith("params/"):
                 continue
             _, network, parameter = name.split("/", 2)

@@ -14,7 +14,7 @@ from math import inf
 from typing import Annotated, Any, get_type_hints
 
 from offline_rl.data.transform import Preprocessing
-from offline_rl.utils.options import Count, Range, annotations
+from offline_rl.utils.options import Count, Range, type_metadata
 
 BUILT = "one value for all seeds"  # marks fields that define networks or data
 OFFLINE = "offline alone"  # marks fields that online training does not use
@@ -78,7 +78,7 @@ def built(config: type) -> frozenset[str]:
     hints = get_type_hints(config, include_extras=True)
     always = {"batch_size", "activation"} | {f.name for f in fields(Preprocessing)}
     return frozenset(
-        f.name for f in fields(config) if f.name in always or BUILT in annotations(hints[f.name])
+        f.name for f in fields(config) if f.name in always or BUILT in type_metadata(hints[f.name])
     )
 
 
@@ -94,7 +94,7 @@ def stackable(config: type) -> frozenset[str]:
     return frozenset(
         name
         for name in (f.name for f in fields(config))
-        if kinds[name] is float and name not in shared and BUILT not in annotations(hints[name])
+        if kinds[name] is float and name not in shared and BUILT not in type_metadata(hints[name])
     )
 
 

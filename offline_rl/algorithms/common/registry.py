@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
 from offline_rl.utils.modules import import_file
-from offline_rl.utils.options import annotations, build, unknown
+from offline_rl.utils.options import build, type_metadata, unknown
 from offline_rl.utils.paths import PACKAGE, share
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def interaction(name: str, task: str, cfg: Any, overrides: Mapping[str, Any]) ->
     changed = {k: v for k, v in values.items() if k not in online_names}
     hints = get_type_hints(cls.Config, include_extras=True)
     for key in changed:
-        if OFFLINE in annotations(hints[key]):
+        if OFFLINE in type_metadata(hints[key]):
             raise UserError(f"online.{key} is used offline only. Set algorithm.{key}=.")
         if key in built(cls.Config):
             raise UserError(

@@ -261,7 +261,7 @@ def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name
     moved = {k.split("/")[0] for k, v in after.items() if (v != before[k]).any()}
     idle = {*cls.frozen_networks, *cls.offline_networks}
     assert moved == set(e.state["params"]) - idle
-    assert e.finite().all()
+    assert e.finite_seeds().all()
     assert all(np.isfinite(v).all() for v in e.metrics("online").values())
 
 
@@ -689,7 +689,7 @@ def test_what_cannot_be_stacked_is_refused(field: str):
 def test_counting_teaches_nothing():
     e = engine("td3_bc", SEEDS)
     before = states(e)
-    assert e.work().flops > 0
+    assert e.update_cost().flops > 0
     for a, b in zip(before, states(e), strict=True):
         assert largest_difference(a, b) == 0
 

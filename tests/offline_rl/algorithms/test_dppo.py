@@ -356,7 +356,7 @@ def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path
         ({"algorithm.environments": 5}, "decisions=24 is not a multiple of environments=5"),
         (
             {"num_env_steps": 100},
-            r"One iteration takes 48 steps \(24 decisions × 2 actions\)\. Set",
+            r"one iteration takes 48 steps \(24 decisions × 2 actions\)\. Set",
         ),
         (
             {"algorithm.batch_size": 100},
@@ -366,7 +366,7 @@ def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path
             {"algorithm.batch_size": 25},
             "batch_size=25 does not divide decisions x tuned = 72. Use 24",
         ),
-        ({"keep_data": True}, "keep_data=true: dppo keeps nothing"),
+        ({"keep_data": True}, "keep_data=true does not work with dppo"),
         (  # 96 steps are two iterations of 2 x 72 / 24 updates each
             {"algorithm.value_warmup": 2},
             r"would not change: all 12 online updates fall within algorithm.value_warmup "
@@ -412,5 +412,5 @@ def test_it_needs_a_run_and_episodes_as_long_as_a_decision(line: str, tmp_path: 
         train(algorithm="dppo", task=line, num_updates=0, num_env_steps=48, show=False)
     envs.register("short", Line, max_episode_steps=1)
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)
-    with pytest.raises(UserError, match="n_action_steps=2: an episode here has 1 steps"):
+    with pytest.raises(UserError, match="n_action_steps=2 is more than the 1 steps of an episode"):
         finetune(run=run, **TUNE, task="short")

@@ -293,4 +293,4 @@ def test_what_is_not_installed_is_said_to_be_named_by_its_file(
 ) -> None:
     assert train("nowhere:Mine") == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "No module named 'nowhere'; Install the package, or use a file: algorithm=" in told
+    assert "No module named 'nowhere'. Install the package, or use a file: algorithm=" in told

@@ -332,7 +332,7 @@ def test_the_one_step_head_learns_where_the_policy_ends():
 
 def test_in_a_warm_up_v_alone_learns_online_and_the_policy_offline():
     e = engine(value_warmup=1)
-    e.for_phase("improve")[1].put(e.apply("fill", SampleRequest("imitate", 24), "improve"), 0)
+    e.for_phase("improve")[1].set_columns(e.apply("fill", SampleRequest("imitate", 24), "improve"), 0)
     for phase, learns in (("improve", {"model", "policy"}), ("online", {"value"})):
         before = e.seed_state(0)
         e.run(1, phase)
@@ -418,7 +418,7 @@ def test_from_nothing_its_one_step_head_learns_to_act_from_a_bundle(line: str, t
             "at least 96 for algorithm.iterations=2",
         ),
         ({"algorithm.value_warmup": 1}, "The policy would not change: all"),
-        ({"algorithm.environments": 8}, "are 6 steps of each, fewer than an episode's 7"),
+        ({"algorithm.environments": 8}, "are 6 steps per environment, fewer than an episode's 7"),
         ({"algorithm.elites": 4}, "elites=4 exceeds members=3"),
         ({"algorithm.acting": "one_step"}, "acting=one_step needs a one-step head"),
         ({"pretrain_updates": 5}, "pretrain_updates=5 is not used by rl100"),

@@ -214,11 +214,11 @@ class DenoisingRL(Algorithm):
         return {"model": model, "policy": policy, "value": value}
 
     def initialize_from(
-        self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
+        self, initial: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Initialize model and policy from the policy of another run."""
-        result = {**own, "counters/update": other["counters/update"]}
-        for name, value in own.items():
+        result = {**initial, "counters/update": other["counters/update"]}
+        for name, value in initial.items():
             kind, network, *rest = name.split("/", 2)
             if kind != "params" or network not in self.initialized_from_run:
                 continue

@@ -143,10 +143,10 @@ class OfflineImprovement(DenoisingRL):
             )
             for _ in range(max(1, cfg.imagined // cfg.n_action_steps))
         ]
-        before, after = (
+        old_score, new_score = (
             self.score(state, name, batch.observations, draws) for name in ("behavior", "model")
         )
-        better = after - before >= cfg.margin * before.abs()
+        better = new_score - old_score >= cfg.margin * old_score.abs()
         accepted = better | torch.tensor(not cfg.gate, device=better.device)
         params, optimizer = {**state.params}, {**state.optimizer}
         for name, accepted_name in ACCEPTED.items():
@@ -157,7 +157,11 @@ class OfflineImprovement(DenoisingRL):
             params[accepted_name] = kept
             params[name] = kept if cfg.rollback else new
             optimizer[name] = tree_map(torch.zeros_like, optimizer[name])  # the next loss differs
-        metrics = {"score_before": before, "score_after": after, "accepted": accepted.float()}
+        metrics = {
+            "score_before": old_score,
+            "score_after": new_score,
+            "accepted": accepted.float(),
+        }
         metrics |= {"model_error": state.fit()[elites].mean()}
         return self.copy_to_policy(replace(state, params=params, optimizer=optimizer)), metrics
 
