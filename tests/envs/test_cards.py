@@ -1,4 +1,4 @@
-"""A damaged file of cards is one sentence that names the file, the card and what is wrong."""
+"""Errors of damaged card files: one sentence with the file, the card and the fault."""
 
 import importlib
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from envs import CardError
 from offline_rl.cli.main import main
 
-cards = importlib.import_module("envs.cards")  # in `envs` the function has this name
+cards = importlib.import_module("envs.cards")  # `envs.cards` is the function
 SUITE = "{layout: d4rl, source: x, license: y, cards: {own: {files: {train: a.hdf5}, MORE: 1}}}"
 
 
@@ -51,5 +51,5 @@ def test_a_damaged_card_is_named(
         cards.cards.cache_clear()
 
 
-def test_the_cards_that_are_there_are_whole() -> None:
+def test_all_cards_of_the_repository_load() -> None:
     assert len(cards.cards()) > 200

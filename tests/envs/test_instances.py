@@ -1,4 +1,4 @@
-"""Simulators of which one may be open, instances that share state, and strict environments."""
+"""Simulators that allow one open instance, instances that share state, strict environments."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,7 +20,7 @@ STEPS = 6
 
 
 class Walk(gymnasium.Env):
-    """A seeded random walk, moved by the action; the reward is the place."""
+    """A seeded random walk moved by the action; the reward is the position."""
 
     observation_space = Box(-np.inf, np.inf, (1,), np.float32)
     action_space = Box(0, 2, (1,), np.float32)
@@ -36,7 +36,7 @@ class Walk(gymnasium.Env):
 
 
 class Single(Walk):
-    """One may be open in a process."""
+    """Environment that allows one open instance per process."""
 
     open: ClassVar[int] = 0
 
@@ -50,7 +50,7 @@ class Single(Walk):
 
 
 class Shared(Walk):
-    """All instances move one point."""
+    """Environment whose instances share one position."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(Shared, name, value) if name == "place" else super().__setattr__(name, value)
@@ -78,16 +78,16 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def returns(env: envs.VectorEnv, seeds: list[int]) -> list[float]:
-    """Of episodes by one action, in turn where the environments are fewer."""
-    found = list[float]()
+    """Return the returns of episodes with a constant action, in turn if environments are fewer."""
+    result = list[float]()
     for k in range(0, len(seeds), env.num_envs):
-        some = np.array(seeds[k : k + env.num_envs])
-        act = np.full((len(some), 1), 0.5, np.float32)
-        found += rollout(env, lambda _, act=act: act, lambda x: x, some).returns.tolist()
-    return found
+        batch = np.array(seeds[k : k + env.num_envs])
+        act = np.full((len(batch), 1), 0.5, np.float32)
+        result += rollout(env, lambda _, act=act: act, lambda x: x, batch).returns.tolist()
+    return result
 
 
-def test_a_simulator_of_which_one_may_be_open_plays_one_episode_after_another() -> None:
+def test_a_simulator_with_one_instance_plays_episodes_in_turn() -> None:
     many, one = envs.make_vector("walk", 3), envs.make_vector("single", 3, fewer=True)
     assert (one.num_envs, Single.open) == (1, 1)
     assert one.limit == (
@@ -99,11 +99,11 @@ def test_a_simulator_of_which_one_may_be_open_plays_one_episode_after_another() 
         envs.make_vector("single", 2)
 
 
-def test_where_two_can_be_open_two_are_and_a_third_alone_is_refused() -> None:
-    made = iter([Walk(), Walk()])
+def test_with_two_possible_instances_two_are_open_and_a_third_is_refused() -> None:
+    instances = iter([Walk(), Walk()])
 
     def two() -> Walk:
-        if (env := next(made, None)) is None:
+        if (env := next(instances, None)) is None:
             raise RuntimeError("no license is left")
         return env
 
@@ -119,8 +119,8 @@ def test_where_two_can_be_open_two_are_and_a_third_alone_is_refused() -> None:
     assert returns(other, [7]) == returns(envs.make_vector("walk", 1), [7])
 
 
-def test_an_episode_goes_on_as_it_was_after_another_used_the_one_instance() -> None:
-    """As the running episode of a collector does after an evaluation."""
+def test_an_episode_continues_unchanged_after_another_used_the_only_instance() -> None:
+    """This happens to a collector's running episode during an evaluation."""
     alone, mine = envs.make_vector("walk", 1), envs.make_vector("single", 1)
     other = envs.make_vector("single", 1)  # where Single.open is 1
     actions = np.linspace(-1, 1, STEPS, dtype=np.float32)[:, None, None]
@@ -128,10 +128,10 @@ def test_an_episode_goes_on_as_it_was_after_another_used_the_one_instance() -> N
     for t, action in enumerate(actions):
         if t in (2, 3, 5):
             returns(other, [8])
-        expected, found = alone.step(action), mine.step(action)
-        np.testing.assert_array_equal(found.observations, expected.observations)
-        assert found.rewards == expected.rewards
-    assert found.truncated[0]
+        expected, step = alone.step(action), mine.step(action)
+        np.testing.assert_array_equal(step.observations, expected.observations)
+        assert step.rewards == expected.rewards
+    assert step.truncated[0]
     other.close()
     other.close()
     assert Single.open == 1
@@ -139,18 +139,18 @@ def test_an_episode_goes_on_as_it_was_after_another_used_the_one_instance() -> N
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_an_episode_that_cannot_be_repeated_is_broken_and_not_mixed_up(
+def test_an_episode_that_cannot_be_replayed_raises(
     in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """in_place: the environment answers with the same array each time."""
+    """Test environments that return a new array, or the same array each time (in_place)."""
     array = np.zeros(1, np.float32)
 
-    def answered(answer: tuple) -> tuple:
-        array[:] = answer[0]
-        return (array, *answer[1:]) if in_place else answer
+    def reuse(result: tuple) -> tuple:
+        array[:] = result[0]
+        return (array, *result[1:]) if in_place else result
 
-    monkeypatch.setattr(Single, "reset", lambda self, **_: answered(Walk.reset(self)))
-    monkeypatch.setattr(Single, "step", lambda self, action: answered(Walk.step(self, action)))
+    monkeypatch.setattr(Single, "reset", lambda self, **_: reuse(Walk.reset(self)))
+    monkeypatch.setattr(Single, "step", lambda self, action: reuse(Walk.step(self, action)))
     mine, other = envs.make_vector("single", 1), envs.make_vector("single", 1)
     mine.reset([7])
     mine.step(np.zeros((1, 1)))
@@ -162,7 +162,7 @@ def test_an_episode_that_cannot_be_repeated_is_broken_and_not_mixed_up(
     mine.close(), other.close()
 
 
-def test_instances_that_share_state_are_found_and_play_in_turn() -> None:
+def test_instances_that_share_state_are_detected_and_used_in_turn() -> None:
     shared = envs.make_vector("shared", 3, fewer=True)
     assert (shared.num_envs, shared.limit) == (1, "Instances of shared share state")
     assert returns(shared, [4, 5, 6]) == returns(envs.make_vector("walk", 3), [4, 5, 6])
@@ -170,7 +170,7 @@ def test_instances_that_share_state_are_found_and_play_in_turn() -> None:
     assert (sound.num_envs, sound.limit) == (3, None)
 
 
-def test_a_second_instance_that_breaks_in_use_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_instance_that_fails_in_use_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     users = list[object]()
 
     def reset(self: Walk, **keys: Any) -> tuple:
@@ -188,7 +188,7 @@ def test_a_second_instance_that_breaks_in_use_is_not_used(monkeypatch: pytest.Mo
 
 
 class Server(Walk):
-    """A client of a physics server that serves the newest client only."""
+    """Client of a physics server that serves only the newest client."""
 
     newest: ClassVar[object] = None
     made: ClassVar[int] = 0
@@ -208,7 +208,7 @@ class Server(Walk):
         Server.newest = None
 
 
-def test_a_first_instance_that_a_second_one_breaks_is_opened_anew_alone() -> None:
+def test_a_first_instance_broken_by_a_second_one_is_reopened_alone() -> None:
     envs.register("server", Server, max_episode_steps=STEPS)
     env = envs.make_vector("server", 3, fewer=True)
     assert (env.num_envs, env.limit) == (
@@ -223,12 +223,12 @@ def test_a_first_instance_that_a_second_one_breaks_is_opened_anew_alone() -> Non
     env.close()
 
 
-def test_a_failed_second_constructor_that_breaks_the_first_instance_leaves_a_new_one() -> None:
+def test_the_first_instance_is_reopened_after_a_failed_second_constructor_broke_it() -> None:
     class Greedy(Server):
         def __init__(self) -> None:
-            taken = Server.newest is not None
+            in_use = Server.newest is not None
             super().__init__()
-            if taken:
+            if in_use:
                 Server.newest = None
                 raise RuntimeError("port in use")
 
@@ -255,7 +255,7 @@ def test_a_setting_that_allows_one_instance_opens_no_second(monkeypatch: Any) ->
     assert Server.newest is None
 
 
-def test_an_environment_that_exits_is_a_failed_one_not_the_end(tmp_path: Path) -> None:
+def test_an_environment_that_calls_sys_exit_is_a_failed_environment(tmp_path: Path) -> None:
     (tmp_path / "exits.py").write_text(
         "import sys\nfrom tests.envs.test_instances import Walk\n\n\n"
         "class One(Walk):\n"
@@ -287,7 +287,7 @@ def test_an_environment_that_exits_is_a_failed_one_not_the_end(tmp_path: Path) -
         envs.make_vector(f"env:{tmp_path}/script.py:One", 1)
 
 
-def test_one_that_fails_to_close_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_environments_are_closed_if_one_fails_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = list[object]()
 
     def close(env: object) -> None:
@@ -304,13 +304,13 @@ def test_one_that_fails_to_close_leaves_none_open(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("task", "starts"), [("walk", "seeded"), ("unseeded", "random"), ("fixed", "alike")]
 )
-def test_where_episodes_begin_is_known(task: str, starts: str) -> None:
+def test_the_kind_of_start_is_detected(task: str, starts: str) -> None:
     env = envs.make_vector(task, 2, fewer=True)
     assert isinstance(env, LoopVectorEnv)
     assert env.classify_starts() == starts
 
 
-def test_an_observation_that_requires_grad_is_refused_with_the_remedy(
+def test_an_observation_that_requires_grad_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tensor = torch.zeros(1, requires_grad=True)
@@ -325,30 +325,30 @@ def test_an_observation_that_requires_grad_is_refused_with_the_remedy(
 
 
 class Strict(Walk):
-    """Asserts its action space, and answers arrays of one number."""
+    """Environment that checks its action space and returns arrays with one number."""
 
     action_space = Box(np.float32(0.1), np.float32(0.7), (2,), np.float64)
     observation_space = Dict({"place": Box(-9, 9, ()), "goal": Box(-9, 9, (2,))})
 
-    def seen(self, place: Any) -> dict[str, Any]:
+    def observe(self, place: Any) -> dict[str, Any]:
         return {"place": np.float32(place), "goal": np.zeros(2, np.float32)}
 
     def reset(self, **keys: Any) -> tuple:
         super().reset(**keys)
-        return self.seen(self.place), {}
+        return self.observe(self.place), {}
 
     def step(self, action: np.ndarray) -> tuple:
         assert self.action_space.contains(action), action
         self.place = float(action[0])
-        return self.seen(self.place), np.array([self.place]), np.array([False]), False, {}
+        return self.observe(self.place), np.array([self.place]), np.array([False]), False, {}
 
 
-@pytest.mark.parametrize("sent", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_actions_are_of_their_space_and_answers_are_plain_numbers(
-    kind: type, sent: type, monkeypatch: pytest.MonkeyPatch
+def test_actions_are_in_their_space_and_outputs_are_plain_numbers(
+    kind: type, dtype: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ends lie in the space, by rounding too; a Box of shape () is a channel of one number."""
+    """The bounds are in the space despite rounding; a Box of shape () becomes a channel."""
     space = Box(kind(0.1), kind(0.7), (2,), kind)
     monkeypatch.setattr(Strict, "action_space", space)
     envs.register("strict", Strict, max_episode_steps=STEPS)
@@ -357,13 +357,13 @@ def test_actions_are_of_their_space_and_answers_are_plain_numbers(
     env.check_first_steps()
     assert env.observation_shape == {"place": (1,), "goal": (2,)}
     assert env.reset([0, 1])["place"].shape == (2, 1)
-    step = env.step(np.array([[-1, -1], [1, 1]], sent))
+    step = env.step(np.array([[-1, -1], [1, 1]], dtype))
     assert step.rewards.shape == (2,)
     np.testing.assert_allclose(step.rewards, [0.1, 0.7], rtol=1e-6)
     alone = envs.make("strict")
-    seen, _ = alone.reset(seed=0)
-    assert alone.observation_space.contains(seen)
-    _, reward, *ends, _ = alone.step(np.zeros(2, sent))
+    observation, _ = alone.reset(seed=0)
+    assert alone.observation_space.contains(observation)
+    _, reward, *ends, _ = alone.step(np.zeros(2, dtype))
     assert (type(reward), ends) == (float, [False, False])
 
 

@@ -18,7 +18,7 @@ from envs.suites.locomotion import Hopper
 
 
 class Line(gymnasium.Env):
-    """A point pushed along a line by up to 2; it terminates beyond 5."""
+    """A point moved along a line by up to 2 per step; terminates beyond 5."""
 
     observation_space = Box(-np.inf, np.inf, (1,), np.float32)
     action_space = Box(np.float32([0]), np.float32([2]))
@@ -40,7 +40,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> str:
     return "line"
 
 
-def test_every_card_is_a_task_with_files_and_where_it_simulates_a_reference() -> None:
+def test_every_card_is_a_task_with_files_and_with_a_reference_if_simulated() -> None:
     for name, card in envs.cards().items():
         task = envs.task(name)
         assert task.card is card
@@ -69,7 +69,7 @@ def test_the_suites_are_complete() -> None:
 SUITES = {"d4rl": 183, "neorl2": 8, "gym": 27, "d5rl": 3, "push": 11, "fetch": 6, "ogbench": 2}
 
 
-def test_cards_state_what_was_published() -> None:
+def test_cards_have_the_published_files() -> None:
     card = envs.card("hopper-medium-replay-v1")
     name = "hopper_medium_replay-v1.hdf5"
     where = f"://rail.eecs.berkeley.edu/datasets/offline_rl/gym_mujoco_v1/{name}"
@@ -95,8 +95,8 @@ def test_no_two_different_d4rl_files_have_one_name() -> None:
     assert len({file.path for file in files}) == len(files)
 
 
-def test_scores_are_the_fields() -> None:
-    """D4RL, infos.py: hopper's random return scores 0, its expert's 100."""
+def test_scores_are_d4rls_normalized_scores() -> None:
+    """In D4RL's infos.py, hopper's random return scores 0 and its expert's return 100."""
     task = envs.task("hopper-medium-v2")
     np.testing.assert_allclose(task.score([-20.272305, 3234.3]), [0, 100])
     assert envs.task("neorl2/Pipeline").score(429.0) == pytest.approx(69.25, abs=0.01)
@@ -104,7 +104,7 @@ def test_scores_are_the_fields() -> None:
         envs.task("env:Pendulum-v1").score([1.0])
 
 
-def test_tables_can_say_what_was_simulated() -> None:
+def test_references_describe_the_simulator() -> None:
     for name, words in {
         "hopper-medium-v2": ["Hopper-v4", "MuJoCo", "mujoco-py"],
         "gym/hopper-medium": ["Hopper-v4", "own data", "only a scale"],
@@ -118,7 +118,7 @@ def test_tables_can_say_what_was_simulated() -> None:
         assert all(word in reference.environment for word in words)
 
 
-def test_an_unknown_name_lists_the_near_ones() -> None:
+def test_an_unknown_name_lists_similar_ones() -> None:
     with pytest.raises(envs.UnknownName, match="hopper-medium-v2"):
         envs.task("hoper-medium-v2")
     with pytest.raises(envs.UnknownName, match="neorl2/DMSD"):
@@ -139,7 +139,7 @@ def test_data_only_is_refused_with_the_remedy(name: str) -> None:
 
 
 def test_any_gymnasium_environment_is_a_task() -> None:
-    """Pendulum's torque in [-2, 2] becomes [-1, 1]; seeds, rewards and time limit are its own."""
+    """Pendulum's torque in [-2, 2] becomes [-1, 1]; seeds, rewards and time limit do not change."""
     theirs, ours = gymnasium.make("Pendulum-v1"), envs.make_vector("env:Pendulum-v1", 2)
     assert (ours.observation_shape, ours.action_dim) == ((3,), 1)
     first, _ = theirs.reset(seed=3)
@@ -155,7 +155,7 @@ def test_any_gymnasium_environment_is_a_task() -> None:
     assert envs.make("env:Pendulum-v1").action_space == Box(-1, 1, (1,), np.float32)
 
 
-def test_a_registered_environment_is_mapped_limited_and_ended(line: str) -> None:
+def test_a_registered_environment_has_scaled_actions_a_time_limit_and_ends(line: str) -> None:
     env = envs.make_vector(line, 2)
     start = env.reset([0, 1])
     step = env.step(np.array([[0.0], [1.0]]))  # the middle and the end of [0, 2]
@@ -171,7 +171,7 @@ def test_a_registered_environment_is_mapped_limited_and_ended(line: str) -> None
         envs.register(line, Line, max_episode_steps=4)
 
 
-def test_an_end_at_the_time_limit_is_a_termination_not_both(line: str) -> None:
+def test_a_termination_at_the_time_limit_is_not_a_truncation(line: str) -> None:
     env = envs.make_vector(line, 1)
     env.reset([0])
     for action in (1.0, 1.0, -0.9, 1.0):
@@ -194,19 +194,19 @@ def test_an_environments_own_truncation_is_kept(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "found"),
+    ("space", "message"),
     [
         (gymnasium.spaces.Discrete(3), "Discrete"),
         (Box(-np.inf, np.inf, (2,)), "without bounds"),
         (Box(-1, 1, (2, 2)), "vector of real numbers"),
     ],
 )
-def test_other_actions_are_refused(line: str, space: gymnasium.Space, found: str) -> None:
+def test_other_actions_are_refused(line: str, space: gymnasium.Space, message: str) -> None:
     class Other(Line):
         action_space = space
 
     envs.register("other", Other, max_episode_steps=4)
-    with pytest.raises(ValueError, match=found):
+    with pytest.raises(ValueError, match=message):
         envs.make("other")
 
 
@@ -230,7 +230,7 @@ def test_importing_envs_loads_neither_torch_nor_mujoco() -> None:
 
 
 class OldHopper:
-    """What the d4rl package offers: gym's interface before 0.26, a time limit of three steps."""
+    """Environment as in the d4rl package: gym's interface before 0.26, a time limit of 3 steps."""
 
     def __init__(self) -> None:
         self.action_space = Box(-2, 2, (3,), np.float32)
@@ -252,9 +252,9 @@ class OldHopper:
         pass
 
 
-def test_d4rls_own_package_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    gym = SimpleNamespace(make=lambda env_id: made.append(env_id) or OldHopper())
+def test_the_d4rl_package_is_used_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = []
+    gym = SimpleNamespace(make=lambda env_id: ids.append(env_id) or OldHopper())
     monkeypatch.setitem(sys.modules, "d4rl", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "gym", gym)
     task = envs.task("d4rl:hopper-medium-v2")
@@ -264,16 +264,18 @@ def test_d4rls_own_package_is_used_where_it_is_installed(monkeypatch: pytest.Mon
     assert "d4rl package" in task.reference.environment
     env = envs.make_vector(task, 2)
     first = env.reset([3, 3])
-    assert made == ["hopper-medium-v2"] * 2
+    assert ids == ["hopper-medium-v2"] * 2
     np.testing.assert_array_equal(first[0], first[1])
     for time in range(3):
         step = env.step(np.full((2, 3), 0.5))
-        assert step.rewards.tolist() == [1, 1]  # half of an action range of 2
+        assert step.rewards.tolist() == [1, 1]  # half of the action range of 2
         assert step.truncated.all() == (time == 2)
     assert not step.terminated.any()
 
 
-def test_without_the_d4rl_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_d4rl_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "d4rl", None)
     with pytest.raises(ValueError, match="needs the d4rl package"):
         envs.make("d4rl:hopper-medium-v2")
@@ -281,8 +283,8 @@ def test_without_the_d4rl_package_the_remedy_is_named(monkeypatch: pytest.Monkey
         envs.task("d4rl:hoper-medium-v2")
 
 
-class Seeing(Line):
-    """The same line with a picture of where the point is, and its place beside it."""
+class LineWithImage(Line):
+    """The line task with an image of the position and the position as channels."""
 
     observation_space = Dict(
         {"picture": Box(0, 255, (4, 6, 3), np.uint8), "place": Box(-np.inf, np.inf, (1,))}
@@ -290,30 +292,31 @@ class Seeing(Line):
 
     def reset(self, **keys: Any) -> tuple:
         place, info = super().reset(**keys)
-        return self.seen(place), info
+        return self.observe(place), info
 
     def step(self, action: np.ndarray) -> tuple:
         place, *rest = super().step(action)
-        return self.seen(place), *rest
+        return self.observe(place), *rest
 
-    def seen(self, place: np.ndarray) -> dict[str, np.ndarray]:
-        picture = np.full((4, 6, 3), int(10 * place[0]), np.uint8)
-        return {"place": place.astype(np.float64), "picture": picture}
+    def observe(self, place: np.ndarray) -> dict[str, np.ndarray]:
+        image = np.full((4, 6, 3), int(10 * place[0]), np.uint8)
+        return {"place": place.astype(np.float64), "picture": image}
 
 
-def test_a_dict_of_boxes_is_named_channels_pictures_in_bytes(line: str) -> None:
-    envs.register("seeing", Seeing, max_episode_steps=4)
-    env, alone = envs.make_vector("seeing", 2), envs.make_vector("line", 2)
+def test_a_dict_of_boxes_gives_channels_with_images_in_uint8(line: str) -> None:
+    envs.register("with-image", LineWithImage, max_episode_steps=4)
+    env, alone = envs.make_vector("with-image", 2), envs.make_vector("line", 2)
     assert env.observation_shape == {"picture": (4, 6, 3), "place": (1,)}
-    seen, places = env.reset([3, 4]), alone.reset([3, 4])
+    channels, places = env.reset([3, 4]), alone.reset([3, 4])
     for _ in range(4):
-        assert seen["place"].dtype == np.float32
-        np.testing.assert_array_equal(seen["place"], places)
-        assert seen["picture"].dtype == np.uint8
-        assert seen["picture"].shape == (2, 4, 6, 3)
-        np.testing.assert_array_equal(seen["picture"][:, 0, 0, 0], (10 * places[:, 0]).astype(int))
+        assert channels["place"].dtype == np.float32
+        np.testing.assert_array_equal(channels["place"], places)
+        images = channels["picture"]
+        assert images.dtype == np.uint8
+        assert images.shape == (2, 4, 6, 3)
+        np.testing.assert_array_equal(images[:, 0, 0, 0], (10 * places[:, 0]).astype(int))
         actions = np.array([[-1.0], [-0.5]])
-        seen, places = env.step(actions).observations, alone.step(actions).observations
+        channels, places = env.step(actions).observations, alone.step(actions).observations
 
 
 @pytest.mark.parametrize(
@@ -324,24 +327,22 @@ def test_a_dict_of_boxes_is_named_channels_pictures_in_bytes(line: str) -> None:
         (Discrete(3), "a Box is needed"),
     ],
 )
-def test_a_dict_with_a_member_that_is_no_channel_is_refused(
-    line: str, space: Any, sentence: str
-) -> None:
-    made = type("Odd", (Seeing,), {"observation_space": Dict({"view": space})})
-    envs.register("odd", made, max_episode_steps=4)
+def test_a_dict_with_an_invalid_channel_is_refused(line: str, space: Any, sentence: str) -> None:
+    kind = type("Odd", (LineWithImage,), {"observation_space": Dict({"view": space})})
+    envs.register("odd", kind, max_episode_steps=4)
     with pytest.raises(ValueError, match=sentence):
         envs.make_vector("odd", 1)
 
 
-def test_a_single_environment_of_channels_says_its_space_and_keeps_to_it() -> None:
+def test_a_single_environment_with_channels_has_a_correct_observation_space() -> None:
     env = envs.make("push/standard-pixels")
-    seen, _ = env.reset(seed=0)
-    assert env.observation_space.contains(seen)
+    observation, _ = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
     assert env.observation_space.contains(env.step(env.action_space.sample())[0])
     assert env.observation_space["picture"].dtype == np.uint8
 
 
-OWN = """
+POINT_FILE = """
 import gymnasium, numpy as np
 from gymnasium.spaces import Box
 
@@ -358,14 +359,14 @@ gymnasium.register("PointOfAFile-v0", Point, max_episode_steps=5)
 def test_an_environment_in_a_file_is_a_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its class or by the id it registers, wherever the file is; a module from where one is."""
-    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))  # what is appended goes afterward
-    (tmp_path / "point_of_mine.py").write_text(OWN)
+    """It is found by class or registered id in any folder; a module in the working folder."""
+    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))  # restores sys.path afterward
+    (tmp_path / "point_of_mine.py").write_text(POINT_FILE)
     for name, steps in ((f"{tmp_path}/point_of_mine.py:Point", 7), ("PointOfAFile-v0", 5)):
-        found = envs.make_vector(f"env:{name}", 2)
-        assert (found.max_episode_steps, found.observation_shape) == (steps, (2,))
+        env = envs.make_vector(f"env:{name}", 2)
+        assert (env.max_episode_steps, env.observation_shape) == (steps, (2,))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "module_of_mine.py").write_text(OWN.replace("OfAFile", "OfAModule"))
+    (tmp_path / "module_of_mine.py").write_text(POINT_FILE.replace("OfAFile", "OfAModule"))
     assert envs.task("env:module_of_mine:PointOfAModule-v0").max_episode_steps == 5
     (tmp_path / "broken_of_mine.py").write_text("x = 1\ny = x / 0\n")
     with pytest.raises(ValueError, match=r"broken_of_mine.py, line 2: ZeroDivisionError"):
@@ -374,36 +375,36 @@ def test_an_environment_in_a_file_is_a_task(
         envs.task("env:gone_of_mine.py:Point")
     with pytest.raises(ValueError, match=r"Point cannot be built.*take render_mode=None"):
         envs.make("env:point_of_mine.py:Point", render_mode="rgb_array")
-    (tmp_path / "json.py").write_text(OWN)
+    (tmp_path / "json.py").write_text(POINT_FILE)
     with pytest.raises(ValueError, match="another module is named json"):
         envs.task("env:json.py:Point")
 
 
-NAMED = """
+NAMED_FILE = """
 import gymnasium, numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
 class Named(gymnasium.Env):
     observation_space = Dict(a=Box(-1, 1, (2,)), b=Box(-9, 9, ()), floor=Discrete(3))
     action_space = Box(-1, 1, (1,))
-    def seen(self): return {"a": np.float32([0.1, 0.2]), "b": np.float32(0.3), "floor": 1}
-    def reset(self, *, seed=None, options=None): return self.seen(), {}
-    def step(self, action): return self.seen(), 1.0, False, False, {}
+    def observe(self): return {"a": np.float32([0.1, 0.2]), "b": np.float32(0.3), "floor": 1}
+    def reset(self, *, seed=None, options=None): return self.observe(), {}
+    def step(self, action): return self.observe(), 1.0, False, False, {}
 """
 
 
-def test_a_file_s_environment_is_limited_and_seen_as_it_is_told(
+def test_a_files_environment_follows_time_limit_and_observation_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its vectors stand side by side in the keys' order; what is not named may be anything."""
+    """Vectors are concatenated in the order of the keys; other entries may have any type."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "named_of_mine.py").write_text(NAMED)
-    found = envs.task(f"env:{tmp_path}/named_of_mine.py:Named")
+    (tmp_path / "named_of_mine.py").write_text(NAMED_FILE)
+    task = envs.task(f"env:{tmp_path}/named_of_mine.py:Named")
     with pytest.raises(ValueError, match="other channels with observation_keys="):
-        envs.make(found)
+        envs.make(task)
     with pytest.raises(ValueError, match=r"no time limit.*max_episode_steps=<steps>"):
-        envs.make_vector(found.adapted(None, ["a"]), 1)
-    env = envs.make_vector(found.adapted(3, ["b", "a"]), 2)
+        envs.make_vector(task.adapted(None, ["a"]), 1)
+    env = envs.make_vector(task.adapted(3, ["b", "a"]), 2)
     np.testing.assert_allclose(env.reset([0, 1]), [[0.3, 0.1, 0.2]] * 2)
     assert [bool(env.step(np.zeros((2, 1))).truncated.all()) for _ in range(3)] == [0, 0, 1]
     longer = envs.task("env:Pendulum-v1").adapted(300, None)
@@ -411,10 +412,10 @@ def test_a_file_s_environment_is_limited_and_seen_as_it_is_told(
     assert envs.task("Hopper-v4").adapted(3, ["a"]) == envs.task("Hopper-v4")
 
 
-def test_what_mujoco_warns_of_is_a_warning_and_no_file(
+def test_warnings_of_mujoco_are_python_warnings_and_write_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gymnasium's model of the cheetah has an attribute that MuJoCo calls deprecated."""
+    """Gymnasium's model of the cheetah has a deprecated attribute."""
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="settotalmass"):
         envs.make("env:HalfCheetah-v4")

@@ -1,4 +1,4 @@
-"""The batched runners against Gymnasium's own v4 classes and against recorded contacts."""
+"""Vectorized locomotion tasks compared with Gymnasium's v4 classes and with recorded contacts."""
 
 import importlib.util
 import sys
@@ -20,7 +20,7 @@ from envs.suites.locomotion import ENVS
 def gymnasiums_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[[str], gymnasium.Env]:
-    """Gymnasium's environment, Hopper with the contact margin of MuJoCo before 3.5."""
+    """Return a maker of Gymnasium's environments, with the contact margins of MuJoCo < 3.5."""
     monkeypatch.chdir(tmp_path)  # MuJoCo logs a warning on half_cheetah.xml into a file
     if importlib.util.find_spec("imageio") is None:  # needed by its window only
         monkeypatch.setitem(sys.modules, "imageio", ModuleType("imageio"))
@@ -37,22 +37,22 @@ def gymnasiums_own(
 @pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
 @pytest.mark.parametrize("env_id", ENVS)
 def test_equals_gymnasiums_v4_to_the_bit(env_id: str, gymnasiums_own: Callable) -> None:
-    """Resets, observations, rewards and both ends; weak actions live longer than strong ones."""
+    """Compare resets, observations, rewards and flags; episodes of weak actions are longer."""
     theirs, ours = gymnasiums_own(env_id), ENVS[env_id](1)
     rng = np.random.default_rng(0)
     ends = set()
     for seed, strength in enumerate([1.0, 0.1, 1.0, 0.0]):
         observation, _ = theirs.reset(seed=seed)
-        count = len(observation)  # Ant's are followed by zeros
+        count = len(observation)  # our Ant appends zeros
         np.testing.assert_array_equal(ours.reset([seed])[0, :count], observation.astype(np.float32))
         terminated = truncated = False
         while not (terminated or truncated):
             action = strength * rng.uniform(-1, 1, ours.action_dim)
             observation, reward, terminated, truncated, info = theirs.step(action)
             step = ours.step(action[None])
-            own = step.observations[0]
-            np.testing.assert_array_equal(own[:count], observation.astype(np.float32))
-            assert not own[count:].any()
+            row = step.observations[0]
+            np.testing.assert_array_equal(row[:count], observation.astype(np.float32))
+            assert not row[count:].any()
             assert step.rewards[0] == pytest.approx(reward, abs=1e-12)
             assert step.infos["x_velocity"][0] == info["x_velocity"]
             assert (step.terminated[0], step.truncated[0]) == (terminated, truncated)
@@ -61,8 +61,8 @@ def test_equals_gymnasiums_v4_to_the_bit(env_id: str, gymnasiums_own: Callable) 
     assert ends == falls.get(env_id, {"terminated"})
 
 
-def test_the_fall_is_paid_the_alive_bonus() -> None:
-    """v4, not v5: without action and at rest the falling hopper's last reward is near 1."""
+def test_the_alive_bonus_is_paid_on_the_step_of_the_fall() -> None:
+    """As in v4, not v5: without actions the hopper's last reward minus its speed is 1."""
     env = ENVS["Hopper-v4"](1)
     env.reset([0])
     while not (step := env.step(np.zeros((1, 3)))).terminated[0]:
@@ -73,7 +73,7 @@ def test_the_fall_is_paid_the_alive_bonus() -> None:
 @pytest.mark.parametrize("env_id", ENVS)
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_neighbors_and_threads_change_nothing(env_id: str, num_threads: int) -> None:
-    """Environment 2 of 4, with others reset and stepped at other times, equals one alone."""
+    """Environment 2 of 4, with others reset and stepped at other times, equals a single one."""
     alone, crowd = ENVS[env_id](1), ENVS[env_id](4, num_threads=num_threads)
     rng = np.random.default_rng(1)
     first = alone.reset([7])
@@ -91,9 +91,9 @@ def test_neighbors_and_threads_change_nothing(env_id: str, num_threads: int) -> 
 
 
 def test_hopper_reproduces_contacts_recorded_with_an_older_mujoco(data_dir: Path) -> None:
-    """RandomFrictionHopper (MuJoCo 3.1.5): Gymnasium's hopper with the foot's friction varied.
+    """Data of RandomFrictionHopper (MuJoCo 3.1.5): Gymnasium's hopper with varied foot friction.
 
-    Rows with a clipped velocity hide part of the state.
+    Rows with a clipped velocity are skipped, because they do not contain the complete state.
     """
     path = data_dir / "neorl2/RandomFrictionHopper/RandomFrictionHopper-high-20000-val.npz"
     file = np.load(path)

@@ -1,4 +1,4 @@
-"""Fetch's observation and experts; the worlds of other packages, where they are installed."""
+"""Fetch's observation and experts, and environments of other packages, if installed."""
 
 import sys
 from importlib.util import find_spec
@@ -32,7 +32,7 @@ def final_success(name: str, skill: float, count: int = 12) -> float:
 
 @needs("gymnasium_robotics")
 @pytest.mark.parametrize("name", ["reach", "push", "pick-and-place"])
-def test_the_expert_ends_in_the_goal(name: str):
+def test_the_expert_ends_at_the_goal(name: str):
     assert final_success(name, 1.0) >= 0.95
 
 
@@ -42,7 +42,7 @@ def test_less_skill_succeeds_less():
 
 
 @needs("ogbench")
-def test_the_cube_is_put_where_it_belongs():
+def test_the_expert_places_the_cube_at_the_goal():
     def share(skill: float) -> float:
         env = envs.make_vector("ogbench/cube-single", 10)
         expert, observations = CubeExpert(env, skill), env.reset(range(10))
@@ -59,7 +59,7 @@ def test_the_cube_is_put_where_it_belongs():
 
 
 @needs("gymnasium_robotics")
-def test_the_observation_is_theirs_and_then_the_goal():
+def test_the_observation_is_the_librarys_followed_by_the_goal():
     env = envs.make_vector("fetch/push-expert", 1)
     theirs = gymnasium.make("FetchPush-v4").unwrapped
     before, _ = theirs.reset(seed=7)
@@ -81,7 +81,7 @@ def test_the_observation_is_theirs_and_then_the_goal():
         ("ogbench/cube-single", "ogbench", (28, 5), "ogbench"),
     ],
 )
-def test_the_worlds_of_other_packages(name, package, size, extra, monkeypatch):
+def test_environments_of_other_packages(name, package, size, extra, monkeypatch):
     if find_spec(package) is not None:
         env = envs.make_vector(name, 2)
         first = env.reset([0, 0])
@@ -94,7 +94,7 @@ def test_the_worlds_of_other_packages(name, package, size, extra, monkeypatch):
         envs.make_vector(name, 1)
 
 
-def test_a_world_is_a_task_by_its_own_name():
+def test_an_environments_name_is_a_task():
     task = envs.task("Hopper-v4")
     assert (task.env_id, task.card, task.max_episode_steps) == ("Hopper-v4", None, 1000)
     assert envs.task("push/long").max_episode_steps == 150

@@ -1,4 +1,4 @@
-"""D4RL's mazes: walls where they stand, forces by hand, goals, rewards and ends."""
+"""D4RL's mazes: walls, dynamics computed by hand, goals, rewards and ends."""
 
 import gymnasium
 import mujoco
@@ -12,7 +12,7 @@ from envs.suites.mazes import ENVS, cells
 from envs.tasks import NATIVE
 
 
-def test_every_maze_of_d4rl_has_its_world_with_the_same_limit():
+def test_every_maze_of_d4rl_has_an_environment_with_the_same_time_limit():
     names = [n for n in envs.cards() if n.startswith(("antmaze", "maze2d"))]
     assert len(names) == 44
     for name in names:
@@ -22,7 +22,7 @@ def test_every_maze_of_d4rl_has_its_world_with_the_same_limit():
         assert ("dense" in name) == ("Dense" in card.env)
 
 
-def test_the_ant_is_gymnasiums_but_for_step_and_motors():
+def test_the_ant_equals_gymnasiums_except_for_time_step_and_motors():
     theirs = gymnasium_spec("ant.xml").compile()
     ours = ENVS["AntMaze-umaze"](1).model
     for field in ("body_mass", "body_inertia", "jnt_range", "dof_damping", "dof_armature", "qpos0"):
@@ -58,7 +58,7 @@ def test_goals_lie_up_to_one_and_a_half_meters_beyond_their_cell(name: str):
     np.testing.assert_array_equal(env.reset(range(40)), first)
 
 
-def test_reaching_the_goal_pays_one_and_ends_the_ants_episode():
+def test_reaching_the_goal_gives_reward_1_and_ends_the_ants_episode():
     env = ENVS["AntMaze-umaze"](2)
     env.reset([0, 1])
     env._goals[:] = [[0.3, 0], [0.9, 0]]
@@ -67,7 +67,7 @@ def test_reaching_the_goal_pays_one_and_ends_the_ants_episode():
     assert step.terminated.tolist() == step.infos["success"].tolist() == [True, False]
 
 
-def test_diverse_starts_are_in_the_middle_of_any_cell_but_the_goals():
+def test_diverse_starts_are_at_the_centers_of_all_cells_except_the_goals():
     env = ENVS["AntMaze-medium-diverse"](60)
     places = env.reset(range(60))[:, :2]
     middles = np.array([env.place(*cell) for cell in cells("medium", ".R")])
@@ -78,7 +78,7 @@ def test_diverse_starts_are_in_the_middle_of_any_cell_but_the_goals():
     assert env.cell(np.array(env.place(*goal)) + 1.9) == goal
 
 
-def test_the_walking_ant_is_paid_its_speed_toward_goals_that_follow_one_another():
+def test_ant_goal_rewards_speed_toward_consecutive_goals():
     env = ENVS["Ant-goal"](3)
     first = env.reset(range(3))
     assert first.shape == (3, 29)
@@ -98,12 +98,12 @@ def test_the_walking_ant_is_paid_its_speed_toward_goals_that_follow_one_another(
     np.testing.assert_array_equal(step.observations[0, :13], env._qpos[0, 2:].astype(np.float32))
 
 
-def test_the_ant_walks_by_what_its_policy_does_about_the_next_waypoint():
+def test_ant_walk_passes_the_next_waypoint_to_its_policy():
     env = ENVS["AntMaze-umaze"](2)
-    seen = []
+    calls = []
 
     def policy(observations: np.ndarray) -> np.ndarray:
-        seen.append(observations)
+        calls.append(observations)
         return np.full((len(observations), 8), 0.5)
 
     walk = AntWalk(policy, env, noise=0.0, seed=0)
@@ -111,10 +111,10 @@ def test_the_ant_walks_by_what_its_policy_does_about_the_next_waypoint():
     walk._paths = [[np.array([0.5, 0.0]), np.array([4.0, 0.0])], [np.array([4.0, 0.0])]]
     actions = walk(observations, np.arange(2))
     np.testing.assert_array_equal(actions, np.full((2, 8), 0.5, np.float32))
-    np.testing.assert_array_equal(seen[0][:, :27], observations[:, 2:])
-    # the first one's first waypoint is less than a meter away, so it goes on to the second
-    ways = [[4, 0] - observations[0, :2], [4, 0] - observations[1, :2]]
-    np.testing.assert_allclose(seen[0][:, 27:], ways, rtol=1e-6)
+    np.testing.assert_array_equal(calls[0][:, :27], observations[:, 2:])
+    # the first ant's first waypoint is less than a meter away, so its second one is used
+    offsets = [[4, 0] - observations[0, :2], [4, 0] - observations[1, :2]]
+    np.testing.assert_allclose(calls[0][:, 27:], offsets, rtol=1e-6)
 
 
 def test_the_point_obeys_newton_with_damping():
@@ -132,8 +132,8 @@ def test_the_point_obeys_newton_with_damping():
         np.testing.assert_allclose(step.observations[0], [*x, *v], rtol=1e-5)
 
 
-def test_walls_hold_the_point_nearer_at_high_coordinates():
-    """Cell (1, 1) of the U: 1.5 + 0.1 - 1.2 to 2.5 - 0.1 - 1.2, as the body begins at 1.2."""
+def test_walls_stop_the_point_at_asymmetric_distances():
+    """Cell (1, 1) of the U: 1.5 + 0.1 - 1.2 to 2.5 - 0.1 - 1.2, because its origin is at 1.2."""
     env = ENVS["PointMaze-umaze-v1"](2)
     env.reset([0, 1])
     for data in env._data:
@@ -144,7 +144,7 @@ def test_walls_hold_the_point_nearer_at_high_coordinates():
     np.testing.assert_allclose(step.observations[1, :2], 0.4, atol=0.02)
 
 
-def test_the_point_is_paid_near_the_goal_and_goes_on():
+def test_the_point_is_rewarded_at_the_goal_without_termination():
     sparse, dense = ENVS["PointMaze-umaze-v1"](2), ENVS["PointMazeDense-umaze-v1"](2)
     for env in (sparse, dense):
         env.reset([0, 1])
@@ -177,7 +177,7 @@ def test_neighbors_and_threads_change_nothing(name: str):
         np.testing.assert_array_equal(all_steps.observations[1], step.observations[0])
 
 
-def test_by_d4rls_name_as_one_gymnasium_environment():
+def test_d4rls_name_makes_a_gymnasium_environment():
     env = envs.make("antmaze-umaze-v2")
     assert isinstance(env, gymnasium.Env)
     observation, _ = env.reset(seed=3)

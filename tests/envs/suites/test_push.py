@@ -1,4 +1,4 @@
-"""The pushed puck: arms by hand, the expert's successes, and what its skill does."""
+"""Push tasks: kinematics by hand, images, the expert's success and the effect of its skill."""
 
 import time
 
@@ -50,7 +50,7 @@ def test_the_tip_is_where_the_simulator_has_it():
 
 
 def test_full_speed_turns_a_joint_at_its_limit():
-    """Also where the arm is slower: an action is a share of its own limit."""
+    """An action is a fraction of the arm's own limit, also for the slow arm."""
     for arm in ("standard", "slow"):
         env = Push(1, arm=arm)
         env.reset([0])
@@ -60,7 +60,7 @@ def test_full_speed_turns_a_joint_at_its_limit():
         assert step.observations[0, 4] == pytest.approx(ARMS[arm].max_speed, rel=0.08)
 
 
-def test_the_goal_pays_one_and_ends_the_episode():
+def test_reaching_the_goal_gives_reward_1_and_ends_the_episode():
     env = envs.make_vector("push/standard-expert", 2)
     env.reset([0, 1])
     env._goals[0] = env._qpos[0, -2:] + [0.02, 0]
@@ -71,7 +71,7 @@ def test_the_goal_pays_one_and_ends_the_episode():
     assert envs.task("push/standard-expert").score([0, 1]).tolist() == [0, 100]
 
 
-def test_a_puck_left_alone_comes_to_rest():
+def test_a_free_puck_comes_to_rest():
     env = Push(1)
     env.reset([0])
     env._data[0].qvel[-2:] = (0.4, 0.0)
@@ -80,39 +80,42 @@ def test_a_puck_left_alone_comes_to_rest():
     assert abs(step.observations[0, 10:12]).max() < 1e-3
 
 
-def test_the_picture_shows_puck_and_goal_where_they_are():
+def test_the_image_shows_puck_and_goal_at_their_positions():
     env = Push(1)
     env.reset([3])
-    picture = env.render(frame=CAMERA)
-    assert picture.shape == (96, 96, 3)
-    assert picture.dtype == np.uint8
-    red = (picture[..., 0] > 180) & (picture[..., 1] < 110)
+    image = env.render(frame=CAMERA)
+    assert image.shape == (96, 96, 3)
+    assert image.dtype == np.uint8
+    red = (image[..., 0] > 180) & (image[..., 1] < 110)
     row, column = np.argwhere(red).mean(0)
     x, y = (column + 0.5) * 0.9 / 96 - 0.15, (48 - row - 0.5) * 0.9 / 96
     np.testing.assert_allclose([x, y], env._qpos[0, -2:], atol=0.01)
     env._goals[0] += [0.1, 0]
-    assert (env.render(frame=CAMERA) != picture).any()
+    assert (env.render(frame=CAMERA) != image).any()
 
 
 @pytest.mark.parametrize("arm", ["standard", "three"])
-def test_pictures_and_the_arms_own_state_are_of_the_same_world_as_the_vector(arm: str):
-    seen, known = envs.make_vector(f"push/{arm}-pixels", 3), envs.make_vector(f"push/{arm}", 3)
-    pictures, vectors = seen.reset(range(3)), known.reset(range(3))
-    actor, watcher = PushExpert(known, 0.4, seed=5), PushExpert(seen, 0.4, seed=5)
+def test_the_pixel_task_has_the_same_dynamics_as_the_vector_task(arm: str):
+    pixel_env, state_env = (envs.make_vector(f"push/{arm}{end}", 3) for end in ("-pixels", ""))
+    channels, vectors = pixel_env.reset(range(3)), state_env.reset(range(3))
+    from_vectors = PushExpert(state_env, 0.4, seed=5)
+    from_channels = PushExpert(pixel_env, 0.4, seed=5)
     for _ in range(8):
-        felt = pictures["state"].shape[1]
-        np.testing.assert_array_equal(pictures["state"], vectors[:, :felt])
+        size = channels["state"].shape[1]
+        np.testing.assert_array_equal(channels["state"], vectors[:, :size])
         np.testing.assert_array_equal(
-            pictures["picture"], [known.render(k, CAMERA) for k in range(3)]
+            channels["picture"], [state_env.render(k, CAMERA) for k in range(3)]
         )
-        actions = actor(vectors)
-        np.testing.assert_array_equal(watcher(pictures), actions)
-        vectors, pictures = known.step(actions).observations, seen.step(actions).observations
-    assert felt == seen.observation_shape["state"][0] == 3 * (2 if arm == "standard" else 3) + 2
+        actions = from_vectors(vectors)
+        np.testing.assert_array_equal(from_channels(channels), actions)
+        vectors = state_env.step(actions).observations
+        channels = pixel_env.step(actions).observations
+    joints = 2 if arm == "standard" else 3
+    assert size == pixel_env.observation_shape["state"][0] == 3 * joints + 2
 
 
-def test_a_picture_is_painted_as_if_every_pixel_were_asked_its_distance():
-    """By hand: a pixel's share of a disc or a ring grows over one pixel's width at its rim."""
+def test_the_image_equals_one_computed_from_the_distance_of_every_pixel():
+    """Compute it by hand: a pixel's coverage of a shape changes over one pixel at its edge."""
     env = Push(1)
     env.reset([7])
     x, y = np.meshgrid(
@@ -140,8 +143,8 @@ def test_a_picture_is_painted_as_if_every_pixel_were_asked_its_distance():
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_what_people_are_shown_has_arm_puck_and_goal_in_view(arm: str):
-    """Wherever the arm points, stretched or folded, and with the puck where its tip can push it."""
+def test_the_default_image_contains_arm_puck_and_goal(arm: str):
+    """The arm is stretched in any direction and the puck is as far as its tip can push it."""
     env, bodies = envs.make_vector(f"push/{arm}-pixels", 1), {"arm": 0, "puck": 0, "goal": 0}
     observed = env.reset([0])["picture"].shape
     assert isinstance(env, Push)
@@ -149,11 +152,11 @@ def test_what_people_are_shown_has_arm_puck_and_goal_in_view(arm: str):
     for turn in np.linspace(-env.arm.reach, env.arm.reach, 7):
         way = np.array([np.cos(turn), np.sin(turn)])
         env._qpos[0] = [turn, *np.zeros(len(env.arm.links) - 1), *(length + PUCK + TIP) * way]
-        env._goals[0] = -0.75 * length * way  # the farthest that is drawn
+        env._goals[0] = -0.75 * length * way  # the farthest goal
         image = env.render()
         assert image.shape == (640, 640, 3)
         edge = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
-        assert (edge == 235).all()  # nothing is cut
+        assert (edge == 235).all()  # nothing is cut off
         bodies["arm"] = (image == (25, 30, 45)).all(-1).sum()
         bodies["puck"] = (image == (205, 75, 60)).all(-1).sum()
         bodies["goal"] = (image == (60, 160, 80)).all(-1).sum()
@@ -165,7 +168,7 @@ def test_what_people_are_shown_has_arm_puck_and_goal_in_view(arm: str):
 
 
 @pytest.mark.slow
-def test_a_core_draws_two_thousand_pictures_a_second():
+def test_a_core_renders_two_thousand_images_per_second():
     env = Push(50)
     env.reset(range(50))
     started = time.process_time()

@@ -1,4 +1,4 @@
-"""RandomFrictionHopper beside Hopper; the recorded episodes are in test_neorl2_simulators."""
+"""RandomFrictionHopper compared with Hopper; test_neorl2_simulators compares episodes."""
 
 import random
 
@@ -28,7 +28,7 @@ def test_with_the_usual_friction_it_is_hopper_without_the_bonus() -> None:
 
 
 def test_each_episode_has_its_own_friction() -> None:
-    """As drawn in the observation, with two decimals in the model, on the foot alone."""
+    """The observation has the drawn value; the model has two decimals, on the foot only."""
     env = RandomFrictionHopper(4)
     env.reset([0, 1, 2, 3])
     observation = env.reset([10, 11], np.array([2, 0]))
@@ -43,8 +43,8 @@ def test_each_episode_has_its_own_friction() -> None:
     assert env.step(np.zeros((4, 3))).observations[:, 12] == pytest.approx(expected)
 
 
-def test_observed_velocities_are_clipped_and_never_too_fast_to_go_on() -> None:
-    """Upstream judges the clipped observation, where Hopper ends at 100 rad/s."""
+def test_velocities_are_clipped_and_never_terminate() -> None:
+    """Upstream checks the clipped observation; Hopper terminates at 100 rad/s."""
     env = RandomFrictionHopper(1)
     qpos = env.reset([0])[:, :6].astype(np.float64)
     qvel = np.full((1, 6), 150.0)

@@ -1,4 +1,4 @@
-"""D4RL's hands and kitchen: its rewards and ends from the simulator's state, written out anew."""
+"""D4RL's hands and kitchen: rewards and ends recomputed from the simulator's state."""
 
 import sys
 
@@ -87,7 +87,7 @@ def test_a_dropped_pen_ends_the_episode_with_a_penalty():
 
 
 @needed
-def test_the_binary_hand_pays_one_for_each_step_without_its_goal():
+def test_the_binary_hand_gets_minus_1_per_step_away_from_the_goal():
     env = envs.make_vector("door-binary-v0", 1)
     env.reset([0])
     step = env.step(np.zeros((1, 28)))
@@ -100,23 +100,23 @@ def test_the_binary_hand_pays_one_for_each_step_without_its_goal():
 
 @needed
 def test_the_binary_pens_rewards_follow_from_its_states():
-    """As where a learner's transitions are paid anew: against the simulator's own verdict."""
-    env, verdicts = envs.make_vector("pen-binary-v0", 60), list[np.ndarray]()
+    """Compare rewards computed from observations with those of the simulator."""
+    env, rewards = envs.make_vector("pen-binary-v0", 60), list[np.ndarray]()
     env.reset(range(60))
-    for k, hand in enumerate(env._envs):  # the wanted pen is the real one, turned by up to 0.6 rad
-        own, wanted = hand.unwrapped, np.zeros(4)
+    for k, hand in enumerate(env._envs):  # the target is the pen, turned by up to 0.6 rad
+        sim, target = hand.unwrapped, np.zeros(4)
         turn = [np.cos(k / 200), 0.0, 0.0, np.sin(k / 200)]
-        mujoco.mju_mulQuat(wanted, turn, own.data.xquat[own.obj_body_id])
-        own.model.body_quat[own.target_obj_body_id] = wanted
+        mujoco.mju_mulQuat(target, turn, sim.data.xquat[sim.obj_body_id])
+        sim.model.body_quat[sim.target_obj_body_id] = target
     for action in np.random.default_rng(0).uniform(-0.3, 0.3, (5, 60, 24)):
         step = env.step(action)
-        verdicts.append(step.rewards)
+        rewards.append(step.rewards)
         np.testing.assert_array_equal(SPARSE["Hand-pen-binary"](step.observations), step.rewards)
-    assert 60 <= (np.concatenate(verdicts) == 0).sum() <= 240
+    assert 60 <= (np.concatenate(rewards) == 0).sum() <= 240
 
 
 @needed
-def test_the_kitchen_pays_each_thing_once_and_shows_the_goal():
+def test_the_kitchen_rewards_each_task_once_and_observes_the_goal():
     env = envs.make_vector("kitchen-complete-v0", 1)
     first = env.reset([0])[0]
     goal = np.zeros(30)
@@ -124,7 +124,7 @@ def test_the_kitchen_pays_each_thing_once_and_shows_the_goal():
     goal[23:] = (-0.23, 0.75, 1.62, 0.99, 0, 0, -0.06)
     np.testing.assert_allclose(first[30:], goal, atol=1e-6)
     qpos = env._envs[0].unwrapped._env.data.qpos
-    np.testing.assert_allclose(first[:30], qpos, atol=0.05)  # but for noise
+    np.testing.assert_allclose(first[:30], qpos, atol=0.05)  # except for noise
     assert abs(first[:9] - qpos[:9]).max() > 1e-5
     qpos[22], qpos[19] = -0.75, 0.37  # microwave and slide cabinet
     step = env.step(np.zeros((1, 9)))
@@ -137,7 +137,7 @@ def test_the_kitchen_pays_each_thing_once_and_shows_the_goal():
 
 @needed
 @pytest.mark.parametrize("name", ["relocate-human-v1", "kitchen-mixed-v0"])
-def test_a_seed_is_an_episode(name):
+def test_a_seed_determines_the_episode(name):
     env = envs.make_vector(name, 2)
     first = env.reset([4, 4])
     actions = np.zeros((2, env.action_dim))
@@ -149,21 +149,21 @@ def test_a_seed_is_an_episode(name):
     assert (again[1] != first[0]).any()
 
 
-def test_without_the_extra_the_remedy_is_named(monkeypatch):
-    robotics.library.cache_clear()
+def test_without_the_package_the_error_names_the_extra(monkeypatch):
+    robotics.load_library.cache_clear()
     monkeypatch.setitem(sys.modules, "gymnasium_robotics", None)
     with pytest.raises(ValueError, match=r"extra \[robotics\]"):
         envs.make_vector("door-human-v1", 1).reset([0])
-    robotics.library.cache_clear()
+    robotics.load_library.cache_clear()
 
 
 @needed
 def test_threads_change_nothing():
-    draw, found = np.random.default_rng(0), []
-    actions = draw.uniform(-1, 1, (5, 3, 28))
+    rng, results = np.random.default_rng(0), []
+    actions = rng.uniform(-1, 1, (5, 3, 28))
     for threads in (1, 2):
         env = envs.make_vector("door-human-v0", 3, num_threads=threads)
         env.reset([1, 2, 3])
-        found.append(np.stack([env.step(a).observations for a in actions]))
+        results.append(np.stack([env.step(a).observations for a in actions]))
         env.close()
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(*results)

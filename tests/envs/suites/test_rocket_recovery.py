@@ -1,4 +1,4 @@
-"""RocketRecovery's mechanics, ends and rewards; the episodes are in test_neorl2_simulators."""
+"""RocketRecovery's mechanics, ends and rewards; test_neorl2_simulators compares episodes."""
 
 import sys
 
@@ -30,15 +30,15 @@ def mass() -> float:
 
 
 def gained(env: RocketRecovery, actions: np.ndarray) -> np.ndarray:
-    """The velocities that a step adds, but for gravity and wind, [B, 2] m/s."""
+    """Return the velocity change of a step without gravity and wind, [B, 2] m/s."""
     before = env._observation[:, 2:4].copy()
     after = env.step(actions).observations
     wind = np.stack([after[:, 6] / mass() / 50, np.full(len(after), -10 / 50)], 1)
     return (after[:, 2:4] - before) * SPEED - wind
 
 
-def test_without_engines_gravity_and_wind_move_it(rockets: RocketRecovery) -> None:
-    """Its legs are light, and at their limits only after some twenty steps."""
+def test_without_engines_only_gravity_and_wind_act(rockets: RocketRecovery) -> None:
+    """The legs are light and reach their limits only after about twenty steps."""
     for _ in range(10):
         gain = gained(rockets, OFF)
     assert abs(np.median(gain, 0)).max() < 1e-4
@@ -49,7 +49,7 @@ def test_without_engines_gravity_and_wind_move_it(rockets: RocketRecovery) -> No
 def test_the_main_engine_lifts_from_half_to_full_thrust(
     rockets: RocketRecovery, action: float, thrust: float
 ) -> None:
-    """13 N s times its arm of 4/30, noise around it, along a body that is nearly upright."""
+    """13 N s times the lever arm of 4/30, with noise, along a nearly upright body."""
     gain = gained(rockets, np.tile([action, 0.5], (len(STARTS), 1))).mean(0)
     np.testing.assert_allclose(gain, [0, 13 * thrust * 4 / 30 / mass()], atol=0.04)
 
@@ -62,7 +62,7 @@ def test_side_engines_push_to_their_side_and_turn(rockets: RocketRecovery, actio
     assert ((rockets._observation[:, 5] - turning) * action < 0).mean() > 0.9
 
 
-def test_the_wind_goes_on_from_the_seeds_place_in_its_series(rockets: RocketRecovery) -> None:
+def test_the_wind_continues_from_the_seeds_phase(rockets: RocketRecovery) -> None:
     first = rockets.first_wind(7)
     assert first == RocketRecovery(1).first_wind(7) != rockets.first_wind(8)
     assert -9999 <= first < 9999
@@ -95,8 +95,8 @@ def test_landings_replace_the_shaped_reward(monkeypatch: pytest.MonkeyPatch, end
     assert step.infos["success"][0] == (reward == 100)
 
 
-def test_without_box2d_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_box2d_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "Box2D", None)  # as if it were not installed
     for make in (envs.make, lambda task: envs.make_vector(task, 2)):
-        with pytest.raises(ValueError, match=r"needs Box2D: pip install box2d.*\[box2d\]"):
+        with pytest.raises(ValueError, match=r"needs Box2D\. Install box2d.*\[box2d\]"):
             make("neorl2/RocketRecovery")

@@ -1,4 +1,4 @@
-"""Simglucose's equations, meals, sensor and rewards; the episodes are in test_neorl2_simulators."""
+"""Simglucose's equations, meals, sensor and rewards; test_neorl2_simulators compares episodes."""
 
 import hashlib
 from pathlib import Path
@@ -12,9 +12,9 @@ from envs.suites.neorl2.simglucose import (
     PARAMETERS,
     PATIENTS,
     Simglucose,
-    time_derivative,
     patients,
     risk,
+    time_derivative,
 )
 
 COUNT = len(PATIENTS)
@@ -25,12 +25,12 @@ def parameter(name: str) -> np.ndarray:
 
 
 def change_of(x: np.ndarray, food: np.ndarray, insulin: np.ndarray, meal: np.ndarray) -> np.ndarray:
-    """Of all patients."""
+    """Return the derivative of the state for all patients."""
     return time_derivative(x, np.stack([food, insulin, meal]), patients()[0])
 
 
 def test_the_table_is_simglucoses_with_its_license() -> None:
-    """jxx123/simglucose:simglucose/params/vpatient_params.csv of 0.2.11, byte for byte."""
+    """The file equals jxx123/simglucose:simglucose/params/vpatient_params.csv of 0.2.11."""
     folder = Path(envs.suites.neorl2.__file__).parent
     digest = hashlib.sha256((folder / "vpatient_params.csv").read_bytes()).hexdigest()
     assert digest == "662f3b684d160fdf485edd1d7196dd1cd85c14b53650b030fdb86aaa05bb2e50"
@@ -39,18 +39,18 @@ def test_the_table_is_simglucoses_with_its_license() -> None:
     assert "free of charge" in license
 
 
-def test_patients_begin_in_the_steady_state_of_their_basal_rate() -> None:
-    """u2ss pmol/kg/min of insulin and no food: nothing moves, by a ten-thousandth a minute."""
+def test_patients_start_in_the_steady_state_of_their_basal_rate() -> None:
+    """With u2ss pmol/kg/min of insulin and no food, the state changes by at most 1e-4 a minute."""
     start = patients()[1]
-    nothing = np.zeros(COUNT)
-    change = change_of(start, nothing, parameter("u2ss"), nothing)
+    zero = np.zeros(COUNT)
+    change = change_of(start, zero, parameter("u2ss"), zero)
     assert (abs(change) <= 1e-4 * (1 + abs(start))).all()
-    more = change_of(start, nothing, parameter("u2ss") + 1, nothing)
+    more = change_of(start, zero, parameter("u2ss") + 1, zero)
     np.testing.assert_allclose(more - change, np.eye(13)[:, 10:11] * np.ones(COUNT), atol=1e-12)
 
 
-def test_every_start_is_met_once() -> None:
-    """Each of 15 patients at each of 24 hours; the same seeds whenever they are asked for."""
+def test_every_start_returns_each_initial_state_once() -> None:
+    """There are 15 patients at 24 hours; repeated calls return the same seeds."""
     seeds = Simglucose(1).every_start(1000)
     env = Simglucose(len(seeds))
     observations = env.reset(seeds)
@@ -60,8 +60,8 @@ def test_every_start_is_met_once() -> None:
     assert seeds == Simglucose(3).every_start(1000)
 
 
-def test_what_is_eaten_leaves_through_the_gut_only() -> None:
-    """Solid, liquid and gut together gain the food and lose what is absorbed, however full."""
+def test_food_leaves_the_stomach_through_the_gut_only() -> None:
+    """The sum of solid, liquid and gut gains the food and loses the absorbed glucose."""
     rng = np.random.default_rng(0)
     start = patients()[1]
     x = start * rng.uniform(0.5, 2, start.shape)
@@ -72,23 +72,23 @@ def test_what_is_eaten_leaves_through_the_gut_only() -> None:
 
 
 def test_glucose_above_the_kidneys_threshold_is_excreted() -> None:
-    """k_e1 (G_p - k_e2), which is 339 mg/kg, beside what moves and is made as without."""
+    """Above k_e2, which is 339 mg/kg, the slope changes by -k_e1."""
     start = patients()[1]
-    nothing, x = np.zeros(COUNT), start.copy()
+    zero, x = np.zeros(COUNT), start.copy()
     slopes = []
     for plasma in (335.0, 337.0, 341.0, 343.0):
         x[3] = plasma
-        slopes.append(change_of(x, nothing, nothing, nothing)[3])
+        slopes.append(change_of(x, zero, zero, zero)[3])
     below, across, above = np.diff(slopes, axis=0) / np.array([[2], [4], [2]])
     np.testing.assert_allclose(above - below, -parameter("ke1"), rtol=1e-6)
     np.testing.assert_allclose(across - below, -parameter("ke1") / 2, rtol=1e-6)
 
 
-def test_what_is_below_zero_stays() -> None:
+def test_amounts_below_zero_do_not_change() -> None:
     start = patients()[1]
-    nothing, x = np.zeros(COUNT), start.copy()
+    zero, x = np.zeros(COUNT), start.copy()
     x[[3, 12]] = -1.0
-    change = change_of(x, nothing, nothing, nothing)
+    change = change_of(x, zero, zero, zero)
     assert (change[[3, 12]] == 0).all()
     assert (change[4] != 0).all()
 
@@ -100,33 +100,34 @@ def test_breakfast_is_eaten_at_seven_in_nine_minutes() -> None:
     env._x[:3] = 0
     parameters, solid = patients()[0][:, env._patient], []
     for _ in range(12):
-        env._live_a_minute(parameters[PARAMETERS.index("u2ss")], parameters, np.arange(2))
+        env._simulate_minute(parameters[PARAMETERS.index("u2ss")], parameters, np.arange(2))
         solid.append(env._x[0].copy())
     kmax = parameters[PARAMETERS.index("kmax"), 0]
     mg, food = 0.0, [0, *[5000] * 9, 0, 0]
-    for now, ours in zip(food, solid, strict=True):  # x' = food - kmax x, solved for a minute
-        mg = mg * np.exp(-kmax) + now / kmax * (1 - np.exp(-kmax))
-        assert ours[0] == pytest.approx(mg, rel=1e-6)
-        assert ours[1] == 0
+    for rate, amount in zip(food, solid, strict=True):  # x' = food - kmax x, solved for a minute
+        mg = mg * np.exp(-kmax) + rate / kmax * (1 - np.exp(-kmax))
+        assert amount[0] == pytest.approx(mg, rel=1e-6)
+        assert amount[1] == 0
     assert env._eaten.tolist() == [45, 0]
     assert sum(MEALS_G.values()) == 225
 
 
-def test_the_sensor_shows_two_thirds_of_the_last_sample() -> None:
-    """It samples every third minute, and the observation is the mean of three minutes."""
+def test_the_observation_is_two_thirds_the_last_sample() -> None:
+    """The sensor samples every third minute; the observation is the mean of three minutes."""
     env = Simglucose(3)
     before = env.reset([0, 1, 2])[:, 0]
     for _ in range(5):
-        held = env._sensor.copy()
+        previous = env._sensor.copy()
         step = env.step(np.full((3, 1), -0.95))
-        now = env._x[12] / parameter("Vg")[env._patient]
-        np.testing.assert_allclose(step.observations[:, 0], (2 * held + now) / 3, rtol=1e-6)
+        current = env._x[12] / parameter("Vg")[env._patient]
+        expected = (2 * previous + current) / 3
+        np.testing.assert_allclose(step.observations[:, 0], expected, rtol=1e-6)
     assert (step.observations[:, 0] != before).all()
     np.testing.assert_allclose(step.observations[:, 1], parameter("BW")[env._patient], rtol=1e-6)
 
 
-def test_rewards_are_the_fall_of_the_risk_with_their_exceptions() -> None:
-    """Kovatchev's risk is 0 at 112.5 mg/dL and 100 at 20 and 600, by construction of its scale."""
+def test_rewards_are_the_decrease_of_risk_with_two_exceptions() -> None:
+    """By its definition, Kovatchev's risk is 0 at 112.5 mg/dL and 100 at 20 and 600."""
     np.testing.assert_allclose(risk(np.array([112.5, 20, 600])), [0, 100, 100], atol=0.1)
     env = Simglucose(4)
     env.reset([0, 0, 0, 0])
@@ -148,16 +149,16 @@ class Finer(Simglucose):
     SUBSTEPS, SUBSTEPS_FAST = 8, 32
 
 
-@pytest.mark.parametrize("most", [-0.98, 1.0])
-def test_shorter_steps_of_the_integration_change_little(most: float) -> None:
-    """Four times shorter ones: lunch with usual insulin, and with overdoses that end episodes."""
+@pytest.mark.parametrize("high", [-0.98, 1.0])
+def test_shorter_integration_steps_change_little(high: float) -> None:
+    """Steps are four times shorter: lunch with usual insulin, and with overdoses."""
     rng, envs = np.random.default_rng(0), [Simglucose(16), Finer(16)]
     for env in envs:
         env.reset(range(16))
         env._minute[:] = 12 * 60 - 6
     on = np.arange(16)
     for _ in range(30):
-        actions = rng.uniform(-1, most, (len(on), 1))
+        actions = rng.uniform(-1, high, (len(on), 1))
         coarse, fine = (env.step(actions, on) for env in envs)
         np.testing.assert_allclose(coarse.observations, fine.observations, rtol=0, atol=3e-4)
         assert (coarse.terminated == fine.terminated).all()
