@@ -22,12 +22,12 @@ import pytest
 import torch
 import yaml
 from foreign_layouts import (
-    before,
     column,
     d3rlpy,
     episodes,
     lerobot,
     minari,
+    observations_before,
     robomimic,
     zarr,
     zipped,
@@ -284,7 +284,7 @@ def demonstrations(path: Path) -> Path:
 def frames(folder: Path) -> Path:
     """Write a dataset in LeRobot's layout."""
     made = episodes([7, 8])
-    columns = {"observation.state": before(made), "action": column(made, "actions")}
+    columns = {"observation.state": observations_before(made), "action": column(made, "actions")}
     columns["next.reward"] = column(made, "rewards").astype(np.float32)
     return lerobot(folder, columns, [7, 8])
 
@@ -293,7 +293,7 @@ def store(folder: Path) -> Path:
     """Write a store in diffusion_policy's layout."""
     made = episodes([7, 8])
     ends = np.array([7, 15])
-    arrays = {"data/state": before(made), "data/action": column(made, "actions")}
+    arrays = {"data/state": observations_before(made), "data/action": column(made, "actions")}
     return zarr(folder, arrays | {"meta/episode_ends": ends})
 
 

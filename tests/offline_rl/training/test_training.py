@@ -194,7 +194,7 @@ def test_warnings_about_data_are_printed_before_training(base_keys):
     assert "is not the observation of the row after it" in headline(plan)
 
 
-def test_max_episode_steps_removes_the_note_that_recommends_it(base_keys, tmp_path):
+def test_a_time_limit_removes_the_note_that_recommends_it(base_keys, tmp_path):
     draw = np.random.default_rng(0)
     arrays = {"observations": draw.normal(size=(9, 2)), "actions": draw.uniform(-1, 1, (9, 1))}
     np.savez(tmp_path / "a.npz", rewards=draw.normal(size=9), terminals=np.zeros(9), **arrays)
