@@ -32,7 +32,7 @@ ESTOP_KEYS = (" ", "\x1b", "\x03", "\x1c", "\x1a")  # space, Escape, Ctrl-C, Ctr
 QUIT_KEY = "\x04"  # Ctrl-D
 ESTOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
 QUIT_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
-WORDS = ("start", "finish", "arm", "limp")
+COMMANDS = ("start", "finish", "arm", "limp")
 POLL_S = 0.01
 LINE_S = 0.2  # time between two status lines
 RE_ARM_AFTER_S = 0.1  # time for the loop to process the released emergency stop
@@ -107,31 +107,31 @@ class Console:
             elif character == QUIT_KEY:
                 self.quit = True
             elif character in "\r\n":
-                self._word(self.typed.strip())
+                self._execute(self.typed.strip())
                 self.typed = ""
             elif character in "\x7f\b":
                 self.typed = self.typed[:-1]
             else:
                 self.typed += character
 
-    def _word(self, word: str) -> None:
+    def _execute(self, command: str) -> None:
         if self.quit:
             return  # while a run ends, only the emergency stop works
-        if word == "quit":
+        if command == "quit":
             self.quit = True
-        elif word == RE_ARM:
+        elif command == RE_ARM:
             self._words["estop_released"] = self._words["estop_seen"]
             time.sleep(RE_ARM_AFTER_S)
-            put_request(self._requests, Request(typed=word))
-        elif word.startswith(CONFIRM):
-            put_request(self._requests, Request(confirm=word.removeprefix(CONFIRM)))
-        elif word in WORDS:
-            request: dict[str, Any] = {word: True}
+            put_request(self._requests, Request(typed=command))
+        elif command.startswith(CONFIRM):
+            put_request(self._requests, Request(confirm=command.removeprefix(CONFIRM)))
+        elif command in COMMANDS:
+            request: dict[str, Any] = {command: True}
             put_request(self._requests, Request(**request))
-        elif word:
-            commands = ", ".join((*WORDS, RE_ARM, f"{CONFIRM}<joint>", "quit"))
+        elif command:
+            commands = ", ".join((*COMMANDS, RE_ARM, f"{CONFIRM}<joint>", "quit"))
             self.message = (
-                f"unknown command {word!r}. Commands: {commands}. Space is the emergency stop"
+                f"unknown command {command!r}. Commands: {commands}. Space is the emergency stop"
             )
             return
         self.message = ""

@@ -135,7 +135,7 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
         recording=file,
         recorder_needed=cfg.recorder_needed,
     )
-    return conduct(session, seconds=cfg.seconds, start=cfg.start, keyboard=keyboard)
+    return run_session(session, seconds=cfg.seconds, start=cfg.start, keyboard=keyboard)
 
 
 def _refuse_unstoppable(keyboard: bool, start: bool, stop: Stop, seconds: float | None) -> None:
@@ -199,7 +199,7 @@ def record(
         armed=False,
         recording=file,
     )
-    return conduct(session, seconds=seconds, start=False, keyboard=keyboard)
+    return run_session(session, seconds=seconds, start=False, keyboard=keyboard)
 
 
 def replay(
@@ -243,7 +243,7 @@ def replay(
         rules=rules,
         recording=file,
     )
-    return conduct(session, start=start, keyboard=keyboard, last=True)
+    return run_session(session, start=start, keyboard=keyboard, last=True)
 
 
 def goals_of(rows: np.ndarray, rate_hz: float) -> np.ndarray:
@@ -268,7 +268,7 @@ def _new_file(path: str | None) -> str | None:
     return str(where)
 
 
-def conduct(
+def run_session(
     session: Session,
     *,
     seconds: float | None = None,

@@ -126,7 +126,7 @@ def run(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
         delay = (bench.acted_ns - bench.injected_ns) * 1e-9 if row.done(bench) else np.inf
         bench.run(60 if row.reasons else 200)
         state, latched = bench.guard.state, bench.latched
-        good = latched in row.reasons and state in row.ends and bench.guard.motion.stands()
+        good = latched in row.reasons and state in row.ends and bench.guard.motion.is_at_rest()
         if not (good if row.reasons else state in row.ends and latched is None):
             wrong.append(f"{state.name} {latched.name if latched is not None else ''}")
         elif not row.after(bench):

@@ -34,7 +34,7 @@ from offline_rl.utils.hardware import describe_machine
 from policies import Bundle, Channel, Normalizer, Spec
 from policies.bundle import write
 from policies.golden import seal
-from real_robot.control.clock import MonotonicClock, ask_for_real_time, without_collector
+from real_robot.control.clock import MonotonicClock, no_garbage_collection, request_real_time
 from real_robot.control.inference import Inference
 from real_robot.control.loop import Loop, Request
 from real_robot.control.rings import Reader, Ring, Words
@@ -99,7 +99,7 @@ def _loop_timing(rate_hz: float, seconds: float, how: tuple[bool, str], send: An
     how: True for real-time priority; and the folder of the rings if another process infers.
     """
     real_time, folder = how
-    granted = ask_for_real_time().text if real_time else "ordinary scheduling"
+    granted = request_real_time().text if real_time else "ordinary scheduling"
     if not real_time:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     clock, robot_spec = MonotonicClock(), spec(rate_hz=rate_hz)
@@ -120,7 +120,7 @@ def _loop_timing(rate_hz: float, seconds: float, how: tuple[bool, str], send: An
         guard.arm(clock.now_ns())
         inputs.requests.append(Request(start=True))
         wakes, took = list[int](), list[float]()
-        with without_collector():
+        with no_garbage_collection():
             loop.begin()
             for _ in range(int(seconds * rate_hz)):
                 servos.spent_ns = 0

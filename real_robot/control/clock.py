@@ -91,7 +91,7 @@ class Granted:
         return f"{how}, memory {'locked' if self.locked else 'not locked'}"
 
 
-def ask_for_real_time(priority: int = PRIORITY, *, all_memory: bool = False) -> Granted:
+def request_real_time(priority: int = PRIORITY, *, all_memory: bool = False) -> Granted:
     """Request real-time priority and locked memory from the kernel.
 
     all_memory: lock all memory, libraries included, not only pages in use. This takes 100 MB more,
@@ -107,7 +107,7 @@ def ask_for_real_time(priority: int = PRIORITY, *, all_memory: bool = False) -> 
 
 
 @contextlib.contextmanager
-def without_collector() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Disable garbage collection, which takes milliseconds, and freeze the present objects."""
     gc.collect()
     gc.freeze()

@@ -14,7 +14,7 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
-from real_robot.control.clock import Clock, MonotonicClock, ask_for_real_time, without_collector
+from real_robot.control.clock import Clock, MonotonicClock, no_garbage_collection, request_real_time
 from real_robot.control.kinematics import forward
 from real_robot.control.loop import Loop
 from real_robot.control.playback import WINDOW, Playback
@@ -85,9 +85,9 @@ def run(session: Session) -> None:
         loop.explain_missing_plan = lambda now_ns: explain_missing_plan(session, words, now_ns)
         words["owner_pid"], words["period_ns"] = os.getpid(), loop.period_ns
         pin(last_core=True)
-        granted = ask_for_real_time()
+        granted = request_real_time()
         (session.path / "granted").write_text(granted.text)
-        with without_collector():
+        with no_garbage_collection():
             if session.armed:
                 confirmation = _arm(guard, clock, words)
                 if confirmation and not session.terminal:
@@ -180,7 +180,7 @@ def _loop(
         with contextlib.suppress(Refused):  # the robot is not moving
             loop.finish(now)
         stops = guard.state in MOVING or guard.state is State.SOFT_STOP
-        if now - ended_ns > end_ns or (guard.rests and not stops):
+        if now - ended_ns > end_ns or (guard.at_rest and not stops):
             return
 
 

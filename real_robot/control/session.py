@@ -322,7 +322,7 @@ def pin(last_core: bool) -> None:
         os.sched_setaffinity(0, cores[-1:] if last_core else cores[:-1])
 
 
-class Beat:
+class Heartbeat:
     """Heartbeat of another process: a counter that must change within `age_ns`."""
 
     def __init__(self, words: Words, name: str, age_ns: int) -> None:
@@ -345,8 +345,8 @@ class SharedInputs:
         self.plan: Playback | None = None  # instead of inference
         self._chunks = Reader(chunks) if chunks is not None else None
         self._requests = Reader(requests, from_start=True)
-        self._writer = Beat(words, "writer_beat", RECORDER_AGE_NS)
-        self._console = Beat(words, "console_beat", CONSOLE_AGE_NS)
+        self._writer = Heartbeat(words, "writer_beat", RECORDER_AGE_NS)
+        self._console = Heartbeat(words, "console_beat", CONSOLE_AGE_NS)
         self._nothing = Request()
 
     def chunk(self) -> Chunk | None:

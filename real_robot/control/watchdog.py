@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from real_robot.control.clock import PRIORITY, ask_for_real_time
+from real_robot.control.clock import PRIORITY, request_real_time
 from real_robot.control.rings import Words
 from real_robot.control.session import Session, load_session, report_errors
 from real_robot.robot import Robot
@@ -119,7 +119,7 @@ def watch(session: Session, now_ns: Callable[[], int] = time.monotonic_ns) -> No
     lock = session.claim_watch()
     robot.connect()
     # above the priority of control, and with all memory locked
-    ask_for_real_time(PRIORITY + 1, all_memory=True)
+    request_real_time(PRIORITY + 1, all_memory=True)
     watchdog, last_reason = Watchdog(robot, words), ""
     try:
         # the run may be ending because an armed owner died, before the watchdog has noticed it

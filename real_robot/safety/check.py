@@ -79,7 +79,7 @@ def check(
     after.now_ns = now_ns
     if not 0 < now_ns - before.now_ns < e.rules.clock_step_periods * e.period_s * 1e9:
         reasons |= 1 << Reason.CLOCK_JUMPED
-    yields, rests = relief is not None, not moving and before.stands()
+    yields, rests = relief is not None, not moving and before.is_at_rest()
     reasons |= _check_reading(e, before, after, reading, now_ns, yields=yields, rests=rests)
     if watchdog_ns is not None and now_ns - watchdog_ns > e.rules.watchdog_age_s * 1e9:
         reasons |= 1 << Reason.WATCHDOG_SILENT
@@ -92,7 +92,7 @@ def check(
     if moving and not reasons and target is not None:
         reasons = _follow(e, before, after, _limit_grips(e, after, target))
     if reasons or not moving:
-        goals = None if moving or blind(e, after, reasons) else relief
+        goals = None if moving or is_blind(e, after, reasons) else relief
         if goals is None or _follow(e, before, after, goals) & 1 << Reason.WORKSPACE:
             wanted = HARD if reasons & _HARD or state in (State.FAULT, State.ESTOP) else SOFT
             _stop(e, before, after, wanted)
@@ -113,7 +113,7 @@ def _limit_grips(e: Envelope, motion: Motion, target: Sequence[float]) -> Sequen
     return target
 
 
-def blind(e: Envelope, motion: Motion, reasons: int) -> bool:
+def is_blind(e: Envelope, motion: Motion, reasons: int) -> bool:
     """Return True if the readings do not tell where the robot is. Repeated readings still do."""
     return bool(reasons & _BLIND) or motion.now_ns - motion.fresh_ns > e.max_age_ns
 

@@ -19,7 +19,7 @@ from real_robot.safety.answers import (
     spec_fault,
     stamp_fault,
 )
-from real_robot.safety.check import LEAP, blind, check, leapt
+from real_robot.safety.check import LEAP, check, is_blind, leapt
 from real_robot.safety.limiter import Motion
 from real_robot.safety.limits import Envelope
 from real_robot.safety.states import (
@@ -259,7 +259,7 @@ class Guard:
 
         Raises Refused while the cause persists, or while the robot still moves.
         """
-        if not self.rests and self.state not in MOVING:
+        if not self.at_rest and self.state not in MOVING:
             raise Refused("the robot still moves: re-arm once it stands still")
         self.machine.re_arm(typed, there=self._still_there(), now_ns=now_ns)
         self.culprits = 0
@@ -340,7 +340,7 @@ class Guard:
         self.motion, self._other = after, before
         self._apply_reasons(after.reasons, now_ns)
         self._send(now_ns, anyway=leaps)
-        if machine.state is State.SOFT_STOP and after.stands():
+        if machine.state is State.SOFT_STOP and after.is_at_rest():
             machine.fire(Event.STANDSTILL, now_ns)
         self._release_contact(after)
         self._comply_with_push(after)
@@ -396,7 +396,7 @@ class Guard:
         This happens once, when the robot is at rest, so that the servos stop pushing.
         """
         latched, e = self.machine.latched, self.envelope
-        if self._relief is not None and motion.stands():
+        if self._relief is not None and motion.is_at_rest():
             self._relief = None  # the goals have arrived, or cannot move
         if latched is None or latched not in CONTACTS:
             self._relief, self._relieved, self._stood_ns = None, None, 0
@@ -405,14 +405,14 @@ class Guard:
         if stop == self._relieved:
             return
         self._relief = None  # it belongs to an earlier stop
-        if not motion.stands():
+        if not motion.is_at_rest():
             self._stood_ns = 0
             return
         self._stood_ns = self._stood_ns or motion.now_ns
         if motion.now_ns - self._stood_ns > e.max_age_ns or self._mute:
             # too late: the robot may have been moved since, and would jump to these goals
             self._relieved = stop
-        elif not blind(e, motion, motion.reasons):
+        elif not is_blind(e, motion, motion.reasons):
             apart = zip(motion.measured, motion.q, e.resolution, strict=True)
             far = any(abs(q - goal) > digit + ROUNDING for q, goal, digit in apart)
             relief = [*motion.measured]
@@ -431,7 +431,7 @@ class Guard:
         """
         e, latched = self.envelope, self.machine.latched
         holds = self.state is State.HOLD or (self.state in STOPPING and latched in CONTACTS)
-        if self._mute or not holds or blind(e, motion, motion.reasons):
+        if self._mute or not holds or is_blind(e, motion, motion.reasons):
             self._anchor, self._stands_ns = None, 0
             return
         anchor = self._settle(motion) if self._anchor is None else self._anchor
@@ -451,7 +451,7 @@ class Guard:
             elif latched is None and motion.now_ns - self._pushed_ns > LET_GO_S * 1e9:
                 step = RETURN * e.velocity[i] * e.period_s
                 self._give[i] += min(max(anchor[i] - self._give[i], -step), step)
-        still = self._give == motion.q and motion.stands() and not any(self._pushed)
+        still = self._give == motion.q and motion.is_at_rest() and not any(self._pushed)
         self._relief = None if still else self._give
 
     def _settle(self, motion: Motion) -> list[float] | None:
@@ -459,7 +459,7 @@ class Guard:
 
         None: the robot is not yet at rest.
         """
-        if self._relief is not None or not motion.stands():
+        if self._relief is not None or not motion.is_at_rest():
             self._stands_ns = 0
             return None
         self._stands_ns = self._stands_ns or motion.now_ns
@@ -474,10 +474,10 @@ class Guard:
         return self._anchor
 
     @property
-    def rests(self) -> bool:
+    def at_rest(self) -> bool:
         """Return True if the goals are at rest and will not move, or if nothing is sent."""
         sends = self.state in ARMED or self.state in STOPPING
-        return not sends or (self.motion.stands() and self._relief is None)
+        return not sends or (self.motion.is_at_rest() and self._relief is None)
 
     def _expire(self, now_ns: int) -> None:
         checked = self.machine.checked_ns
@@ -505,7 +505,7 @@ class Guard:
         """Send the goals. anyway: also after a fault at rest, because the goals have changed."""
         motion = self.motion
         latched = self.state in (State.FAULT, State.ESTOP)
-        resting = latched and motion.stands() and self._relief is None
+        resting = latched and motion.is_at_rest() and self._relief is None
         if self._mute or (resting and not anyway):
             return  # servos keep their last goal; one that lost torque gets no command to move
         self._goal[:] = motion.q

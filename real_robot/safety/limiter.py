@@ -99,7 +99,7 @@ class Motion:
         self.q[i], self.goal[i], self.goal_v[i] = q, _NAN, _NAN
         self.v[i] = self.a[i] = self.way_v[i] = self.way_a[i] = 0.0
 
-    def stands(self) -> bool:
+    def is_at_rest(self) -> bool:
         """Return True if the goal and the three goals before it are the same."""
         return not (any(self.v) or any(self.a) or any(self.way_v) or any(self.way_a))
 

@@ -241,7 +241,7 @@ def test_the_end_of_a_run_brings_the_robot_to_rest(session, words, end) -> None:
     assert State(int(rows["state"][140])) is State.RUNNING
     assert State(int(rows["state"][-1])) is State.HOLD
     assert rows["latched"][-1] == -1
-    assert bench.guard.motion.stands()
+    assert bench.guard.motion.is_at_rest()
     bench.assert_within_limits()
 
 
@@ -261,7 +261,7 @@ def test_an_axis_that_needs_six_seconds_to_stop_gets_them(session, words) -> Non
     bench.ticks, bench.at = 0, {1: quit_}
     rows = bench.go()
     assert len(rows) * bench.guard.envelope.period_s > speed / 0.05
-    assert bench.guard.motion.stands()
+    assert bench.guard.motion.is_at_rest()
     assert State(int(rows["state"][-1])) is State.HOLD
     assert words["end_ns"] * 1e-9 > 0.4 / 0.05
     bench.assert_within_limits()
@@ -272,7 +272,7 @@ def test_the_emergency_stop_completes_before_a_run_ends(session, words) -> None:
     rows = bench.go()
     assert State(int(rows["state"][-1])) is State.ESTOP
     assert Reason(int(rows["latched"][-1])) is Reason.ESTOP_PRESSED
-    assert bench.guard.motion.stands()
+    assert bench.guard.motion.is_at_rest()
     bench.assert_within_limits()
 
 
@@ -325,7 +325,7 @@ def robot(session, words, monkeypatch) -> MemoryRobot:
     robot_in_memory = MemoryRobot(clock, spec())
     monkeypatch.setattr(control, "MonotonicClock", lambda: clock)
     monkeypatch.setattr(control, "pin", lambda last_core: None)
-    monkeypatch.setattr(control, "ask_for_real_time", lambda: Granted(False, False))
+    monkeypatch.setattr(control, "request_real_time", lambda: Granted(False, False))
     monkeypatch.setattr(Session, "make_robot", lambda self: robot_in_memory)
     Ring.create(session.path / "requests", request_type(2), 8)
     words["watchdog_beat"] = 1

@@ -35,7 +35,7 @@ def make_bench(folder: Path, seed: int, act=swing, **options) -> Bench:
 
 def stopped(bench: Bench, reason: Reason, state: State = State.HOLD) -> bool:
     machine = bench.guard.machine
-    return machine.state is state and machine.latched is reason and bench.guard.motion.stands()
+    return machine.state is state and machine.latched is reason and bench.guard.motion.is_at_rest()
 
 
 def pushed(bench: Bench) -> None:
@@ -113,7 +113,7 @@ def test_oscillation_between_actions_is_limited_and_stops_the_robot(tmp_path, se
     act.hit = True
     took = bench.until(lambda: bench.guard.state is not State.RUNNING)
     assert took * PERIOD_S < 0.5 + 0.1 + 0.03  # the next chunk takes one interval and one latency
-    bench.until(bench.guard.motion.stands)
+    bench.until(bench.guard.motion.is_at_rest)
     bench.assert_within_limits()
 
 
@@ -144,7 +144,7 @@ def test_a_robot_at_rest_after_a_contact_stops_pushing(
 
     def rests() -> bool:
         apart.append(np.abs(bench.robot.goal - bench.robot.q).max())
-        return stopped(bench, reason, state) and bench.guard.rests
+        return stopped(bench, reason, state) and bench.guard.at_rest
 
     bench.until(rests)
     assert max(apart) > 0.01
@@ -168,11 +168,11 @@ def test_an_emergency_stop_while_goals_move_back_stops_them_first(tmp_path):
     bench.robot.lag_s = JAMMED_S
     bench.until(lambda: stopped(bench, Reason.TRACKING_ERROR))
     bench.run(5)
-    assert not bench.guard.rests
+    assert not bench.guard.at_rest
     bench.inputs.standing = Request(estop=True)
     bench.until(lambda: stopped(bench, Reason.ESTOP_PRESSED, State.ESTOP))
     assert np.abs(bench.robot.goal - bench.robot.q).max() > 0.01
-    bench.until(lambda: bench.guard.rests, 200)
+    bench.until(lambda: bench.guard.at_rest, 200)
     assert np.abs(bench.robot.goal - bench.robot.q).max() < 2e-4
     bench.assert_within_limits()
 
@@ -194,7 +194,7 @@ def test_goals_do_not_change_without_contact_or_readings(tmp_path, blind: str):
         pushed(bench)
         assert bench.guard.state is State.HOLD
     goal, sent = bench.robot.goal.copy(), len(bench.robot.arrived)
-    assert bench.guard.rests
+    assert bench.guard.at_rest
     assert np.abs(goal - bench.robot.q).max() > 0.01
     bench.run(100)
     bench.robot.code = Code.OK  # a minute later the robot may have been moved
@@ -211,11 +211,11 @@ def test_re_arming_is_refused_while_goals_move_back(tmp_path):
     bench.inputs.requests[bench.inputs.calls + 1] = Request(typed="re-arm")
     bench.run(1)
     assert "still moves" in str(bench.loop.refused)
-    assert not bench.guard.rests
+    assert not bench.guard.at_rest
     bench.inputs.requests[bench.inputs.calls + 1] = Request(limp=True)
     bench.run(1)
     assert bench.guard.state is State.CONNECTED
-    assert bench.guard.rests
+    assert bench.guard.at_rest
 
 
 @pytest.mark.parametrize("seed", REPEATS)
@@ -460,7 +460,7 @@ def test_a_suspended_computer_is_a_fault(tmp_path, moves: bool):
     assert bench.guard.cause is Reason.SUSPENDED
     bench.run(100)
     assert bench.guard.state is State.FAULT
-    assert bench.guard.motion.stands()
+    assert bench.guard.motion.is_at_rest()
     bench.assert_within_limits()
     bench.inputs.requests[bench.inputs.calls + 1] = Request(typed="re-arm")
     bench.run(1)
@@ -544,7 +544,7 @@ def test_the_emergency_stop_acts_in_the_same_tick(tmp_path, seed: int):
     bench = make_bench(tmp_path, seed)
     bench.inputs.standing = Request(estop=True)
     assert bench.until(lambda: bench.guard.state is State.ESTOP) == 1
-    took = bench.until(bench.guard.motion.stands) if not bench.guard.motion.stands() else 0
+    took = bench.until(bench.guard.motion.is_at_rest) if not bench.guard.motion.is_at_rest() else 0
     assert took * PERIOD_S <= 2.0 / 25 + 25 / 1000 + 3 * PERIOD_S
     bench.assert_within_limits()
 
@@ -653,7 +653,7 @@ def test_an_invalid_reading_is_a_fault_with_a_message(tmp_path, wrong, sentence:
     assert bench.guard.cause is Reason.ADAPTER_INVALID
     assert re.search(sentence, bench.loop.refused)
     bench.run(100)
-    assert bench.guard.motion.stands()
+    assert bench.guard.motion.is_at_rest()
     bench.assert_within_limits()
 
 

@@ -427,7 +427,7 @@ def test_an_ending_watchdog_first_holds_the_robot_of_a_dead_owner(tmp_path, owne
     session = SimpleNamespace(path=tmp_path, ended=lambda words: words["stop"])
     session.claim_watch = BytesIO
     monkeypatch.setattr(
-        watchdog, "ask_for_real_time", lambda *_, **__: ""
+        watchdog, "request_real_time", lambda *_, **__: ""
     )  # not for the process of the tests
     _, held, words = watched(tmp_path, owner)
     owner.kill()
@@ -447,7 +447,7 @@ def test_the_watchdog_leaves_the_line_to_control_until_that_has_connected(tmp_pa
         words["control_beat"] = len(calls) == 3
         words["stop"] = 1 if words["control_beat"] else 0
 
-    monkeypatch.setattr(watchdog, "ask_for_real_time", lambda *_, **__: "")
+    monkeypatch.setattr(watchdog, "request_real_time", lambda *_, **__: "")
     monkeypatch.setattr(watchdog.time, "sleep", sleep)
     robot = SimpleNamespace(connect=lambda: calls.append("connect"), close=lambda: None)
     make, ended = (lambda: robot), (lambda words: bool(words["stop"]))
@@ -499,7 +499,7 @@ def test_the_watchdog_does_nothing_while_nothing_is_armed(tmp_path, owner):
 def test_a_recording_by_hand_first_asks_the_operator_to_hold_the_robot(tmp_path, monkeypatch):
     told = list[str]()
     monkeypatch.setattr(running, "check", lambda robot, bundle, rate_hz: told.append("checked"))
-    monkeypatch.setattr(running, "conduct", lambda session, **how: told.append("recorded"))
+    monkeypatch.setattr(running, "run_session", lambda session, **how: told.append("recorded"))
     monkeypatch.setattr(running, "new_folder", lambda: str(tmp_path))
     how = {"adapter": "simulated", "folder": str(tmp_path), "keyboard": False}
     running.record("desk", tmp_path / "x.rec", ask=told.append, **how)
@@ -565,7 +565,7 @@ def test_a_start_that_no_key_could_stop_is_refused_unless_something_else_can(tmp
     with pytest.raises(UserError, match="no key could stop it"):
         running.replay(tmp_path / "none.rec", "desk", **how)
     monkeypatch.setattr(running, "check", lambda *_, **__: None)
-    monkeypatch.setattr(running, "conduct", lambda *_, **__: "it runs")
+    monkeypatch.setattr(running, "run_session", lambda *_, **__: "it runs")
     assert run(file, "desk", stop="signals", **how) == "it runs"
     assert run(file, "desk", seconds=1.0, **how) == "it runs"
     assert run(file, "desk", keyboard=False, **how) == "it runs"

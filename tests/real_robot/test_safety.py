@@ -174,9 +174,9 @@ def test_no_targets_readings_and_delays_exceed_a_limit(e: Envelope, seed: int, s
         assert all(map(math.isfinite, run.motion.q))
     assert_within(run)
     for _ in range(100_000):  # from any motion it comes to rest inside its limits
-        if run.tick(None, State.SOFT_STOP).stands():
+        if run.tick(None, State.SOFT_STOP).is_at_rest():
             break
-    assert run.motion.stands()
+    assert run.motion.is_at_rest()
     assert_within(run)
 
 
@@ -318,7 +318,7 @@ def test_a_target_that_is_not_finite_is_never_sent_and_stops_the_robot(bad: floa
     for k in range(60):
         run.tick([0.01 * k, 0.0])
     assert run.tick([0.6, bad]).reasons == 1 << Reason.TARGET_NOT_FINITE
-    while not run.tick(None, State.SOFT_STOP).stands():
+    while not run.tick(None, State.SOFT_STOP).is_at_rest():
         pass
     assert_within(run)
     assert all(map(math.isfinite, run.motion.q))
@@ -342,7 +342,7 @@ def test_a_stop_during_acceleration_keeps_every_limit(ticks: int, state: State):
         t = k / 200
         run.tick([24 * t**3, 0.0])
         assert run.motion.q[0] == 24 * t**3
-    while not run.tick(None, state).stands():
+    while not run.tick(None, state).is_at_rest():
         pass
     assert_within(run)
 
@@ -351,7 +351,7 @@ def test_a_soft_stop_brings_all_joints_to_rest_together_and_along_their_path():
     run = moving_run()
     start = np.array(run.motion.q)
     last = [0.0, 0.0]
-    while not run.tick(None, State.SOFT_STOP).stands():
+    while not run.tick(None, State.SOFT_STOP).is_at_rest():
         last = [len(run.q) if v else t for v, t in zip(run.motion.v, last, strict=True)]
     assert abs(last[0] - last[1]) <= 2
     way = np.array(run.motion.q) - start
@@ -363,7 +363,7 @@ def test_a_fault_stops_as_hard_as_declared():
     """The time is v / a + a / j, and one tick for each difference."""
     run = moving_run()
     ticks = 0
-    while not run.tick(None, State.FAULT).stands():
+    while not run.tick(None, State.FAULT).is_at_rest():
         ticks += 1
     assert ticks / 200 <= 1.0 / 25 + 25 / 1000 + 3 / 200
     assert_within(run)
@@ -375,7 +375,7 @@ def test_joints_that_cannot_stop_softly_in_their_limits_stop_hard():
     run = Run(e, [0.0, 1.6])
     for k in range(200):
         run.tick([2.0 * k / 200, 1.6 + 0.4 * k / 200])
-    while not run.tick(None, State.SOFT_STOP).stands():
+    while not run.tick(None, State.SOFT_STOP).is_at_rest():
         pass
     assert_within(run)
 
@@ -539,7 +539,7 @@ def test_the_robot_stays_in_its_workspace_although_no_joint_limit_is_reached(tmp
     while not run.motion.reasons:
         run.tick([0.0, 0.0])
     assert run.motion.reasons == 1 << Reason.WORKSPACE
-    while not run.tick(None, State.SOFT_STOP).stands():
+    while not run.tick(None, State.SOFT_STOP).is_at_rest():
         pass
     tool = [0.3 * math.cos(a) + 0.2 * math.cos(a + b) for a, b in run.q]
     assert max(tool) <= 0.45
@@ -556,7 +556,7 @@ def test_joints_that_would_leave_the_workspace_together_stop_hard():
             run.tick([k / 200, 0.3 * k / 200])
         box = {"box_low_m": (-9.0, -9.0, -9.0), "box_high_m": (9.0, high, 9.0)}
         run.e = replace(run.e, points=lambda q: [q[0], q[1], 0.0], **box)
-        while not run.tick(None, State.SOFT_STOP).stands():
+        while not run.tick(None, State.SOFT_STOP).is_at_rest():
             pass
         return run
 
@@ -661,7 +661,7 @@ def test_a_robot_is_not_re_armed_before_it_stands():
     robot.status[0] = 0
     go(guard, clock, None)
     assert guard.state is State.FAULT
-    assert not guard.motion.stands()
+    assert not guard.motion.is_at_rest()
     with pytest.raises(Refused, match="still moves"):
         guard.re_arm("re-arm", clock.now)
     go(guard, clock, None, 100)
