@@ -96,7 +96,7 @@ def test_no_two_different_d4rl_files_have_one_name() -> None:
 
 
 def test_scores_are_d4rls_normalized_scores() -> None:
-    """In D4RL's infos.py, hopper's random return scores 0 and its expert's return 100."""
+    """Hopper's random return scores 0 and its expert's return 100, as in D4RL's infos.py."""
     task = envs.task("hopper-medium-v2")
     np.testing.assert_allclose(task.score([-20.272305, 3234.3]), [0, 100])
     assert envs.task("neorl2/Pipeline").score(429.0) == pytest.approx(69.25, abs=0.01)

@@ -40,7 +40,7 @@ def test_the_table_is_simglucoses_with_its_license() -> None:
 
 
 def test_patients_start_in_the_steady_state_of_their_basal_rate() -> None:
-    """With u2ss pmol/kg/min of insulin and no food, the state changes by at most 1e-4 a minute."""
+    """The state changes by at most 1e-4 a minute with u2ss pmol/kg/min of insulin and no food."""
     start = patients()[1]
     zero = np.zeros(COUNT)
     change = change_of(start, zero, parameter("u2ss"), zero)
@@ -127,7 +127,7 @@ def test_the_observation_is_two_thirds_the_last_sample() -> None:
 
 
 def test_rewards_are_the_decrease_of_risk_with_two_exceptions() -> None:
-    """By its definition, Kovatchev's risk is 0 at 112.5 mg/dL and 100 at 20 and 600."""
+    """Kovatchev's risk is by definition 0 at 112.5 mg/dL and 100 at 20 and 600."""
     np.testing.assert_allclose(risk(np.array([112.5, 20, 600])), [0, 100, 100], atol=0.1)
     env = Simglucose(4)
     env.reset([0, 0, 0, 0])
