@@ -19,7 +19,7 @@ from benchmarks.robot.logic import STOP_S, summary
 from benchmarks.robot.simulated_bus.hardware import SimulatedHardware
 from benchmarks.robot.stepped import PERIOD_S, count_violations
 from benchmarks.robot.terminal import Run, RunEnded
-from envs.experts.arm import inverse
+from envs.experts.arm import inverse_kinematics
 from envs.suites.arm import Reach
 from offline_rl.data.env_spec import spec_of
 from policies import Bundle, Normalizer
@@ -39,8 +39,10 @@ def follower(path: Path) -> Path:
     """Write a linear policy that moves a tenth of the way to its target in each step."""
     env = Reach(1)
     half = (env.action_high - env.action_low) / 2  # about 0
-    middle = inverse(MIDDLE_M[None])[0]
-    slope = np.stack([(inverse((MIDDLE_M + d)[None])[0] - middle) / 1e-4 for d in 1e-4 * np.eye(3)])
+    middle = inverse_kinematics(MIDDLE_M[None])[0]
+    slope = np.stack(
+        [(inverse_kinematics((MIDDLE_M + d)[None])[0] - middle) / 1e-4 for d in 1e-4 * np.eye(3)]
+    )
     weight, gain = np.zeros((13, 5), np.float32), 0.1
     weight[range(5), range(5)] = (1 - gain) / half
     weight[range(5, 10), range(5)] = 0.05 / half  # compensates for the lag of the joints

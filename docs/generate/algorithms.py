@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conformance.cases import CASES, WITHOUT
-from benchmarks.pages import kept, standings, studies
+from benchmarks.pages import has_row, standings, studies
 from benchmarks.speed.bench import per_second
 from offline_rl.algorithms.common.registry import (
     PACKAGE,
@@ -144,7 +144,7 @@ def scores() -> list[str]:
             score = next(s.outcome.behavior_score for s in seeds if s.outcome)
             rows["data"][task] = "" if score is None else f"{score:.1f}"
             for label, c in standings(seeds):
-                if kept(c) and c.values:
+                if has_row(c) and c.values:
                     # substitute data is part of the label
                     name = label if c.seeds[0].config["dataset"] is None else label.split(" ")[0]
                     updates = next(s.outcome.updates for s in c.seeds if s.outcome)
@@ -161,7 +161,7 @@ def unmeasured() -> str:
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for seeds in (group for study in studies() for group in collect([study]).values()):
         for _, c in standings(seeds):
-            if kept(c) and c.values:
+            if has_row(c) and c.values:
                 names[c.finished].add(c.seeds[0].config["algorithm"])
     left = [name for name in algorithm_names() if name not in names[True] | names[False]]
     rows = json.loads((RESULTS / "conformance.json").read_text())

@@ -16,7 +16,7 @@ PUSHING = Pushing(
     touch_m=TIP_M + PUCK_M,
     behind=0.6,
     aside=0.3,
-    forward=0.12,
+    forward_kinematics=0.12,
     to_line=4,
     around=0.2,
     to_ring=6,
@@ -53,18 +53,18 @@ class ArmExpert(Skilled):
         angles, speeds, rest = np.split(states, [joints, 2 * joints], axis=1)
         offset = self._offset[np.arange(len(states)) if indices is None else indices]
         if self.pushes:
-            tip = forward(angles)
+            tip = forward_kinematics(angles)
             velocity = PUSHING.velocity(tip[:, :2], rest[:, :2], rest[:, 2:] + offset)
             goal = np.column_stack([tip[:, :2] + 0.15 * velocity, np.full(len(tip), LOW_M)])
         else:
             goal = rest + np.column_stack([offset, 0 * offset[:, :1]])
-        targets = next_targets(inverse(goal), angles, speeds, 1 / self.env.rate_hz)
+        targets = next_targets(inverse_kinematics(goal), angles, speeds, 1 / self.env.rate_hz)
         targets += SHAKE_RAD * self._rng.standard_normal(targets.shape)
         actions = self.env.action(targets)
         return self.add_noise(actions, 20)
 
 
-def forward(angles: np.ndarray) -> np.ndarray:
+def forward_kinematics(angles: np.ndarray) -> np.ndarray:
     """Return the tip position [B, 3] m for joint angles [B, 5] rad."""
     tilt = np.cumsum(angles[:, 1:4], 1)  # of each link from upright
     links = np.array([UPPER_M, FORE_M, HAND_M])
@@ -73,7 +73,7 @@ def forward(angles: np.ndarray) -> np.ndarray:
     return np.column_stack([reach * np.cos(waist), reach * np.sin(waist), height])
 
 
-def inverse(tip: np.ndarray) -> np.ndarray:
+def inverse_kinematics(tip: np.ndarray) -> np.ndarray:
     """Return joint angles [B, 5] rad that bring the tip to positions [B, 3] m.
 
     The stick points straight down and the elbow is up. Unreachable positions give the nearest

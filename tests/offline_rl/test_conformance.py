@@ -1,6 +1,7 @@
-"""Our updates beside public code's final numbers, kept from `python -m benchmarks.conformance`.
+"""Updates compared with the final numbers of public code, in float64.
 
-Same weights, batches and random numbers in float64; see benchmarks/conformance.
+`python -m benchmarks.conformance` recorded these numbers, with the same weights, batches and random
+numbers.
 """
 
 import subprocess
@@ -22,7 +23,7 @@ from benchmarks.conformance.inputs import subtree
 from benchmarks.conformance.our_side import UserError
 
 BY_NAME = {case.name: case for case in CASES}
-HELD = sorted(case.name for case in RECORDED_CASES)
+RECORDED = sorted(case.name for case in RECORDED_CASES)
 REFERENCE = """
 import d4rl, gym, pyrallis, torch
 from torch import nn
@@ -50,24 +51,24 @@ class BC:
 """
 
 
-def apart(case, fault=0.0):
-    """Quantities, and how far ours are from the numbers that were kept."""
-    given, mine = our_side.run(case, fault)
-    mine = final_quantities(mine)
-    return relative_differences(mine, load(case, mine), subtree(given, "params/"))
+def measure(case, fault=0.0):
+    """Return the relative differences between our results and the recorded numbers."""
+    inputs, results = our_side.run(case, fault)
+    results = final_quantities(results)
+    return relative_differences(results, load(case, results), subtree(inputs, "params/"))
 
 
-@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("name", RECORDED)
 def test_an_update_equals_public_code(name):
-    found = apart(BY_NAME[name])
-    assert max(found.values()) < TOLERANCE, found
+    gaps = measure(BY_NAME[name])
+    assert max(gaps.values()) < TOLERANCE, gaps
 
 
 @pytest.mark.parametrize(
     "name", sorted({case.algorithm: case.name for case in RECORDED_CASES}.values())
 )
 def test_targets_a_millionth_too_large_are_found(name):
-    assert max(apart(BY_NAME[name], FAULT).values()) > 10 * TOLERANCE
+    assert max(measure(BY_NAME[name], FAULT).values()) > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -94,24 +95,24 @@ def test_a_setting_a_thousandth_off_is_found(name, field):
     case = BY_NAME[name]
     value = 1.001 * getattr(our_side.make(case).cfg, field)
     changed = replace(case, config={**case.config, field: value})
-    # its name is the same, and so are the numbers that it is held to
-    assert max(apart(changed).values()) > 10 * TOLERANCE
+    # its name is unchanged, so it is compared with the same recorded numbers
+    assert max(measure(changed).values()) > 10 * TOLERANCE
 
 
-def test_a_reference_runs_beside_ours(tmp_path):
-    """The other side's process: 256 units become few, what is absent is stood in for.
+def test_a_reference_runs_in_its_own_process(tmp_path):
+    """Layers of 256 units become narrow, and missing packages are replaced by mocks.
 
-    Its actions are a millionth too large, and nothing else is found.
+    The reference's actions are a millionth too large; the comparison finds no other difference.
     """
     case = BY_NAME["bc-corl"]
     file = tmp_path / case.file
     file.parent.mkdir(parents=True)
     file.write_text(REFERENCE)
-    given, mine = our_side.run(case)
-    theirs = run_reference(case, str(tmp_path), given, sys.executable)
+    inputs, ours = our_side.run(case)
+    theirs = run_reference(case, str(tmp_path), inputs, sys.executable)
     assert {name.split("/")[0] for name in theirs} == {"params", "moment", "loss"}
-    found = relative_differences(mine, theirs, subtree(given, "params/"))
-    assert 10 * TOLERANCE < max(found.values()) < 1e-5, found
+    gaps = relative_differences(ours, theirs, subtree(inputs, "params/"))
+    assert 10 * TOLERANCE < max(gaps.values()) < 1e-5, gaps
 
 
 def test_every_algorithm_has_a_row_or_a_reason():
@@ -121,20 +122,22 @@ def test_every_algorithm_has_a_row_or_a_reason():
 
 
 def test_a_checkout_of_another_commit_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"corl=.* is no checkout; .* tinkoff-ai/CORL at 6afec90"):
+    with pytest.raises(
+        UserError, match=r"corl=.* is not a git checkout; .* tinkoff-ai/CORL at 6afec90"
+    ):
         conformance(corl=str(tmp_path))
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    commit = ["git", "-C", str(tmp_path), *who, "commit", "-q", "--allow-empty", "-m", "one"]
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    commit = ["git", "-C", str(tmp_path), *author, "commit", "-q", "--allow-empty", "-m", "one"]
     subprocess.run(commit, check=True)
     with pytest.raises(UserError, match=r"is at [0-9a-f]{7}; .*git checkout 6afec90"):
         conformance(corl=str(tmp_path))
 
 
-def test_what_does_not_exist_is_refused():
+def test_unknown_repositories_algorithms_and_programs_are_refused():
     with pytest.raises(UserError, match="did you mean corl"):
         conformance(coral="here")
-    with pytest.raises(UserError, match="no algorithm is called 'iqll'"):
+    with pytest.raises(UserError, match="unknown algorithm 'iqll'"):
         conformance(algorithms=["iqll"])
-    with pytest.raises(UserError, match="python=nowhere is no program"):
+    with pytest.raises(UserError, match="python=nowhere is not a program"):
         conformance(python="nowhere")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import yaml
 
-from envs.experts.arm import ArmExpert, forward, inverse, next_targets
+from envs.experts.arm import ArmExpert, forward_kinematics, inverse_kinematics, next_targets
 from envs.paths import share
 from envs.suites.arm import CLOSE_M, Desk, Push, Reach
 
@@ -14,13 +14,15 @@ ROBOT = yaml.safe_load((share("configs/robot") / "desk.yaml").read_text())
 def test_the_experts_kinematics_equal_the_models() -> None:
     env = Reach(4)
     env.reset(range(4))
-    np.testing.assert_allclose(forward(env._qpos[:, :5]), env.tip(np.arange(4)), atol=1e-9)
+    np.testing.assert_allclose(
+        forward_kinematics(env._qpos[:, :5]), env.tip(np.arange(4)), atol=1e-9
+    )
 
 
 def test_inverse_kinematics_points_the_stick_down_at_the_position() -> None:
     tip = np.array([[0.2, 0.1, 0.05], [0.15, -0.1, 0.18], [0.3, 0.0, 0.04]])
-    angles = inverse(tip)
-    np.testing.assert_allclose(forward(angles), tip, atol=1e-9)
+    angles = inverse_kinematics(tip)
+    np.testing.assert_allclose(forward_kinematics(angles), tip, atol=1e-9)
     np.testing.assert_allclose(angles[:, 1:4].sum(1), np.pi)
 
 
