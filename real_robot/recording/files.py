@@ -54,10 +54,10 @@ class RecordingWriter:
 
     def _write(self, data: bytes) -> None:
         """Write all of `data`. After an OSError the file is as before."""
-        start, rest = self._file.tell(), memoryview(data)
+        start, remaining = self._file.tell(), memoryview(data)
         try:
-            while rest:  # a write may be partial if the disk is nearly full
-                rest = rest[self._file.write(rest) :]
+            while remaining:  # a write may be partial if the disk is nearly full
+                remaining = remaining[self._file.write(remaining) :]
             os.fsync(self._file.fileno())
         except OSError:
             self._file.truncate(start)

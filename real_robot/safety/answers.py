@@ -45,8 +45,8 @@ def reading_fault(spec: RobotSpec, answer: Any) -> str | None:
         value = getattr(answer, name)
         kind = "iu" if name == "status" else "f"
         if type(value) is not np.ndarray or value.shape != (count,) or value.dtype.kind not in kind:
-            wanted = "integers" if name == "status" else "floats"
-            return f"{name} is {_kind(value)}, expected an array of {count} {wanted}"
+            element_type = "integers" if name == "status" else "floats"
+            return f"{name} is {_kind(value)}, expected an array of {count} {element_type}"
     for name in ("seq", "request_ns", "middle_ns", "end_ns"):
         if not isinstance(getattr(answer, name), INTEGER):
             return f"{name} is {_kind(getattr(answer, name))}, expected an integer"

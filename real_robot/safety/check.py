@@ -94,8 +94,8 @@ def check(
     if reasons or not moving:
         goals = None if moving or is_blind(e, after, reasons) else relief
         if goals is None or _follow(e, before, after, goals) & 1 << Reason.WORKSPACE:
-            wanted = HARD if reasons & _HARD or state in (State.FAULT, State.ESTOP) else SOFT
-            _stop(e, before, after, wanted)
+            stop_kind = HARD if reasons & _HARD or state in (State.FAULT, State.ESTOP) else SOFT
+            _stop(e, before, after, stop_kind)
     after.reasons = reasons
 
 
@@ -106,10 +106,10 @@ def _limit_grips(e: Envelope, motion: Motion, target: Sequence[float]) -> Sequen
     """
     for i, grip in enumerate(e.grips):
         if grip is not None:
-            most = motion.squeeze[i] * grip.squeeze
-            if (target[i] - motion.measured[i]) * grip.closes > most:
+            max_squeeze = motion.squeeze[i] * grip.squeeze
+            if (target[i] - motion.measured[i]) * grip.closes > max_squeeze:
                 target = [*target]
-                target[i] = motion.measured[i] + grip.closes * most
+                target[i] = motion.measured[i] + grip.closes * max_squeeze
     return target
 
 
@@ -212,10 +212,10 @@ def leapt(before: float, q: float, dq: float, fastest: float, dt_s: float) -> bo
     A joint that is pushed beyond its velocity limit also measures that velocity. A joint whose
     encoder leapt measures another velocity, or one that no joint can reach.
     """
-    way, furthest = q - before, fastest * dt_s
-    if abs(way) <= furthest:
+    distance_moved, furthest = q - before, fastest * dt_s
+    if abs(distance_moved) <= furthest:
         return False
-    return abs(way) > LEAP * furthest or abs(way - dq * dt_s) > furthest
+    return abs(distance_moved) > LEAP * furthest or abs(distance_moved - dq * dt_s) > furthest
 
 
 def _stands_still(
@@ -246,8 +246,8 @@ def _stands_still(
     varies = has_reading and abs(drawn - before.drawn_a[i]) > 0
     after.has_velocity[i] = before.has_velocity[i] or int(has_reading and still and moves)
     after.has_current[i] = before.has_current[i] or int(varies)
-    way = high - low
-    if way <= digit:  # the joint moves, or its goals stand still as well
+    travel = high - low
+    if travel <= digit:  # the joint moves, or its goals stand still as well
         after.still_s[i], after.still_q[i], after.still_a[i] = 0.0, goal, drawn
         after.turned[i] = after.alive[i] = 0
         return False
@@ -258,20 +258,20 @@ def _stands_still(
     if after.still_s[i] < e.rules.stuck_s:
         return False
     if drawn != drawn or not after.has_current[i]:
-        return way > max(8 * digit, room / 4)
-    far = max(4 * digit, room / 64)
+        return travel > max(8 * digit, room / 4)
+    min_travel = max(4 * digit, room / 64)
     if not (after.turned[i] or after.alive[i]):
-        return way > far
+        return travel > min_travel
     if after.turned[i] or not after.has_velocity[i]:
-        far = max(16 * digit, room / 8)
-    way = abs(goal - after.still_q[i])  # after a goal's return, the current is the old one, too
-    soft = abs(drawn - after.still_a[i]) * room < 2 * e.current_a[i] * way < _INFINITE
-    return soft and way > far
+        min_travel = max(16 * digit, room / 8)
+    travel = abs(goal - after.still_q[i])  # after a goal's return, the current is the old one, too
+    soft = abs(drawn - after.still_a[i]) * room < 2 * e.current_a[i] * travel < _INFINITE
+    return soft and travel > min_travel
 
 
 def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float]) -> int:
     """Set each joint's goal as near to `target` as its limits permit. Return reasons to stop."""
-    extreme = held = off = False
+    extreme = held_back_now = off_target = False
     resuming = before.stop != FREE
     for i in range(len(e.joints)):
         goal = float(target[i])
@@ -286,15 +286,15 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
         extreme = extreme or speed > e.rules.trip_ratio * e.velocity[i]
         gap, before_gap = abs(after.goal[i] - after.q[i]), abs(before.goal[i] - before.q[i])
         if abs(after.q[i] - goal) > e.rules.held_back * e.tracking_error[i]:
-            off = True
+            off_target = True
             # a ramp toward a goal at rest is the intended response to a large step
             nearer = gap < before_gap and after.goal_v[i] == after.goal_v[i]
-            held = held or not nearer or bool(clips & POSITION)
+            held_back_now = held_back_now or not nearer or bool(clips & POSITION)
     after.stop = FREE
     after.clipped = before.clipped
-    if held:
+    if held_back_now:
         after.clipped += 1
-    elif not off:
+    elif not off_target:
         after.clipped = max(0.0, before.clipped - 0.5)
     reasons = 0
     if extreme:
@@ -306,9 +306,9 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
     return reasons
 
 
-def _stop(e: Envelope, before: Motion, after: Motion, wanted: int) -> None:
-    """Advance all joints by one period of their stop. `wanted`: SOFT or HARD."""
-    after.stop = max(before.stop, wanted)
+def _stop(e: Envelope, before: Motion, after: Motion, stop_kind: int) -> None:
+    """Advance all joints by one period of their stop. `stop_kind`: SOFT or HARD."""
+    after.stop = max(before.stop, stop_kind)
     after.clipped = 0
     for i in range(len(e.joints)):
         after.goal[i], after.goal_v[i], after.clips[i] = _NAN, _NAN, 0
@@ -358,8 +358,8 @@ def _synchronize_stops(e: Envelope, before: Motion, after: Motion) -> None:
 def _stops_in_limits(e: Envelope, i: int, before: Motion, limit_a: float, limit_j: float) -> bool:
     """Return True if this stop of joint i keeps its q and v limits and does not reverse."""
     q, v, a = before.q[i], before.way_v[i], before.way_a[i]
-    rest = v + a * abs(a) / (2 * limit_j)
-    if rest * v < 0 or abs(rest) > e.velocity[i]:
+    rest_v = v + a * abs(a) / (2 * limit_j)
+    if rest_v * v < 0 or abs(rest_v) > e.velocity[i]:
         return False
     return e.low[i] <= q + distance(v, a, limit_a, limit_j) <= e.high[i]
 

@@ -159,9 +159,9 @@ class Guard:
             dt_s = max(e.period_s, abs(after.middle_ns - middle_ns) * 1e-9)
             for i, joint in enumerate(spec.joints):
                 furthest = e.rules.velocity_ratio * e.velocity[i] * dt_s + 2 * e.resolution[i]
-                there, here = q[i], float(after.q[i])
-                if not abs(there - here) <= min(furthest, e.tracking_error[i]):
-                    fault = f"joint {joint} is at {here:.3f}, but arm() returned {there:.3f}"
+                q_armed, q_next = q[i], float(after.q[i])
+                if not abs(q_armed - q_next) <= min(furthest, e.tracking_error[i]):
+                    fault = f"joint {joint} is at {q_next:.3f}, but arm() returned {q_armed:.3f}"
                     break
                 if after.status[i]:
                     fault = f"joint {joint} reports {Status(int(after.status[i])).name}"
@@ -198,8 +198,8 @@ class Guard:
         """Return which joints the operator must confirm before arming; empty: none. q: [J]."""
         joints = [
             f"joint {joint} was last trusted at {self.unconfirmed[joint]:.3f} and is measured at "
-            f"{here:.3f} {unit}"
-            for joint, unit, here in zip(self.spec.joints, self.spec.units, q, strict=True)
+            f"{position:.3f} {unit}"
+            for joint, unit, position in zip(self.spec.joints, self.spec.units, q, strict=True)
             if joint in self.unconfirmed
         ]
         if not joints:
@@ -414,12 +414,12 @@ class Guard:
             self._relieved = stop
         elif not is_blind(e, motion, motion.reasons):
             apart = zip(motion.measured, motion.q, e.resolution, strict=True)
-            far = any(abs(q - goal) > digit + ROUNDING for q, goal, digit in apart)
+            goals_differ = any(abs(q - goal) > digit + ROUNDING for q, goal, digit in apart)
             relief = [*motion.measured]
             for i, grip in enumerate(e.grips):
                 if grip is not None and (motion.q[i] - relief[i]) * grip.closes > 0:
                     relief[i] = motion.q[i]  # keep holding the gripped object
-            self._relief, self._relieved = relief if far else None, stop
+            self._relief, self._relieved = relief if goals_differ else None, stop
 
     def _comply_with_push(self, motion: Motion) -> None:
         """Let a robot that holds be pushed by hand, and move it back after the push.
@@ -438,15 +438,17 @@ class Guard:
         if anchor is None:
             return
         for i, goal in enumerate(motion.q):
-            most, measured = PUSHED * e.tracking_error[i], motion.measured[i]
+            push_limit, measured = PUSHED * e.tracking_error[i], motion.measured[i]
             error = measured - goal - self._sag[i]
-            moved = abs(measured - self._settled[i]) > most
-            self._pushed[i] = abs(error) > (most / 2 if self._pushed[i] else most) and moved
+            moved = abs(measured - self._settled[i]) > push_limit
+            self._pushed[i] = (
+                abs(error) > (push_limit / 2 if self._pushed[i] else push_limit) and moved
+            )
             if self._pushed[i]:
                 self._pushed_ns = motion.now_ns
-                goal += error - copysign(0.75 * most, error)
+                goal += error - copysign(0.75 * push_limit, error)
                 self._give[i] = goal = min(max(goal, e.low[i]), e.high[i])
-                if abs(error) > 2 * most:
+                if abs(error) > 2 * push_limit:
                     motion.rest_at(i, goal)
             elif latched is None and motion.now_ns - self._pushed_ns > LET_GO_S * 1e9:
                 step = RETURN * e.velocity[i] * e.period_s
@@ -468,8 +470,8 @@ class Guard:
         self._anchor, self._settled = [*motion.q], [*motion.measured]
         self._give[:] = motion.q
         for i, goal in enumerate(motion.q):
-            most = PUSHED * self.envelope.tracking_error[i] / 2
-            self._sag[i] = min(max(motion.measured[i] - goal, -most), most)
+            max_sag = PUSHED * self.envelope.tracking_error[i] / 2
+            self._sag[i] = min(max(motion.measured[i] - goal, -max_sag), max_sag)
             self._pushed[i] = False
         return self._anchor
 
@@ -535,9 +537,9 @@ class Guard:
                 self._apply_reasons(1 << Reason.BUS_LOST, now_ns)
             return
         for i, q in enumerate(sent.q.tolist()):
-            far = abs(q - motion.q[i]) > self.envelope.resolution[i] + ROUNDING
+            differs = abs(q - motion.q[i]) > self.envelope.resolution[i] + ROUNDING
             low, high = self.envelope.low[i] - ROUNDING, self.envelope.high[i] + ROUNDING
-            if far or not low <= q <= high:
+            if differs or not low <= q <= high:
                 motion.blame[i] |= 1 << Reason.SENT_DIFFERS
                 self._apply_reasons(1 << Reason.SENT_DIFFERS, now_ns)
                 return

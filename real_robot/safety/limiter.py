@@ -205,18 +205,18 @@ def _approach(
         sign = 1.0 if gap > 0 else -1.0
         dx, dv, da = _push(v, a, sign, limit_a, limit_j, p)
         dx, dv, da = dx - x, dv - way_v, da - way_a
-        least, most, share = 0.0, 1.0, 1.0
+        low_share, high_share, share = 0.0, 1.0, 1.0
         for _ in range(HALVINGS):
             y, w, b = x + share * dx, way_v + share * dv, way_a + share * da
             fits = sign * (room - y - distance(w, b, limit_a, limit_j)) >= 0
             if fits and _can_stop(e, i, start + y, w + goal_v, b + goal_a):
-                least = share
+                low_share = share
                 if share == 1:
                     break
             else:
-                most = share
-            share = (least + most) / 2
-        share = least
+                high_share = share
+            share = (low_share + high_share) / 2
+        share = low_share
         x, way_v, way_a = x + share * dx, way_v + share * dv, way_a + share * da
     way_v, way_a = way_v + goal_v, way_a + goal_a
     speed = (start + x - before.q[i]) / p
@@ -243,8 +243,8 @@ def _push(
 def _can_stop(e: Envelope, i: int, q: float, v: float, a: float) -> bool:
     """Return True if joint i can stop from q, v and a without exceeding a limit."""
     limit_v, limit_a, limit_j = e.velocity[i], e.acceleration[i], e.jerk[i]
-    rest = v + a * abs(a) / (2 * limit_j)  # velocity once the acceleration is back at 0
-    if not (-limit_v <= v <= limit_v and -limit_v <= rest <= limit_v):
+    rest_v = v + a * abs(a) / (2 * limit_j)  # velocity once the acceleration is back at 0
+    if not (-limit_v <= v <= limit_v and -limit_v <= rest_v <= limit_v):
         return False
     if e.low[i] + e.room[i] <= q <= e.high[i] - e.room[i]:
         return True

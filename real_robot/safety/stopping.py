@@ -73,11 +73,11 @@ def turn(v: float, a: float, limit_j: float) -> float:
 
     0 if the stop does not reverse it: v and the velocity once a is back at 0 have the same sign.
     """
-    rest = v + a * abs(a) / (2 * limit_j)
-    if v < 0 < rest:
-        t = (a - sqrt(2 * limit_j * rest)) / limit_j
+    rest_v = v + a * abs(a) / (2 * limit_j)
+    if v < 0 < rest_v:
+        t = (a - sqrt(2 * limit_j * rest_v)) / limit_j
         return t * (v + t * (a / 2 - t * limit_j / 6))
-    if rest < 0 < v:
-        t = (-a - sqrt(-2 * limit_j * rest)) / limit_j
+    if rest_v < 0 < v:
+        t = (-a - sqrt(-2 * limit_j * rest_v)) / limit_j
         return t * (v + t * (a / 2 + t * limit_j / 6))
     return 0.0
