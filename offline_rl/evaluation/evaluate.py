@@ -17,10 +17,15 @@ import policies
 from envs import Task, VectorEnv
 from envs.adapters import LoopVectorEnv
 from envs.tasks import NATIVE
-from offline_rl.data.env_spec import action_conversion, note_on_normalized_actions, spec_of, stated_spec
+from offline_rl.data.env_spec import (
+    action_conversion,
+    note_on_normalized_actions,
+    spec_of,
+    stated_spec,
+)
 from offline_rl.evaluation.compare import Difference, difference, note_on
 from offline_rl.evaluation.options import EvaluateOptions, check_task
-from offline_rl.evaluation.rollout import Episodes, rollout, starts
+from offline_rl.evaluation.rollout import Episodes, evaluation_seeds, rollout
 from offline_rl.evaluation.saved import save
 from offline_rl.online.with_base import attach_base
 from offline_rl.utils.errors import UserError
@@ -130,7 +135,7 @@ def evaluate(**keys: Any) -> Evaluation:
     start_kind, target = "seeded", options.target_return
     try:
         task = task_of(options.task, paths)
-        seeds = starts(task, options.episodes)
+        seeds = evaluation_seeds(task, options.episodes)
         count = min(len(seeds), options.eval_envs or len(seeds))
         alone = "eval_envs=1" if options.eval_envs == 1 else None
         threads = min(num_cores(), 8)
@@ -142,7 +147,10 @@ def evaluate(**keys: Any) -> Evaluation:
             arguments = {} if target is None else {"target_return": target}
             loaded = {path: load(path, task, env, arguments, options.base) for path in paths}
             played = {path: play(policy, env, seeds) for path, policy in loaded.items()}
-            shares = (note_on_normalized_actions(p.spec, stated_spec(env), task.name) for p in loaded.values())
+            shares = (
+                note_on_normalized_actions(p.spec, stated_spec(env), task.name)
+                for p in loaded.values()
+            )
             notes = list(dict.fromkeys(note for note in shares if note is not None))
             if env.num_envs < count:
                 notes.append(f"{env.limit}. Evaluation ran {at_a_time(env.num_envs)}")

@@ -52,7 +52,7 @@ class Episodes(NamedTuple):
         return Episodes(**arrays)
 
 
-def starts(task: Task, episodes: int | str, key: str = "episodes") -> np.ndarray:
+def evaluation_seeds(task: Task, episodes: int | str, key: str = "episodes") -> np.ndarray:
     """Return the seeds of an evaluation's episodes.
 
     episodes: their number, or "all": one from each initial state. key: the option's name in

@@ -29,7 +29,7 @@ from offline_rl.data.env_spec import map_to_range, spec_of, stated_spec
 from offline_rl.data.formats.common import NoArraysToChoose
 from offline_rl.data.transform import center_of, range_of_returns
 from offline_rl.data.validation import columns_of, find_warnings
-from offline_rl.evaluation.rollout import starts
+from offline_rl.evaluation.rollout import evaluation_seeds
 from offline_rl.online.with_base import Base, BaseFault, WithBase, base_of, label_dataset, with_base
 from offline_rl.replay.columns import STEP_INFOS
 from offline_rl.training.finetune import Start
@@ -142,7 +142,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
             env.check_first_steps()
     except ValueError as error:  # a missing package, or actions that are not a vector
         raise UserError(str(error)) from None
-    eval_seeds = starts(resolved.task, options.eval_episodes, "eval_episodes")
+    eval_seeds = evaluation_seeds(resolved.task, options.eval_episodes, "eval_episodes")
     hardware.select_device(options.device)
     base = load_base(options, algorithm, env)
     if options.action_range == "data" and env is not None:
