@@ -71,7 +71,7 @@ def test_a_mistake_prints_one_sentence(
 ) -> None:
     here = request.getfixturevalue("files" if line in QUICK else "runs")
     monkeypatch.setattr(Trainer, "run", begins)
-    monkeypatch.setattr("real_robot.running.conduct", begins)
+    monkeypatch.setattr("real_robot.running.run_session", begins)
     before = tree(here)
     capsys.readouterr()
     assert main(typed(line)) == 2
