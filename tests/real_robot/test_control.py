@@ -436,7 +436,7 @@ def test_one_arm_has_one_run(session, tmp_path, adapter: str):
 
 
 def test_a_run_waits_for_the_watchdog_of_an_earlier_one(session, tmp_path, monkeypatch):
-    """After control was killed, its watchdog may still tell the arm to hold."""
+    """The watchdog may still command the arm to hold after control was killed."""
     arm = replace(session, adapter="simulated", changes={"folder": str(tmp_path / "arm")})
     watchdog = arm.claim_watch()
     monkeypatch.setattr("real_robot.control.session.WATCHDOG_END_S", 0.02)
