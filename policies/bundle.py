@@ -188,14 +188,14 @@ def unpack(content: bytes, where: str) -> Bundle:
         manifest = json.loads(contents.pop("manifest.json"))
     except DAMAGED as error:
         raise BundleError(
-            f"{where} is not a complete policy bundle: {error}. Copy it again, or export its run "
+            f"{where} is not a complete policy bundle: {error}. Copy it again, or train its run "
             "again"
         ) from None
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if type(version) is not int or version != FORMAT:
         raise BundleError(
-            f"{where} has bundle format {version!r}, this version reads format {FORMAT}: export it "
-            "again"
+            f"{where} has bundle format {version!r}, this version reads format {FORMAT}. Make the "
+            "bundle again with this version"
         )
     if (problem := find_type_error(manifest, MANIFEST)) is not None:
         raise BundleError(f"{where}: manifest.json: {problem}")

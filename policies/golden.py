@@ -77,7 +77,7 @@ def verify_golden(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:
         if not difference <= TOLERANCE:
             raise BundleError(
                 f"the policy does not reproduce its golden answer: it differs by {difference:.2g}, "
-                f"at most {TOLERANCE:g} is allowed. Copy the bundle again, or export its run again"
+                f"at most {TOLERANCE:g} is allowed. Copy the bundle again, or make it again"
             )
     return policy, answer
 

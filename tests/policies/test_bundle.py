@@ -131,7 +131,7 @@ def channel(**parts: Any) -> dict[str, Any]:
         ({"provenances": {}}, "provenances"),
         ({"sha256": {"manifest.json": ""}}, "SHA-256"),
         ({"format": True}, "format True"),
-        ({"format": 2}, "format 2, this version reads format 3: export it again"),
+        ({"format": 2}, "format 2, this version reads format 3. Make the bundle again"),
         ({"format": 4}, "format 4, this version reads format 3"),
     ],
 )
