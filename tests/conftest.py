@@ -20,13 +20,13 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_terminal() -> None:
-    """Tables have their full width, as in a pipe; pytest-xdist sets COLUMNS."""
+    """Give tables their full width, as in a pipe; pytest-xdist sets COLUMNS."""
     os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder that holds `neorl2/<Task>/*.npz`; the test is skipped where there is none."""
+    """Folder that contains `neorl2/<Task>/*.npz`. Without it the test is skipped."""
     for folder in (os.environ.get("OFFLINE_RL_DATA"), ROOT.parent / "shared" / "data"):
         if folder and (Path(folder) / "neorl2").is_dir():
             return Path(folder)
@@ -35,7 +35,7 @@ def data_dir() -> Path:
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """Ctrl-C interrupts, also where the tests themselves run in the background and ignore it."""
+    """Make Ctrl-C interrupt, even if the tests run in the background and ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -465,7 +465,7 @@ def test_ctrl_c_during_compilation_stops_immediately_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
     ctrl_c: None,
 ) -> None:
-    """The state that the compilation disturbed is put back; online, the steps so far are kept."""
+    """The state before the compilation is restored. Online, the steps so far are kept."""
     keys: dict[str, Any] = {"num_updates": 60, "checkpoint_every": 1000, "compile": "always"}
     if online:
         keys |= {"algorithm": "sac", "task": "neorl2/DMSD", "dataset": None}
@@ -611,7 +611,7 @@ def test_action_scale_converts_data_in_other_units(
 def test_reading_options_apply_in_training(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """robomimic's: what is observed, which demonstrations, and the actions' units are options."""
+    """Observations, demonstrations and action range of robomimic's layout are options."""
     rng = np.random.default_rng(0)
     with h5py.File(folder / "demos.bin", "w") as file:
         for demo in range(2):

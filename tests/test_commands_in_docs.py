@@ -1,4 +1,4 @@
-"""Every command and Python snippet of README and docs is run, in sizes that take seconds.
+"""All commands and Python snippets of README and docs run, with sizes that take seconds.
 
 A page's blocks are run in order, in one folder, since later ones use what earlier ones made. What
 cannot be run here has a reason: by a pattern in `REASONS`, or by a comment in the line before the
@@ -51,7 +51,7 @@ LEARNS = ("train", "finetune", "distill")
 
 
 class Block(NamedTuple):
-    """A fenced block of a page."""
+    """Fenced block of a page."""
 
     page: Path
     line: int
@@ -61,7 +61,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     lines, start = page.read_text().splitlines(), None
     for number, line in enumerate(lines):
         if not line.startswith("```"):
@@ -77,21 +77,21 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """The lines of a shell block that are commands; a backslash continues a line."""
+    """Return the commands of a shell block. A backslash continues a line."""
     lines = block.text.replace("\\\n", " ").splitlines()
     known = ("offline-rl ", "make ", "pip ", "python ")
     return [line.removeprefix("$ ") for line in lines if line.removeprefix("$ ").startswith(known)]
 
 
 def reason_of(text: str) -> str | None:
-    """Why a command or a snippet is not run."""
+    """Return the reason why a command or a snippet is not run."""
     return next((why for pattern, why in REASONS.items() if re.search(pattern, text)), None)
 
 
 def sizes_of(algorithm: str, *, alone: bool) -> dict[str, Any]:
-    """Small networks and rollouts of an algorithm, whatever its config calls their sizes.
+    """Return options for small networks and rollouts of an algorithm.
 
-    alone: it continues from no run, whose networks it would have.
+    alone: the algorithm does not continue a run, whose network sizes it would inherit.
     """
     cls = algorithm_class(algorithm)
     known, small = {field.name for field in fields(cls.Config)}, dict[str, Any]()
@@ -106,7 +106,7 @@ def sizes_of(algorithm: str, *, alone: bool) -> dict[str, Any]:
 
 
 def shrunk(line: str) -> list[str]:
-    """The words of an `offline-rl` command, in sizes that take seconds."""
+    """Return the words of an `offline-rl` command with sizes that take seconds."""
     verb, *words = shlex.split(line, comments=True)[1:]
     given = dict(word.partition("=")[::2] for word in words if "=" in word)
     rest = [word for word in words if "=" not in word]
@@ -140,7 +140,7 @@ def snippet(text: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
 
 
 def files(folder: Path) -> dict[str, Any]:
-    """Write what pages call the reader's own files; return what they call the reader's arrays."""
+    """Write the files that pages assume the reader has, and return the arrays that they assume."""
     save_small(folder / "my.hdf5.npz", obs=3, act=1)
     data = offline_rl.Dataset.load(folder / "my.hdf5.npz")
     write_d4rl(data, folder / "my.hdf5")
@@ -188,7 +188,7 @@ def test_commands_in_the_docs_run(
 
 
 def test_every_block_of_a_page_is_run_or_has_a_reason() -> None:
-    """Languages that are neither commands nor Python are pictures and files."""
+    """Blocks in other languages are diagrams and files."""
     found = [block for page in PAGES for block in blocks(page)]
     assert {b.language for b in found} <= {*SHELL, PYTHON, "yaml", "mermaid", "text"}
     assert sum(len(commands(b)) for b in found if b.language in SHELL) > 20

@@ -1,4 +1,4 @@
-"""The package as a user gets it: built, installed elsewhere, and run far from the clone."""
+"""The built package, installed elsewhere and run outside the clone."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ START = "from offline_rl.cli.main import main; raise SystemExit(main())"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the wheel, built from the source distribution, is installed into."""
+    """Folder with the installed wheel, built from the source distribution."""
     pytest.importorskip("build", reason="building needs the dev extra")
     pytest.importorskip("hatchling", reason="building needs the dev extra")
     made, target = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("installed")
@@ -39,7 +39,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def elsewhere(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder outside the clone, in which Python finds the installed packages first."""
+    """Working folder outside the clone, in which Python finds the installed packages first."""
     monkeypatch.setenv("PYTHONPATH", str(installed))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OFFLINE_RL_DATA", raising=False)

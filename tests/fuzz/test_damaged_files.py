@@ -1,8 +1,8 @@
-"""Whatever is damaged: a sentence, or what the file held; never a traceback, never something else.
+"""Damaged files: each is read correctly or refused with a message, never with a traceback.
 
-Where a file has checksums every damage is refused or without effect; where it has none (tables,
-logs, recordings) at least nothing but a sentence comes of it. A few cases in `make test`, hundreds
-in `make test-all`; the cases are the same every time.
+In a file with checksums, all damage is refused or has no effect. In a file without (tables,
+logs, recordings) it causes at most an error message. `make test` runs a few cases, `make test-all`
+hundreds. The cases are the same every time.
 """
 
 import copy
@@ -61,7 +61,7 @@ cases = pytest.mark.parametrize("count", [8, pytest.param(300, marks=slow)])
 
 
 def damaged(content: bytes, count: int) -> Iterator[bytes]:
-    """`content` with a bit turned, its end lost, a piece zeroed, doubled or left out."""
+    """Yield `content` with a flipped bit, a missing end, or a part zeroed, doubled or left out."""
     draw = np.random.default_rng(len(content))
     for k in range(count):
         at, size = int(draw.integers(len(content))), int(draw.integers(1, 9))
@@ -77,7 +77,7 @@ def damaged(content: bytes, count: int) -> Iterator[bytes]:
 
 
 def mutated(tree: Any, count: int) -> Iterator[Any]:
-    """`tree` with one value replaced, one name misspelled, or one entry lost."""
+    """Yield `tree` with one value replaced, one name misspelled, or one entry removed."""
     draw = np.random.default_rng(count)
     for k in range(count):
         copied = copy.deepcopy(tree)
@@ -97,7 +97,7 @@ def mutated(tree: Any, count: int) -> Iterator[Any]:
 
 
 def parts(tree: Any) -> Iterator[Any]:
-    """All dicts and lists of `tree` that hold something."""
+    """Yield all non-empty dicts and lists in `tree`."""
     if isinstance(tree, dict | list) and tree:
         yield tree
         for value in tree.values() if isinstance(tree, dict) else tree:
@@ -133,7 +133,7 @@ def test_a_checkpoint_is_intact_or_refused(tmp_path: Path, count: int) -> None:
 
 
 def policy(path: Path) -> policies.Policy:
-    """A small one, written to `path` and read."""
+    """Write a small policy to `path` and read it."""
     draw = np.random.default_rng(0)
     weights = {
         "trunk.weights.0": draw.normal(size=(3, 2)).astype(np.float32),
@@ -183,7 +183,7 @@ def test_a_manifest_is_intact_or_refused(tmp_path: Path, count: int) -> None:
 
 
 def run_folder(path: Path) -> SeedFolder:
-    """A finished seed, written by hand."""
+    """Write the files of a finished seed."""
     folder = SeedFolder(path, 0)
     config = {"algorithm": "bc", "task": "none", "name": "default", "num_updates": 40}
     write_json(folder.config, {**config, "hyper": {"beta": 3.0, "hidden": [8, 8]}})
@@ -253,7 +253,7 @@ def test_a_table_is_read_or_refused(
 
 
 def flat(path: Path) -> Path:
-    """NeoRL-2's words, or D4RL's in HDF5."""
+    """Write a table with NeoRL-2's names, or D4RL's in HDF5."""
     if path.suffix == ".npz":
         return save_small(path, num_rows=30)
     columns = dict(np.load(save_small(path.with_suffix(".npz"), num_rows=30)))
@@ -344,7 +344,7 @@ def test_a_recording_is_read_or_refused(tmp_path: Path, name: str, count: int) -
 
 @cases
 def test_a_generated_dataset_matches_its_card_or_is_refused(tmp_path: Path, count: int) -> None:
-    """The card, whose name the sentence has, may be the one that is damaged."""
+    """The card may be damaged instead of the file. The message names it."""
     path = flat(tmp_path / "made.hdf5")
     whole, card = path.read_bytes(), path.with_suffix(".json")
     facts = {"file": path.name, "sha256": checksum(path), "rows": 30}
@@ -372,7 +372,7 @@ def is_consistent(content: bytes, facts: dict[str, Any]) -> bool:
 def test_a_robots_recording_is_read_up_to_its_last_complete_block(
     tmp_path: Path, count: int
 ) -> None:
-    """Every piece has a checksum: what is read is what was written, and where it ends is said."""
+    """Every block has a checksum. Only written rows are read, and the end is reported."""
     path, dtype = tmp_path / "a.rec", np.dtype([("tick", "<u8"), ("q", "<f8", (2,))])
     rows = np.zeros(20, dtype)
     rows["tick"], ends = np.arange(20), list[int]()

@@ -17,7 +17,7 @@ def jobs(line: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An experiment of the user's, in the working folder."""
+    """Experiment file of the user in the working folder."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mine.yaml"
     path.write_text(
@@ -59,7 +59,7 @@ def test_glob_selects_among_the_files_of_a_group() -> None:
 
 
 def test_the_command_line_overrides_the_experiment_and_that_the_table(mine: Path) -> None:
-    """D4RL's ant mazes: the table says expectile 0.9, beta 10; by default they are 0.7 and 3."""
+    """The table for D4RL's ant mazes has expectile 0.9 and beta 10; the defaults are 0.7 and 3."""
     (job,) = jobs("experiment=mine.yaml num_updates=50 algorithm.tau=0.02")
     run = resolve(job)
     assert (run.options.num_updates, run.options.task) == (50, "antmaze-umaze-v2")

@@ -48,7 +48,7 @@ def test_runs_with_different_folders_keep_their_name() -> None:
 
 
 def test_only_a_complete_product_is_stacked() -> None:
-    """Beta 3 with seed 0 alone: stacked with beta 1, it would also train with seed 1."""
+    """Beta 3 has seed 0 only. Stacked with beta 1, it would also train with seed 1."""
     jobs = [*swept(algorithm__beta=[1], seeds=[[0], [1]]), {**IQL, "algorithm.beta": 3}]
     assert [(job["algorithm.beta"], job["seeds"]) for job in merge(jobs)] == [
         ([1], [0, 1]),
@@ -69,7 +69,7 @@ def test_duplicate_jobs_run_once() -> None:
 
 
 def test_two_jobs_for_one_folder_are_refused() -> None:
-    """The first one's stacked value is called as the second one calls itself."""
+    """The name of the first job's stacked value equals the name of the second job."""
     first = {**IQL, "algorithm.beta": [1.0, 3.0]}
     with pytest.raises(UserError, match=r"two jobs would write .*default-beta_3\.0"):
         merge([first, {**IQL, "name": "default-beta_3.0"}])

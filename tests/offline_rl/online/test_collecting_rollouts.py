@@ -1,4 +1,4 @@
-"""Rollouts of environments that break: what counts, what is begun again, and when it is enough."""
+"""Rollouts of failing environments: which steps count, which are repeated, and when to stop."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ TRANSFORM = Transform(Normalizer(MEAN, SCALE), reward_scale=4.0, reward_shift=-1
 
 
 class Walk(gymnasium.Env):
-    """Ten steps along a line; `faults` says what the n-th step of an episode does, by its seed."""
+    """Environment of ten steps along a line. `faults` maps a seed and step to a fault."""
 
     faults: ClassVar[Callable[[int, int], str]]
     observation_space = Box(-np.inf, np.inf, (2,), np.float32)
@@ -55,7 +55,7 @@ class Walk(gymnasium.Env):
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RolloutCollector, list]]:
-    """One of a seed with three environments, whose faults are given, and what it says."""
+    """Function that returns a collector of one seed with three environments, and its messages."""
     monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     envs.register("walk", Walk, max_episode_steps=10)
 
@@ -139,7 +139,7 @@ def by_hand(
 def test_a_rollout_contains_the_environments_results_and_complete_episodes_become_data(
     collector: Any,
 ):
-    """Three actions a decision: a limit of ten steps cuts the fourth, some episodes end before."""
+    """A decision has three actions. The limit of ten steps cuts the fourth; some end earlier."""
     short = {training_episode_seed(0, number): 1 + 2 * number for number in (1, 4)}
 
     def ends(seed: int, t: int) -> str:
@@ -184,7 +184,7 @@ def test_a_rollout_contains_the_environments_results_and_complete_episodes_becom
 def test_a_decision_in_which_an_environment_fails_does_not_count_and_the_others_continue(
     kind: str, collector: Any
 ):
-    """The second environment's first episode, in the second action of its third decision."""
+    """The second environment fails in its first episode, third decision, second action."""
     sound, _ = collector(no_fault)
     for _ in range(3):
         sound.step()
@@ -211,7 +211,7 @@ def test_a_decision_in_which_an_environment_fails_does_not_count_and_the_others_
 
 @pytest.mark.parametrize("kind", ["raise", "nan"])
 def test_an_episode_whose_reset_fails_is_skipped(kind: str, collector: Any):
-    """Each lasts one decision. Of the fourth to the sixth the fifth breaks: the seventh comes."""
+    """Each episode lasts one decision. The fifth fails, so the seventh follows."""
     wrong = training_episode_seed(0, 4)
 
     def faults(seed: int, t: int) -> str:
@@ -274,7 +274,7 @@ def test_rollouts_store_the_number_of_updates_before_them(
 
 
 def test_a_fault_that_does_not_repeat_has_no_effect(collector: Any):
-    """A step that raises once is taken again in a new environment, after those before it."""
+    """A step that raises once is repeated in a new environment after the earlier steps."""
     sound, _ = collector(no_fault)
     left = [1]
 
@@ -293,7 +293,7 @@ def test_a_fault_that_does_not_repeat_has_no_effect(collector: Any):
 
 
 def test_an_environment_that_fails_five_times_in_a_row_stops_the_run(collector: Any):
-    """Not where a whole episode lies in between."""
+    """A complete episode between the failures resets the count."""
     broken, messages = collector(lambda seed, t: "raise" if t == 2 else "")
     with pytest.raises(UserError, match=r"the cable is out.*for the 5th time in a row"):
         _ = [broken.step() for _ in range(20)]
@@ -306,7 +306,7 @@ def test_an_environment_that_fails_five_times_in_a_row_stops_the_run(collector: 
 
 
 def test_returns_and_successes_are_recorded_for_each_finished_episode(collector: Any):
-    """A step pays where the point then is, and an episode succeeds whose third is beyond 0."""
+    """The reward is the position, and an episode succeeds if its third position is above 0."""
     c, _ = collector(lambda seed, step: "end" if step == 4 and seed % 2 else "", n_action_steps=1)
     for _ in range(20):
         c.step()

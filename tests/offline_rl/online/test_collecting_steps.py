@@ -1,4 +1,4 @@
-"""Steps of each seed's environment: who acts, what the buffer gets, what a broken episode costs."""
+"""Collection of environment steps: actions, rows of the buffer, and failed episodes."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,7 +31,7 @@ NEEDS = {"mc_returns": (), "next_actions": (1,)}
 
 
 class Walk(gymnasium.Env):
-    """Along a line, to an end at 0.9 of either side; `faults`: an episode's steps, by its seed."""
+    """Environment along a line that ends at -0.9 and 0.9. `faults` maps seed, step to a fault."""
 
     faults: ClassVar[Callable[[int, int], str]]
     info: ClassVar[Callable[[float], dict[str, Any]]] = staticmethod(lambda x: {})
@@ -89,7 +89,7 @@ def made_of(needs: Mapping[str, Any], episode: Dataset) -> dict[str, np.ndarray]
 def walked(
     actions: np.ndarray, seed: int, without: int | None = None
 ) -> list[dict[str, np.ndarray]]:
-    """The episodes that a seed's actions lead to, but for one, by the environment alone."""
+    """Return the episodes of a seed's actions, except one, computed with the environment alone."""
     env, done, episodes = Walk(), 0, list[dict[str, np.ndarray]]()
     numbers = (number for number in range(len(actions) + 1) if number != without)
     while done < len(actions):
@@ -111,7 +111,7 @@ def walked(
 def test_rows_are_the_scaled_results_of_each_environment_and_episodes_count_at_their_end(
     make_collector: Any,
 ):
-    """Two seeds whose episodes have other lengths; some terminate, some run into the limit."""
+    """Two seeds have episodes of different lengths. Some terminate, others reach the time limit."""
     collector, _ = make_collector()
     for _ in range(21):
         collector.step()
@@ -174,7 +174,7 @@ def test_a_failed_episode_is_removed_and_does_not_affect_the_other_seed(
 ):
     """It fails in the third step of its second episode, or in the reset of the first or second.
 
-    What is seen is no number, its reward is; what is broken cannot even be closed.
+    The observation is NaN, the reward is finite. The failed environment cannot even be closed.
     """
 
     def stuck(self):
@@ -230,7 +230,7 @@ def test_an_episode_that_fails_in_the_replay_is_dropped_and_others_are_not(
 
 
 def test_a_run_resumed_within_episodes_equals_an_uninterrupted_one(make_collector: Any):
-    """The buffer's open episodes, of different lengths, come along and are released whole."""
+    """The buffer's unfinished episodes of different lengths are restored and released."""
     collector, _ = make_collector()
     while collector.steps < 10 or collector.lengths[0] == collector.lengths[1]:
         collector.step()
@@ -253,7 +253,7 @@ def test_a_run_resumed_within_episodes_equals_an_uninterrupted_one(make_collecto
 def test_a_seed_that_fails_repeatedly_leaves_the_step_of_the_other_seed_complete(
     make_collector: Any,
 ):
-    """No further episode of the first can begin. Who goes on from there ends as if undisturbed."""
+    """The first seed cannot start another episode. A resumed run equals an uninterrupted one."""
     sound, _ = make_collector()
     for _ in range(21):
         sound.step()
@@ -276,7 +276,7 @@ def test_a_seed_that_fails_repeatedly_leaves_the_step_of_the_other_seed_complete
 def test_costs_of_each_step_are_stored_online(
     make_collector: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    """A step costs the distance from 0 that it leads to. Beside returns it waits for the end."""
+    """The cost is the distance from 0. With returns, it is added at the end of the episode."""
     monkeypatch.setattr(Walk, "info", staticmethod(lambda x: {"cost": abs(x)}))
     collector, _ = make_collector(needs={"costs": (), **more})
     walk(collector, 21)
@@ -313,7 +313,7 @@ def test_a_cost_of_nan_drops_only_its_episode(
 
 
 class Remembers(nn.Module):
-    """A tenth for each step seen, less a tenth of all rewards: a `heads.head.Recurrent`."""
+    """Recurrent policy: 0.1 for each observed step minus 0.1 times the sum of rewards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ class Remembers(nn.Module):
 
 
 class Plans(nn.Module):
-    """A tenth, two and three tenths, added to half of the place before: a `heads.head.Planner`."""
+    """Planner: 0.1, 0.2 and 0.3, added to half of the earlier position."""
 
     n_obs_steps, chunk_size, n_action_steps, noise_shape = 2, 3, 3, ()
 
@@ -342,7 +342,7 @@ class Plans(nn.Module):
 
 
 def by_hand(head: type[nn.Module], places: np.ndarray) -> list[float]:
-    """Actions of an episode that comes to these places: its rewards are those after the first."""
+    """Return the actions of an episode with these positions. Rewards follow the first."""
     if head is Remembers:
         return [0.1 * (t + 1 - places[1 : t + 1].sum()) for t in range(len(places) - 1)]
     decided = [places[max(3 * (t // 3) - 1, 0)] for t in range(len(places) - 1)]
@@ -353,9 +353,9 @@ def by_hand(head: type[nn.Module], places: np.ndarray) -> list[float]:
 def test_a_policy_with_memory_acts_by_each_seeds_episode_also_when_resumed(
     make_collector: Any, head: type[nn.Module]
 ) -> None:
-    """Streams end at different steps. Parameters change in mid-episode; the memory was made before.
+    """Seeds end at different steps. Parameters change within an episode that has a memory.
 
-    One environment breaks in its second episode, whose memory is dropped with it.
+    One environment fails in its second episode, whose memory is dropped too.
     """
 
     class Toy(TD3):
@@ -432,7 +432,7 @@ def walk(collector: Collector, steps: int) -> None:
 
 
 def going_on(make_collector: Any, collector: Collector, states: list[dict[str, Any]]) -> Collector:
-    """A new one that goes on from another's buffer."""
+    """Return a new collector that continues from the buffer of another."""
     again, _ = make_collector()
     for s in range(2):
         rows = collector.buffer.filled(s)

@@ -1,4 +1,4 @@
-"""Two parts that state an action range mean the same units: actions are converted, or refused."""
+"""Action ranges stated by data, policy and environment: actions are converted or refused."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ QUICK |= {"algorithm.hidden": [8], "tracker": "none", "eval_episodes": 1}
 
 
 class Gauge(gymnasium.Env):
-    """Five steps, each rewarded with the action itself, in [0, 10]."""
+    """Environment of five steps with actions in [0, 10]. The reward is the action."""
 
     observation_space, action_space = Box(-1, 1, (1,), np.float32), Box(0, 10, (1,), np.float32)
 
@@ -55,7 +55,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorded(path: Path, low: float = 2.0, high: float = 8.0, said: float = 8.0) -> Path:
-    """A LeRobot folder of two episodes; its statistics say what the actions reach."""
+    """Write a LeRobot folder of two episodes whose statistics state the actions' extremes."""
     pytest.importorskip("pyarrow", reason="LeRobot's tables need the extra lerobot")
     rows = 2 * STEPS
     frames = {"observation.state": np.zeros((rows, 1), np.float32)}
@@ -67,7 +67,7 @@ def recorded(path: Path, low: float = 2.0, high: float = 8.0, said: float = 8.0)
 
 
 def arrays(low: float, high: float, action: float = 0.5) -> Dataset:
-    """Ten rows of one action in [-1, 1], which stand for [low, high]."""
+    """Return ten rows of one action in [-1, 1] that stands for [low, high]."""
     rows, spec = 2 * STEPS, Spec((1,), 1, action_low=(low,), action_high=(high,))
     ends = np.arange(rows) % STEPS == STEPS - 1
     columns = np.zeros((rows, 1)), np.full((rows, 1), action), np.zeros(rows), ends
@@ -75,7 +75,7 @@ def arrays(low: float, high: float, action: float = 0.5) -> Dataset:
 
 
 def constant(path: Path, action: float, low: float, high: float) -> Path:
-    """A policy that answers `action` in [-1, 1] always."""
+    """Write a policy that always returns `action` in [-1, 1]."""
     weights = {"trunk.weights.0": np.zeros((1, 1), np.float32)}
     weights |= {"trunk.biases.0": np.arctanh(np.float32([action]))}
     arguments = {"observations": 1, "actions": 1, "hidden": []}
@@ -86,7 +86,7 @@ def constant(path: Path, action: float, low: float, high: float) -> Path:
 
 
 def test_an_action_8_in_data_of_range_2_to_8_is_8_in_an_environment_of_0_to_10(tmp_path: Path):
-    """8 is 0.6 of [0, 10]: 2 * 8 / 10 - 1. Five steps of it return 40."""
+    """The value 8 is 0.6 in [0, 10]: 2 * 8 / 10 - 1. Five such steps have a return of 40."""
     data = recorded(tmp_path / "data")
     plan = prepare({**QUICK, "task": "gauge", "dataset": str(data), "out": str(tmp_path)})
     assert plan.dataset is not None

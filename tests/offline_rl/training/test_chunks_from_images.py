@@ -1,4 +1,4 @@
-"""Policies of chunks that see: trained, evaluated, played, distilled, loaded again."""
+"""Chunk policies that observe images: training, evaluation, video, distillation, loading."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ SIDE, STEPS = 24, 5
 
 
 class Spot(gymnasium.Env):
-    """A spot in a picture that the action moves; its row is told as a number too."""
+    """Environment with a spot in an image that the action moves. Its row is also a number."""
 
     observation_space = Dict(
         picture=Box(0, 255, (SIDE, SIDE, 3), np.uint8), row=Box(-np.inf, np.inf, (1,), np.float32)
@@ -140,7 +140,7 @@ def test_a_diffusion_policy_on_images_is_trained_evaluated_played_and_distilled(
 def test_a_bundle_with_temporal_ensembling_scores_as_in_training(
     tmp_path: Path, spot: str, data: Dataset
 ) -> None:
-    """Three episodes side by side, in the training's own queue and then in a player's."""
+    """Three episodes run in parallel, first in the queue of training, then in that of a player."""
     own = SEES | ACT | {"n_action_steps": 1, "temporal_ensemble_coeff": 0.1, "n_obs_steps": 1}
     result = learn(tmp_path, spot, data, "act", own)
     file = result.path / "seed_0" / "policy.bundle"

@@ -19,7 +19,7 @@ QUICK |= {"compile": "never", "algorithm.hidden": [8], "show": False}
 
 
 def evaluations(folder: Path) -> list[str]:
-    """The lines of both seeds, wall seconds left out."""
+    """Return the evaluation rows of both seeds without wall seconds."""
     paths = sorted(folder.rglob("evaluations.jsonl"))
     lines = [line for path in paths for line in path.read_text().splitlines()]
     return [line[: line.index('"wall_seconds"')] for line in lines]
@@ -50,7 +50,7 @@ def test_results_are_equal_in_the_background_and_between_updates(
 def test_a_killed_run_repeats_the_evaluation_that_its_checkpoint_lacks(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The evaluation at a checkpoint is still under way when that is written."""
+    """The evaluation at a checkpoint is still running when the checkpoint is saved."""
     whole = run(2, monkeypatch, **data, out=str(tmp_path / "whole"))
     broken = tmp_path / "broken"
     shutil.copytree(tmp_path / "whole", broken)

@@ -1,4 +1,4 @@
-"""A run of which a file is damaged goes on to the same result, or says in a sentence why not."""
+"""Runs with damaged files resume to the same result, or are refused with one sentence."""
 
 import json
 import shutil
@@ -50,7 +50,7 @@ def unfinished_run(
 
 
 def flip(path: Path, place: int = -8) -> None:
-    """Turns one bit; by default in a tensor's last bytes."""
+    """Flip one bit; by default in the last bytes of a tensor."""
     content = bytearray(path.read_bytes())
     content[place] ^= 0x10
     path.write_bytes(bytes(content))
@@ -83,7 +83,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
 def test_seeds_killed_between_their_first_checkpoints_restart_together(
     finished_run, unfinished_run, capsys
 ):
-    """Stacked, as they were begun: one alone may round otherwise."""
+    """The seeds are stacked again, because a single one may round differently."""
     keys, run = unfinished_run
     for seed, kept in ((0, MIDDLE), (1, None)):
         for done, path in SeedFolder(run, seed).checkpoints().items():
@@ -139,7 +139,7 @@ def test_the_checksum_covers_all_content_of_a_checkpoint(
 
 
 def test_checkpoints_without_a_checksum_can_be_resumed(finished_run, unfinished_run):
-    """Format 2 had none, and what the machine was best at in environment.json alone."""
+    """Format 2 had no checksum and stored the choices in environment.json only."""
     keys, run = unfinished_run
     for seed in (0, 1):
         for path in SeedFolder(run, seed).checkpoints().values():
@@ -178,13 +178,13 @@ def lose(path: Path, *_: Any) -> None:
 
 
 def cut(path: Path, lines: list[str]) -> None:
-    """Loses the end of the last line and half of the one before it."""
+    """Cut the end of the last line and half of the one before it."""
     lines[-2] = lines[-2][: len(lines[-2]) // 2]
     path.write_text("\n".join(lines)[:-3])
 
 
 def test_finetuning_skips_a_damaged_checkpoint(finished_run, unfinished_run, capsys):
-    """`load` as well as what fine-tuning and distilling begin from."""
+    """`load` skips it too, as fine-tuning and distillation do."""
     _, run = unfinished_run
     newest = SeedFolder(run, 1).checkpoints()[END]
     flip(newest)
@@ -221,7 +221,7 @@ def test_checkpoints_of_another_version_are_refused_by_name(unfinished_run, caps
 def test_lost_lines_of_logs_do_not_change_the_result(
     finished_run, unfinished_run, capsys, name: str, damage
 ):
-    """The last evaluation, without its line, is done again; the other lines are as they were."""
+    """The last evaluation, whose line is lost, is repeated. The other lines are unchanged."""
     keys, run = unfinished_run
     path = run / "seed_1" / f"{name}.jsonl"
     before = path.read_text().splitlines()

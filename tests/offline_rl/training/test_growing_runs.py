@@ -1,4 +1,4 @@
-"""A run goes on: with more updates, other intervals, moved data, after being asked to end."""
+"""Resumed runs: with more updates, other intervals, moved data, or after a stop signal."""
 
 import errno
 import os
@@ -53,7 +53,7 @@ def test_an_extended_run_equals_one_with_all_updates_from_the_start(keys) -> Non
 def test_a_run_that_cannot_be_extended_keeps_its_policy_and_result(
     keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is full at one file after the other. Then the run continues to its end."""
+    """Writing fails for one file after another. Then the run continues to its end."""
     keys |= {"algorithm": "bc"}
     longer = keys | {"num_updates": 40}
     folder = SeedFolder(train(**keys).path, 0)
@@ -101,7 +101,7 @@ def test_all_seeds_of_a_run_are_extended_together(keys) -> None:
 def test_seeds_stopped_at_different_updates_resume_from_their_own(
     keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone, and so to the bit; none begins again."""
+    """Each seed resumes alone, with equal bits. None restarts."""
     keys |= {"num_updates": 40}
     whole = [learned(train(**keys | {"seeds": [s]}, name="whole").path, s) for s in (0, 1)]
     path = train(**keys | {"seeds": [0]}).path  # checkpoints 30 and 40
@@ -138,7 +138,7 @@ def test_extending_a_finished_schedule_needs_stretch(keys) -> None:
 
 
 def test_intervals_may_change_and_data_may_be_moved(keys, tmp_path: Path) -> None:
-    """The file is known by its checksum; a finished run is left alone."""
+    """The file is recognized by its checksum. A finished run is not changed."""
     path = train(**keys).path
     for folder in ("moved", "other"):
         (tmp_path / folder).mkdir()

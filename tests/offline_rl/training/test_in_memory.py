@@ -1,4 +1,4 @@
-"""`train(dataset=)` takes a Dataset: no file, known again by what is in its arrays."""
+"""Training on a Dataset in memory, recognized by the content of its arrays."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -126,7 +126,7 @@ class Flat(World):
 
 
 def test_observation_keys_may_join_only_the_environments_parts(tmp_path: Path) -> None:
-    """The data has one vector, in a file without parts to choose from or in memory."""
+    """The data has one vector, in a file without named parts or in memory."""
     (tmp_path / "world_of_parts.py").write_text(PARTS)
     draw, end = np.random.default_rng(0), np.arange(20) % 10 == 9
     arrays = {"observations": draw.normal(size=(20, 3)), "actions": draw.uniform(-1, 1, (20, 1))}

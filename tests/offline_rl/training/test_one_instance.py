@@ -1,4 +1,4 @@
-"""Online training where a simulator may be open once in a process."""
+"""Online training with a simulator that can be open only once in a process."""
 
 import json
 from contextlib import closing
@@ -24,7 +24,7 @@ QUICK |= {"compile": "never", "device": "cpu", "tracker": "none", "online.warmup
 
 
 class Walk(gymnasium.Env):
-    """A seeded random walk, moved by the action; the reward is the place."""
+    """Seeded random walk, moved by the action. The reward is the position."""
 
     observation_space = Box(-np.inf, np.inf, (1,), np.float32)
     action_space = Box(-1, 1, (1,), np.float32)
@@ -52,7 +52,7 @@ class Single(Walk):
 
 
 class Few(Walk):
-    """Two may be open: the collectors of two training seeds leave none to an evaluation."""
+    """Two instances can be open. The collectors of two seeds use both."""
 
     open: ClassVar[int] = 0
 
@@ -101,7 +101,7 @@ def test_algorithms_that_need_several_environments_are_refused() -> None:
 
 
 class Stacked:
-    """Policies of three training seeds. An action depends on that seed and the episode's.
+    """Policies of three training seeds. An action depends on this seed and the episode's seed.
 
     The policy of the last training seed is broken.
     """
@@ -123,7 +123,7 @@ class Stacked:
 
 @pytest.mark.parametrize("count", [1, 2, 4, 6, 9])
 def test_evaluations_in_fewer_environments_play_the_same_episodes(count: int) -> None:
-    """Groups of seeds, or of starts of which the last group has fewer."""
+    """Seeds run in groups, or episodes in groups, of which the last one is smaller."""
     engine: Any = SimpleNamespace(seeds=[0, 1, 2], stacked_policy=lambda width, **_: Stacked(width))
     starts, found = np.array([11, 12, 13, 14, 16]), list[Any]()
     for number in (count, 3 * len(starts)):
@@ -140,7 +140,7 @@ def test_evaluations_in_fewer_environments_play_the_same_episodes(count: int) ->
 
 
 class Server(Walk):
-    """A client of a physics server that serves the newest client only."""
+    """Client of a physics server that serves only the newest client."""
 
     newest: ClassVar[object] = None
     made: ClassVar[int] = 0
@@ -165,7 +165,7 @@ def test_an_environment_whose_second_instance_breaks_the_first_is_trained_in(
     eval_envs: int | None,
     made: int,
 ) -> None:
-    """One to check and one to train in; otherwise two and, alone, a third to check."""
+    """One instance is opened to check and one to train; otherwise two, and a third to check."""
     monkeypatch.setattr(Server, "made", 0)
     envs.register("server", Server, max_episode_steps=20)
     keys = {**QUICK, "seeds": 1, "num_env_steps": 24, "eval_envs": eval_envs, "task": "server"}
@@ -178,7 +178,7 @@ def test_an_environment_whose_second_instance_breaks_the_first_is_trained_in(
 def test_one_shared_instance_gives_the_results_of_separate_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The running episode goes on after each evaluation; seeds train one after another."""
+    """The running episode continues after each evaluation. Seeds train one after another."""
     found = {}
     for task in ("walk", "single", "few"):
         run = train(**QUICK, task=task, out=str(tmp_path)).path

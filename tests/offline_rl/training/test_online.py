@@ -1,4 +1,4 @@
-"""Learning in an environment: sources apart, long cycles, mishaps, going on from another run."""
+"""Online training: sources, long periods, failures, and continuing from another run."""
 
 import json
 import threading
@@ -49,7 +49,7 @@ OFFLINE = {k: v for k, v in QUICK.items() if not k.startswith("online.")}
 
 
 class Line(gymnasium.Env):
-    """A point on a line; 10 steps; the reward is its place. It breaks where it is told to."""
+    """Point on a line, 10 steps. The reward is its position. It fails where `breaks` says so."""
 
     observation_space = Box(-np.inf, np.inf, (2,), np.float32)
     action_space = Box(-1, 1, (1,), np.float32)
@@ -87,7 +87,7 @@ class Line(gymnasium.Env):
 
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A task's name."""
+    """Name of the registered task."""
     monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     monkeypatch.setattr(Line, "breaks", {})
     monkeypatch.setattr(Line, "made", -1)
@@ -98,14 +98,14 @@ def line(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A data set of the line's shape whose rewards are 100 and more: none of the line's are."""
+    """Write a dataset of the line's shape with rewards of at least 100, unlike the line's."""
     draw, ends = np.random.default_rng(0), np.arange(60) % 10 == 9
     rows = (draw.normal(size=(60, 2)), draw.uniform(-1, 1, (60, 1)), 100 + draw.uniform(size=60))
     return write(Dataset.from_arrays(*rows, ends & False, ends, rows[0]), tmp_path / "line.hdf5")
 
 
 def small(algorithm: str, **values: Any) -> dict[str, Any]:
-    """Keys of a run of one seed, whatever sizes the method has."""
+    """Return the options of a run of one seed with small networks."""
     keys = {k: v for k, v in QUICK.items() if not k.startswith(("algorithm.", "online."))}
     sizes = SIZES.get(algorithm, {"algorithm.hidden": [8]})
     return {**keys, **sizes, "algorithm": algorithm, "seeds": 1, **values}
@@ -134,7 +134,7 @@ def bitwise_equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) ->
 
 
 def killed_and_resumed(command: Callable[..., Any], clock: int, **keys: Any) -> Path:
-    """The run of a command that is killed in its second evaluation, at `clock`, and given again."""
+    """Return the run of a command that is killed in its second evaluation and repeated."""
     clocks, folders = list[int](), list[SeedFolder]()
 
     def stop(trainer: Any) -> None:
@@ -154,7 +154,7 @@ def killed_and_resumed(command: Callable[..., Any], clock: int, **keys: Any) -> 
 def test_online_experience_is_stored_separately_and_used_after_the_data(
     line: str, data: Path, tmp_path: Path
 ) -> None:
-    """The data's rewards are above 100 and stay out of the buffer; both kinds of work are done."""
+    """The data's rewards are above 100 and are not in the buffer. Both phases run."""
     keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
     result = train(**keys, num_updates=20, num_env_steps=40)
     assert [r["online_updates"] for r in result.results] == [30, 30]
@@ -167,7 +167,7 @@ def test_online_experience_is_stored_separately_and_used_after_the_data(
 
 
 def test_schedules_end_with_the_updates_for_any_utd(line: str, data: Path, tmp_path: Path) -> None:
-    """Half an update a step; after learning from data, with that; also when gone on with later."""
+    """There is half an update per step, with and without data, and also in a continued run."""
     keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
     keys |= {"seeds": 1}
     lengths = list[int]()
@@ -187,7 +187,7 @@ def test_schedules_end_with_the_updates_for_any_utd(line: str, data: Path, tmp_p
 
 
 def test_a_mixture_learns_from_both(line: str, data: Path, tmp_path: Path) -> None:
-    """Rewards of 100 lift the critic's targets; without them they stay near the line's own."""
+    """Rewards of 100 raise the critic's targets. Without them they stay near the line's rewards."""
     means = {}
     for offline_fraction in (0.0, 0.5, "rows"):
         keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data)}
@@ -207,7 +207,7 @@ def test_a_mixture_learns_from_both(line: str, data: Path, tmp_path: Path) -> No
 def test_one_command_and_two_give_equal_parameters_also_after_a_kill(
     line: str, data: Path, tmp_path: Path
 ) -> None:
-    """While it learns from the data, and in an episode, after the first updates that it brings."""
+    """It is killed in the offline phase, and within an episode after the first online updates."""
     keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
     offline = {k: v for k, v in keys.items() if not k.startswith("online.")}
     keys |= {"num_updates": 20, "num_env_steps": 40}
@@ -231,7 +231,7 @@ def test_one_command_and_two_give_equal_parameters_also_after_a_kill(
 
 
 def test_a_run_killed_in_an_episode_resumes_the_policys_memory(line: str, tmp_path: Path) -> None:
-    """A decision transformer in TD3's place, whose return to go falls by what was paid."""
+    """Decision transformer instead of TD3's policy. Its return-to-go decreases by the rewards."""
     (tmp_path / "remembers.py").write_text(REMEMBERS)
     keys: dict[str, Any] = {**OFFLINE, "algorithm": str(tmp_path / "remembers.py"), "seeds": 1}
     keys |= {"task": line, "out": str(tmp_path), "num_updates": 0, "num_env_steps": 27}
@@ -267,7 +267,7 @@ class Remembers(TD3):
 
 
 def test_seeds_continued_by_two_commands_belong_to_one_run(line: str, tmp_path: Path) -> None:
-    """Each knows what it goes on from itself; another's beginning is still refused."""
+    """Each seed stores its own start. A start of another run is still refused."""
     keys = small("td3", task=line, out=str(tmp_path), num_updates=0, num_env_steps=5)
     first = train(**keys | {"seeds": 2}).path
     more = {"run": first, "tracker": "none", "num_env_steps": 5, "name": "more"}
@@ -375,7 +375,7 @@ def test_runs_that_cannot_be_continued_are_refused(line: str, data: Path, tmp_pa
 
 
 class Plane(Line):
-    """It is pushed in two directions."""
+    """Line that is pushed in two directions."""
 
     action_space = Box(-1, 1, (2,), np.float32)
 
@@ -415,7 +415,7 @@ def test_online_algorithms_can_train_on_data_alone(line: str) -> None:
 
 
 def test_online_settings_are_part_of_a_runs_identity(line: str) -> None:
-    """Another warm-up, or a hyper-parameter that holds online alone, under the same name."""
+    """Another warm-up, or another online hyper-parameter, under the same name is refused."""
     keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
     for key, value in (("warmup_steps", 7), ("discount", 0.5)):
         said = description(prepare({**keys, f"online.{key}": value}), "default", 0)
@@ -425,7 +425,7 @@ def test_online_settings_are_part_of_a_runs_identity(line: str) -> None:
 
 @pytest.mark.parametrize("then", [0.1, 0.2, 0.5])
 def test_online_values_apply_to_all_stacked_runs(line: str, then: float) -> None:
-    """Also where it is one of them."""
+    """It also overrides a value that is one of the stacked ones."""
     keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
     plan = prepare({**keys, "algorithm.tau": [0.1, 0.2], "online.tau": then})
     learner = plan.algorithm(plan.spec, plan.cfg, 1, plan.interaction)  # the engine's, for both
@@ -513,7 +513,7 @@ def test_batch_size_is_inherited_by_the_same_algorithm_only() -> None:
 def test_td3_loads_networks_of_behavior_cloning_by_name(
     line: str, data: Path, tmp_path: Path
 ) -> None:
-    """TD3+BC has all that TD3 has; before its first update TD3 holds just that."""
+    """TD3+BC has all tensors of TD3. Before its first update, TD3 has exactly these."""
     keys = {**QUICK, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
     keys = {k: v for k, v in keys.items() if not k.startswith("online.")}
     run = train(**keys, algorithm="td3_bc").path
@@ -538,9 +538,9 @@ def test_td3_loads_networks_of_behavior_cloning_by_name(
 def test_wsrl_keeps_a_layer_normalized_ensemble_unchanged_in_its_warmup_and_drops_the_data(
     algorithm: str, ensemble: str, line: str, data: Path, tmp_path: Path
 ) -> None:
-    """The run's sizes, transform and temperature come along; then it learns from the line alone.
+    """Network sizes, transform and temperature are inherited. Then it learns only online.
 
-    IQL has no temperature. The first evaluation is the run's last.
+    IQL has no temperature. The first evaluation equals the last one of the run.
     """
     made = {
         "algorithm.num_critics": 3,
@@ -572,7 +572,7 @@ def test_wsrl_keeps_a_layer_normalized_ensemble_unchanged_in_its_warmup_and_drop
 
 
 def checkpoint_after(run: Path, env_steps: int) -> Path:
-    """The file of that moment."""
+    """Return the checkpoint file at this progress."""
     files = SeedFolder(run, 0).checkpoints()
     return next(file for done, file in files.items() if done.env_steps == env_steps)
 
@@ -580,7 +580,7 @@ def checkpoint_after(run: Path, env_steps: int) -> Path:
 def test_cal_ql_learns_from_an_episode_once_its_returns_are_known(
     line: str, data: Path, tmp_path: Path
 ) -> None:
-    """25 steps in episodes of 10: 20 rows have G = r + 0.99 G', a cut adds nothing after it."""
+    """25 steps in episodes of 10: 20 rows have G = r + 0.99 G', and a time-out adds nothing."""
     keys = small("cal_ql", task=line, dataset=str(data), out=str(tmp_path), batch_size=4)
     path = train(**keys, num_updates=2, num_env_steps=25).path
     found = tensors(path)
@@ -597,7 +597,7 @@ def test_cal_ql_learns_from_an_episode_once_its_returns_are_known(
 
 
 def test_online_experience_is_saved_as_raw_data_that_can_be_read(line: str, tmp_path: Path) -> None:
-    """Two seeds of 25 steps in episodes of 10; a reward of the line is its place after the step."""
+    """Two seeds take 25 steps in episodes of 10. The reward is the position after the step."""
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "num_updates": 0}
     keys |= {
         "online.warmup_steps": 100,
@@ -622,7 +622,7 @@ def test_online_experience_is_saved_as_raw_data_that_can_be_read(line: str, tmp_
 def test_a_continued_run_normalizes_observations_as_offline(
     line: str, data: Path, tmp_path: Path
 ) -> None:
-    """The first evaluation online is the last one offline, normalized as the data were."""
+    """The first online evaluation equals the last offline one, with the same normalization."""
     keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")} | {"seeds": 1}
     keys |= {"algorithm": "awac", "task": line, "dataset": str(data), "out": str(tmp_path)}
     keys |= {"algorithm.normalize_observations": True, "eval_episodes": 3}
@@ -653,7 +653,7 @@ def test_next_actions_need_n_step_1(line: str, data: Path) -> None:
 def test_a_continued_run_equals_one_command_and_may_end_within_an_episode(
     algorithm: str, line: str, data: Path, tmp_path: Path
 ) -> None:
-    """A rate that has fallen to nothing, IQL's policy's, is whole again: every policy moves."""
+    """The learning rate of IQL's policy had decayed to 0 and is restored: every policy changes."""
     keys = small(algorithm, task=line, dataset=str(data), out=str(tmp_path))
     whole = train(**keys, num_updates=10, num_env_steps=25, name="whole").path
     first = train(**keys, num_updates=10, name="first").path
@@ -670,7 +670,7 @@ def test_a_continued_run_equals_one_command_and_may_end_within_an_episode(
 def test_a_failed_episode_is_dropped_and_the_next_one_starts(
     kind: str, overlap: bool, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One seed; the 25th step breaks, the fifth of its third episode: 4 rows are lost, and it."""
+    """Step 25 fails, the fifth of the third episode. Its 4 rows and the failed step are lost."""
     Line.breaks = {kind: lambda number, steps: number == 1 and steps == 25}
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
     keys |= {"num_updates": 0, "online.warmup_steps": 10, "overlap": overlap}
@@ -689,7 +689,7 @@ def test_a_failed_episode_is_dropped_and_the_next_one_starts(
 def test_an_evaluation_in_which_the_environment_fails_is_skipped_without_divergence(
     kind: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second of three: 10 steps each."""
+    """The second of three evaluations fails. Each has 10 steps."""
     Line.breaks = {kind: lambda number, steps: number == 2 and steps == 15}
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
     keys |= {"num_updates": 0, "eval_every": 20, "show": True}
@@ -713,7 +713,7 @@ def test_an_environment_that_fails_five_times_in_a_row_stops_the_run(
 
 
 def fails_at(number: int, steps: int) -> Callable[[int, int], bool]:
-    """True at this many steps of the environment of this number and of all that follow."""
+    """Return True from this number of steps on, in this environment and all later ones."""
     return lambda own, done: own >= number and done == steps
 
 
@@ -731,7 +731,7 @@ def fails_at(number: int, steps: int) -> Callable[[int, int], bool]:
 def test_every_environment_is_closed_once_whatever_fails(
     line: str, tmp_path: Path, breaks: Any, more: dict[str, Any], error: str | None
 ) -> None:
-    """Two are compared with each other. Two seeds are evaluated in one each and act in one each."""
+    """Two environments check the task. Two seeds use one each to act and one each to evaluate."""
     Line.breaks = breaks
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "num_updates": 0}
     keys |= {"online.warmup_steps": 100, "num_env_steps": 21, **more}
@@ -747,7 +747,7 @@ class CountConfig(Preprocessing):
 
 
 class Count(Algorithm):
-    """A number that grows by 1 in every place but the last, where it doubles."""
+    """Algorithm whose number grows by 1 in an update, and doubles in the last of a period."""
 
     Config: ClassVar[type] = CountConfig
 
@@ -777,7 +777,7 @@ class Count(Algorithm):
 
 
 def test_a_long_period_runs_one_program_per_kind_of_update_and_equals_single_updates() -> None:
-    """((1 + 5) * 2 + 5) * 2 = 34 after two cycles; metrics are means over their own calls."""
+    """Two periods give ((1 + 5) * 2 + 5) * 2 = 34. Metrics are means over their calls."""
     buffer = ReplayBuffer((2,), 1, 4)
     zero = np.zeros(4, np.float32)
     rows = {"observations": np.zeros((4, 2)), "actions": np.zeros((4, 1)), "rewards": zero}
@@ -814,7 +814,7 @@ def test_a_schedule_returns_the_current_piece() -> None:
     ("steps", "due"), [(0, 0), (100, 0), (101, 0), (102, 4), (103, 4), (104, 8)]
 )
 def test_updates_start_after_the_warmup_in_complete_periods(steps: int, due: int) -> None:
-    """utd 2, cycles of 4: an update pair a step after the 100th, four at a time."""
+    """Each step after the 100th adds two updates (utd=2), run four at a time (period 4)."""
     assert Online(warmup_steps=100, utd=2.0).updates_due(steps, 8, 4) == due
 
 
@@ -843,7 +843,7 @@ def test_a_note_is_printed_if_no_update_will_run(
 def test_a_note_is_printed_if_no_episode_will_end(
     line: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Cal-QL needs the returns of whole episodes, here of 10 steps."""
+    """Cal-QL needs the returns of complete episodes, here of 10 steps."""
     keys = small("cal_ql", task=line, dataset=str(data), out=str(tmp_path), num_updates=4)
     keys |= {"show": True, "algorithm.weight": 1.0}
     for steps in (9, 10):
@@ -881,7 +881,7 @@ def test_each_checkpoint_is_read_for_its_checksum_once(
 
 
 def test_a_shared_layer_size_is_inherited_by_every_network() -> None:
-    """Whoever has one option for all networks, and whoever has one for each."""
+    """Some algorithms have one option for all networks, others one for each."""
     told = {"hidden": [8], "activation": "elu", "critic_lr": 1.0}
     assert network_settings(algorithm_class("td3").Config, told) == {
         "hidden": [8],
@@ -925,7 +925,7 @@ def test_seeds_continue_from_their_newest_common_checkpoint(
 
 
 def given_up(line: str, tmp_path: Path, steps: int) -> tuple[dict[str, Any], Path]:
-    """The keys of a run of so many steps that its environment ends before them, and its folder."""
+    """Return the options of a run whose environment fails before its end, and its folder."""
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "seeds": 1}
     keys |= {"num_updates": 0, "num_env_steps": steps, "checkpoint_every": 1000}
     with pytest.raises(UserError, match="5th time"):
@@ -959,7 +959,7 @@ def test_a_step_after_which_the_reset_fails_is_counted_once(line: str, tmp_path:
 def test_an_environment_that_cannot_be_created_again_counts_as_failed(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Twice, then the port is free; four times more, and it is the fifth in a row."""
+    """It fails twice, then works. Then four more failures make the fifth in a row."""
     Line.breaks = {"raise": lambda number, steps: number == 1 and steps == 25}
     begin, tries = Line.__init__, list[int]()
 
@@ -1003,7 +1003,7 @@ def test_success_at_any_step_makes_the_episode_a_success(line: str, tmp_path: Pa
 def test_no_seed_waits_for_the_rows_of_another(
     algorithm: str, line: str, data: Path, tmp_path: Path
 ) -> None:
-    """The rows of ReBRAC come when an episode ends; one seed's first is broken, its second not."""
+    """ReBRAC's rows are added at the end of an episode. One seed's first episode fails."""
     Line.breaks = {"raise": lambda number, steps: number == 2 and steps == 4}
     keys = {**QUICK, "algorithm": algorithm, "task": line, "out": str(tmp_path), "batch_size": 16}
     keys |= {"online.warmup_steps": 0, "num_updates": 0, "num_env_steps": 30}

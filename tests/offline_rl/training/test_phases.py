@@ -55,9 +55,9 @@ class Phased(TD3):
 def test_a_repeated_phase_counts_only_its_own_updates(
     resumed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two updates of each of two phases, 30 steps with batches of 8 online, all in two parts.
+    """Two phases have two updates each, and 30 online steps have batches of 8, in two parts.
 
-    Updates 0, 1, 2 and 3 of both phases; 22 = 30 - 8 online, whose numbers add up to 231.
+    Both phases count updates 0 to 3. Online there are 22 = 30 - 8, whose numbers add up to 231.
     """
     (tmp_path / "phased.py").write_text(PHASED)
     keys: dict[str, Any] = {"algorithm": str(tmp_path / "phased.py"), "task": "env:Pendulum-v1"}

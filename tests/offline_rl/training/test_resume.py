@@ -1,4 +1,4 @@
-"""A run killed at any moment after it has learned something ends as if nothing had happened."""
+"""A run killed at any time after its first checkpoint ends like an uninterrupted one."""
 
 import random
 import re
@@ -100,7 +100,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, op
 
 
 def wait_for_checkpoint(process: subprocess.Popen, folder: Path, updates: int) -> bool:
-    """True once there is one of so many updates; False if the process ended first."""
+    """Return True once a checkpoint of so many updates exists; False if the process ended first."""
     while process.poll() is None:
         found = folder.rglob("seed_5/checkpoints/updates_*.safetensors")
         if any(int(re.findall(r"\d+", file.name)[0]) >= updates for file in found):

@@ -1,4 +1,4 @@
-"""One command, the same bits: whatever the clock says, and whether or not a cache is warm."""
+"""Equal bits of repeated commands, independent of timing and of the compile cache."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def assert_same_bits(one: Path, other: Path) -> None:
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """Leaves torch with as many as it found it with."""
+    """Restore the number of threads of torch."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -54,7 +54,7 @@ def threads() -> Iterator[None]:
 def test_two_runs_of_one_call_are_bitwise_equal(
     threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the process did before; on a machine that says it has two cores."""
+    """Earlier work of the process has no influence. The machine reports two cores."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(hardware, "num_cores", lambda: 2)
     data = save_small(tmp_path / "small.npz")
@@ -72,7 +72,7 @@ def test_two_runs_of_one_call_are_bitwise_equal(
 def test_a_resumed_run_keeps_its_precision_compilation_and_threads(
     threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was begun where there is one core, and goes on where there are two."""
+    """The run is started with one core and resumed with two."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     keys = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "checkpoint_every": 10}
     keys |= {"dataset": str(save_small(tmp_path / "small.npz")), "tracker": "none", "show": False}
@@ -136,7 +136,7 @@ def torch_settings() -> Iterator[None]:
 def test_torch_settings_of_the_caller_do_not_change_results_and_are_restored(
     threads: None, torch_settings: None, tmp_path: Path
 ) -> None:
-    """The learned parameters, the actions of the policy, and the values of its critics."""
+    """Parameters, actions of the policy and values of its critics are equal."""
     seen, acted = np.ones((1, 6), np.float32), np.ones((1, 2), np.float32)
     keys: dict[str, Any] = {"algorithm": "td3_bc", "task": "none", "num_updates": 4, "show": False}
     keys |= {"algorithm.hidden": [16], "batch_size": 8, "precision": "fp32", "tracker": "none"}

@@ -46,7 +46,7 @@ def started_runs(monkeypatch: pytest.MonkeyPatch) -> list[Remembered]:
 def test_a_wandb_run_has_its_group_and_keeps_its_id(
     started_runs: list[Remembered], tmp_path: Path
 ) -> None:
-    """Two machines with the same paths: other ids. The same folder resumed: the same."""
+    """Equal paths on two machines have different ids. A resumed folder keeps its id."""
     data = save_small(tmp_path / "small.npz")
     told = {"wandb.project": "mine", "wandb.entity": "us", "wandb.tags": ["a", "b"]}
     told |= {"wandb.mode": "offline", "dataset": str(data)}
@@ -111,7 +111,7 @@ def test_a_curve_on_tensorboard_has_every_point_once_after_a_kill(
 def test_evaluations_within_a_warmup_are_logged_at_different_clocks(
     started_runs: list[Remembered], tmp_path: Path
 ) -> None:
-    """No update is done there, and yet every evaluation stands at its own step."""
+    """No update runs in the warm-up, but every evaluation has its own clock."""
     keys = QUICK | {"algorithm": "sac", "task": "env:Pendulum-v1", "num_updates": 0, "seeds": 1}
     keys |= {"num_env_steps": 30, "eval_every": 10, "eval_episodes": 1, "online.warmup_steps": 20}
     train(**keys, batch_size=8, out=str(tmp_path), wandb__mode="offline")

@@ -1,4 +1,4 @@
-"""The loop: scores from raw rewards, all episodes whole, and a diverged seed that stays alone."""
+"""Training loop: scores from raw rewards, complete episodes, and diverged seeds."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def small_run(tmp_path: Path, **keys: object):
 
 
 def test_train_can_be_called_again_in_the_same_process(tmp_path: Path):
-    """Importing a submodule of that name would put the module in the function's place."""
+    """Importing a submodule of the same name would replace the function by the module."""
     save_small(tmp_path / "small.npz")
     keys = SMALL | {"algorithm": "bc", "num_updates": 2, "eval_episodes": 1, "out": str(tmp_path)}
     for name in ("first", "second"):
@@ -70,7 +70,7 @@ def test_a_rollout_equals_a_loop_over_single_environments():
 
 
 def test_the_bundle_plays_the_last_evaluation_again(tmp_path: Path):
-    """The score is that of the policy that leaves, on raw rewards, whatever was learned from."""
+    """The score is that of the saved policy on raw rewards, whatever the training rewards are."""
     result = small_run(tmp_path, algorithm="iql", **{"algorithm.reward_scale": 100.0})
     policy = policies.load(result.path / "seed_0" / "policy.bundle")
     env = envs.make_vector("neorl2/DMSD", 2)
@@ -122,7 +122,7 @@ def test_a_resumed_run_remembers_when_a_seed_diverged(tmp_path: Path):
 
 
 def test_a_policy_broken_by_the_last_update_leaves_no_bundle(tmp_path: Path, monkeypatch):
-    """Metrics are of the parameters before an update: the last one's damage shows in none."""
+    """Metrics are computed before an update, so they do not show damage by the last one."""
     advance = Trainer._advance
 
     def last(trainer: Trainer, stop: int) -> None:
@@ -195,7 +195,7 @@ def test_evaluations_happen_at_the_start_at_every_interval_and_at_the_end(
 def test_metrics_are_logged_at_the_interval_that_follows_from_counted_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Also where something is evaluated or saved, and at the end; never by a clock."""
+    """Rows are also logged at evaluations, checkpoints and the end; never by a timer."""
     monkeypatch.setattr(trainer_module, "log_interval", lambda engine, phase: 4)
     keys = {"eval_every": 6, "checkpoint_every": 20}
     result = small_run(tmp_path, algorithm="bc", num_updates=14, **keys)

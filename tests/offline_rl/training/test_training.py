@@ -56,7 +56,7 @@ def test_a_preliminary_phase_must_be_a_multiple_of_the_period(base_keys):
 
 
 def test_choices_are_made_for_the_phase_with_the_most_updates(base_keys):
-    """An environment step brings `utd` of them."""
+    """Each environment step adds `utd` updates."""
     spot = {**base_keys, "algorithm": "spot", "algorithm.vae_updates": 4}
     assert longest_phase(prepare(spot)) == (10, "update")
     assert longest_phase(prepare({**spot, "pretrain_updates": 40})) == (40, "fit_vae")
@@ -66,7 +66,7 @@ def test_choices_are_made_for_the_phase_with_the_most_updates(base_keys):
 
 @pytest.mark.parametrize(("algorithm", "updates"), [("iql", 100), ("cql", 0)])
 def test_pretrain_updates_are_refused_without_a_preliminary_phase(base_keys, algorithm, updates):
-    """CQL has one where it is asked to clone first."""
+    """CQL has one if bc_updates is set."""
     with pytest.raises(UserError, match=f"pretrain_updates={updates}: {algorithm} has no prelim"):
         prepare({**base_keys, "algorithm": algorithm, "pretrain_updates": updates})
     cloning = {"algorithm": "cql", "algorithm.bc_updates": 5, "pretrain_updates": 7}
@@ -164,7 +164,7 @@ def test_the_headline_names_the_card_whose_settings_apply() -> None:
 
 
 def test_data_without_next_observations_is_refused(base_keys):
-    """One row, or rows that all are cut before an observation that nobody kept."""
+    """There is one row, or every row ends before an observation that was not stored."""
     rows = np.zeros((3, 2)), np.zeros((3, 1)), np.arange(3.0)
     one = Dataset.from_arrays(*(x[:1] for x in rows), np.array([True]))
     cut = Dataset.from_arrays(*rows, np.zeros(3, bool), np.ones(3, bool))
@@ -206,7 +206,7 @@ def test_a_time_limit_removes_the_note_that_recommends_it(base_keys, tmp_path):
 
 
 def test_options_for_certain_data_or_tasks_are_refused_for_others(base_keys, tmp_path):
-    """Centered rewards where episodes end or an environment pays; a part of the actions' range."""
+    """Centered rewards need data without ends; action_range=data needs task=none."""
     over = Dataset.from_arrays(np.ones((4, 6)), np.zeros((4, 2)), np.arange(4.0), np.arange(4) == 1)
     centered = {**base_keys, "algorithm": "sac", "algorithm.center_rewards": True}
     with pytest.raises(UserError, match="episodes terminate"):

@@ -25,7 +25,7 @@ def make_dataset(observations: int = 3, actions: int = 1, spec: Spec | None = No
 
 
 def test_a_policy_in_units_acts_in_any_gymnasium_environment(tmp_path: Path) -> None:
-    """Pendulum as Gymnasium makes it, torque in [-2, 2], goes as ours in [-1, 1] goes."""
+    """Gymnasium's Pendulum with torque in [-2, 2] behaves like ours with actions in [-1, 1]."""
     run = train(**QUICK, task="env:Pendulum-v1", dataset=make_dataset(), out=str(tmp_path)).path
     path = run / "seed_0" / "policy.bundle"
     plain, scaled = (Player(policies.load(path, units=units)) for units in (False, True))
