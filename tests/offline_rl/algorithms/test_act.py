@@ -34,7 +34,7 @@ def copy_attention(ours: PositionalAttention, theirs: nn.MultiheadAttention) -> 
     theirs.out_proj.bias.data[:] = ours.out.biases[0].detach()
 
 
-def test_a_layer_is_torchs_attention_with_places_for_queries_and_keys_alone():
+def test_a_layer_equals_torchs_attention_with_positions_in_queries_and_keys():
     torch.manual_seed(0)
     layer = Layer(8, 2, 16, cross_attends=True)
     for p in layer.parameters():
@@ -56,7 +56,7 @@ def test_a_layer_is_torchs_attention_with_places_for_queries_and_keys_alone():
     assert (found - y).abs().max() < 1e-5
 
 
-def test_layers_begin_by_xaviers_rule_but_torchs_own_where_styles_are_read():
+def test_layers_have_xavier_initialization_except_in_the_style_encoder():
     """LeRobot initializes encoder and decoder only. Checked by the largest of many weights."""
     head = start(ACT, **SMALL | {"dim_model": 64, "dim_feedforward": 192}).algorithm.head()
     for layer, out, mlp in (
@@ -73,13 +73,13 @@ def test_layers_begin_by_xaviers_rule_but_torchs_own_where_styles_are_read():
             assert module.weights[0].abs().max().item() == pytest.approx(bound, rel=0.01)
 
 
-def test_fixed_places_are_sines_and_cosines_in_turn():
+def test_fixed_positions_are_sines_and_cosines():
     found = sinusoidal_positions(3, 4, torch.device("cpu"))
     expected = [math.sin(2), math.cos(2), math.sin(2 / 100), math.cos(2 / 100)]
     assert found[2].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_loss_is_absolute_error_of_real_actions_and_ten_times_the_divergence():
+def test_the_loss_is_absolute_error_plus_ten_times_the_kl_divergence():
     state, batch, random = start(ACT, dropout=0.0, **SMALL), chunks(), Recorded()
     _, metrics = state.algorithm.update(state, batch, 0)
     head = state.algorithm.modules["model"]
@@ -98,7 +98,7 @@ def test_the_loss_is_absolute_error_of_real_actions_and_ten_times_the_divergence
     close(metrics["policy_loss"], error + 10 * kl)
 
 
-def test_a_style_does_not_see_actions_beyond_the_episodes_end():
+def test_the_style_encoder_ignores_padding():
     head, batch = start(ACT, **SMALL).algorithm.head(), chunks()
     seen = batch.observations.flatten(1)
     other = torch.where(batch.real[..., None], batch.actions, torch.rand(8, 4, 2))
@@ -109,7 +109,7 @@ def test_a_style_does_not_see_actions_beyond_the_episodes_end():
     assert (moved[0] - before[0]).abs().max() > 1e-4
 
 
-def test_it_acts_without_noise_from_the_present_step_on_and_by_its_last_weights():
+def test_it_acts_deterministically_with_its_last_weights():
     state = start(ACT, **SMALL)
     head = state.algorithm.head()
     assert (head.noise_shape, head.n_obs_steps, head.chunk_size) == ((), 2, 4)
@@ -124,7 +124,7 @@ def test_it_acts_without_noise_from_the_present_step_on_and_by_its_last_weights(
         assert torch.equal(value, state.params["model"][name])
 
 
-def test_blending_needs_a_decision_at_every_step():
+def test_temporal_ensembling_needs_a_prediction_at_every_step():
     with pytest.raises(
         ValueError,
         match=r"temporal_ensemble_coeff=0.01 .* but n_action_steps=100. Set n_action_steps=1",
@@ -136,6 +136,6 @@ def test_blending_needs_a_decision_at_every_step():
     assert head.temporal_ensemble_coeff == 0.01
 
 
-def test_a_size_that_heads_do_not_divide_is_refused():
+def test_a_size_that_is_not_a_multiple_of_the_heads_is_refused():
     with pytest.raises(ValueError, match="dim_model=10 must be even and a multiple of num_heads=4"):
         Config(dim_model=10, num_heads=4)

@@ -41,14 +41,14 @@ def test_updates_equal_plain_pytorch():
     close(metrics["policy_loss"], loss)
 
 
-def test_answers_the_mean_of_two_demonstrated_actions():
+def test_predicts_the_mean_of_two_demonstrated_actions():
     state = start(BC, spec=Spec((1,), 1), lr=3e-3, **SMALL)
     state, _ = advance(state, *[two_actions()] * 100)
     assert action(state) == pytest.approx(0, abs=0.05)
 
 
 @pytest.mark.parametrize("horizon", [1, 2])
-def test_the_last_action_of_an_episode_is_learned_without_a_next_observation(horizon: int):
+def test_the_last_row_of_an_episode_is_used_without_a_next_observation(horizon: int):
     seen, actions = np.tile([[0.0], [1.0]], (20, 1)), np.tile([[-0.5], [0.5]], (20, 1))
     last = seen[:, 0] == 1
     data = Dataset.from_arrays(seen, actions, seen[:, 0], ~last & last, last)
@@ -88,7 +88,7 @@ def test_keeps_the_best_share_of_trajectories_or_timesteps(config, kept):
     assert sorted({round(5 * a) for a in data.actions[:, 0].tolist()}) == kept
 
 
-def test_of_chunks_it_learns_the_episodes_own_actions_from_the_present_one_on():
+def test_chunks_are_actions_of_the_episode_from_the_current_step_on():
     """Observations are rows of an episode of six; actions are a tenth of that."""
     rows = np.tile(np.arange(6.0), 20)
     data = Dataset.from_arrays(rows[:, None], rows[:, None] / 10, rows, rows == 5)
@@ -107,7 +107,7 @@ def test_of_chunks_it_learns_the_episodes_own_actions_from_the_present_one_on():
     )
 
 
-def test_what_is_repeated_beyond_an_episodes_ends_counts_for_nothing():
+def test_padding_beyond_an_episode_does_not_count():
     state = start(BC, n_obs_steps=2, horizon=4, n_action_steps=2, **SMALL)
     seen, zeros = torch.randn(8, 2, 3), torch.zeros(8)
     actions, real = torch.rand(8, 4, 2) * 2 - 1, torch.rand(8, 4) < 0.6
@@ -117,7 +117,7 @@ def test_what_is_repeated_beyond_an_episodes_ends_counts_for_nothing():
     close(metrics["policy_loss"], error.mean())
 
 
-def test_more_cannot_be_executed_than_is_answered_or_than_an_episode_has():
+def test_too_long_chunks_are_refused():
     with pytest.raises(ValueError, match="n_action_steps=3 exceeds horizon=2"):
         BC.Config(horizon=2, n_action_steps=3)
     with pytest.raises(UserError, match="longest episode has 10 steps, a chunk has 12"):

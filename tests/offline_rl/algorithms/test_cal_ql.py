@@ -33,7 +33,7 @@ def batch_with(returns, seed=1):
 
 
 @pytest.mark.parametrize("variant", ["H", "H-raw", "rho"])
-def test_with_hopeless_returns_it_is_cql(variant):
+def test_with_very_low_returns_it_is_cql(variant):
     ours = start(CalQL, variant=variant, gap=1.0, **SMALL)
     config = {k: v for k, v in vars(ours.algorithm.cfg).items() if k in vars(CQL.Config())}
     plain = State(CQL(Spec((3,), 2), CQL.Config(**config)), *list(vars(ours).values())[1:])
@@ -89,19 +89,19 @@ def returns_of(rewards, ends, tail, discount=0.99):
     return CalQL.mc_returns(CalQL.Config(tail=tail, discount=discount), data)
 
 
-def test_a_failure_goes_on_failing_and_a_success_ends():
+def test_a_truncated_failure_continues_and_a_success_ends():
     """With AntMaze rewards 10 r - 5, a failed episode has G = -5 / 0.01 in every row."""
     G = returns_of([-5, -5, -5, -5, 5, -5], ". .| .x|".replace(" ", ""), "failures")
     np.testing.assert_allclose(G, [-500, -500, -500, -5 + 0.99 * 5, 5, -500], rtol=1e-5)
 
 
-def test_who_is_cut_while_failing_fails_for_ever_whatever_came_before():
+def test_an_episode_truncated_while_failing_fails_forever():
     """In the binary Adroit tasks a failure can follow a success."""
     G = returns_of([-5, 5, -5, -5], "...|", "failures")
     np.testing.assert_allclose(G, [-5 + 0.99 * (5 - 495), 5 - 495, -500, -500], rtol=1e-5)
 
 
-def test_who_is_cut_while_succeeding_has_at_least_what_it_earned():
+def test_an_episode_truncated_while_succeeding_keeps_its_return():
     G = returns_of([-5, 5, -5, 5, -5], "...||", "failures", discount=0.5)
     np.testing.assert_allclose(G, [-5 + 0.5 * 3.75, 5 - 0.5 * 2.5, -5 + 0.5 * 5, 5, -10])
 
@@ -119,20 +119,20 @@ def returns_on(task, rewards, ends):
     return returns_of(paid, ends, cfg.tail, cfg.discount)
 
 
-def test_in_the_kitchen_who_finishes_has_more_than_who_stays_at_three():
+def test_in_kitchen_four_subtasks_have_a_higher_return_than_three():
     G = returns_on("kitchen-mixed-v0", [2, 3, 3, 3, 2, 3, 3, 4], "...|...x")
     np.testing.assert_allclose(G[1:4], -1 / 0.01, rtol=1e-5)
     np.testing.assert_allclose(G[4:], [-2 - 0.99 - 0.99**2, -1.99, -1, 0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("task", ["pen-binary-v0", "gym/pen-binary-medium-replay"])
-def test_the_binary_hand_fails_for_ever_however_soon_it_was_cut(task):
+def test_truncated_failures_of_binary_adroit_have_the_same_return(task):
     """Rewards are 10 r + 5 with r = -1 and 0, as in run_adroit.sh."""
     G = returns_on(task, [-1] * 3 + [-1] * 5 + [-1, 0], "..|....|.|")
     np.testing.assert_allclose(G, [-500] * 8 + [-5 + 0.99 * 5, 5], rtol=1e-5)
 
 
-def test_by_default_nothing_follows():
+def test_by_default_nothing_follows_a_truncation():
     np.testing.assert_allclose(returns_of([1, 2, 4], "..|", "zero", discount=0.5), [3, 4, 4])
 
 

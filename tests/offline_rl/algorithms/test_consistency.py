@@ -31,7 +31,7 @@ def sines(seen, x, times, *rest):
     return torch.sin(3 * x) + 0.1 * times[..., None, None]
 
 
-def test_a_jump_of_no_length_stays_and_one_from_the_least_noise_too():
+def test_a_jump_of_length_zero_or_from_the_lowest_noise_is_the_identity():
     x, some = torch.randn(6, 4, 2), torch.rand(6) * 10 + 0.1
     least = torch.full((6,), SIGMAS[0])
     assert torch.allclose(jump(sines, None, x, some, some, None), x, atol=1e-6)
@@ -39,12 +39,12 @@ def test_a_jump_of_no_length_stays_and_one_from_the_least_noise_too():
     assert torch.allclose(jump(sines, None, x, least, least, None), x, atol=1e-6)
 
 
-def test_deviations_fall_from_80_to_a_fiftieth():
+def test_noise_levels_fall_from_80_to_a_fiftieth():
     assert (sigma(0.0), sigma(1.0)) == pytest.approx((80, 0.02))
     assert [sigma(k / 79) for k in (27, 54)] == pytest.approx([12.0, 0.885], rel=5e-3)
 
 
-def test_heuns_step_is_of_second_order_where_the_path_is_known():
+def test_heun_step_has_second_order():
     """For data N(0, v) the denoiser is x v / (v + sigma^2); x / sqrt(v + sigma^2) is constant."""
     spread, x = 0.3**2, torch.full((1, 1, 1), 0.7)
 
@@ -64,7 +64,7 @@ def test_heuns_step_is_of_second_order_where_the_path_is_known():
     assert errors[1] < errors[0] / 5
 
 
-def test_the_teachers_table_leads_a_network_that_knows_to_the_chunk():
+def test_the_teachers_sampler_reaches_the_chunk_of_an_exact_network():
     chunk = torch.full((1, 4, 2), 0.4)
 
     def knows(scaled, time):
@@ -95,7 +95,7 @@ def test_a_table_of_three_jumps_is_the_jumps_and_noise_between_them(unit: bool):
     assert (found - x).abs().max() < 1e-4
 
 
-def test_there_are_no_more_jumps_than_bins_to_begin_them_at():
+def test_the_number_of_jumps_is_limited_by_the_bins():
     """More jumps would start below the lowest noise level, which is not trained."""
     times = [row[0] for row in jumps(80, 80, True)]
     assert (times[0], times[-1]) == pytest.approx((250 * math.log(80), 250 * math.log(0.02)))
@@ -104,7 +104,7 @@ def test_there_are_no_more_jumps_than_bins_to_begin_them_at():
         Config(num_inference_steps=81)
 
 
-def test_distances_are_the_papers_and_the_codes():
+def test_distances_equal_those_of_paper_and_code():
     a, b = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]), torch.zeros(1, 2, 2)
     c = 0.00054 * 2
     assert distance(a, b, None, "norm").mean().item() == pytest.approx(math.hypot(5, c) - c)
@@ -113,7 +113,7 @@ def test_distances_are_the_papers_and_the_codes():
 
 
 @pytest.mark.parametrize("levels", [1, 3])
-def test_the_losses_are_those_of_the_paper(levels: int):
+def test_losses_equal_those_of_the_paper(levels: int):
     """CTM: jumps from t and from t + 1 end in the same point. DSM: jumps end at the data.
 
     Points are compared at the lowest noise. Each of several levels has its own noise.
@@ -163,7 +163,7 @@ def test_the_losses_are_those_of_the_paper(levels: int):
 
 
 @pytest.mark.parametrize("network", ["mlp", "unet"])
-def test_a_student_begins_as_its_teacher_wherever_its_jump_ends(network: str):
+def test_an_initial_student_equals_its_teacher_for_every_end_of_the_jump(network: str):
     own = OWN | {"network": network, "widths": (16, 16)}
     torch.manual_seed(0)
     teacher = DiffusionPolicy(Spec((3,), 2), TeacherConfig(process="edm", **own))
@@ -185,7 +185,7 @@ def test_a_student_begins_as_its_teacher_wherever_its_jump_ends(network: str):
             assert torch.allclose(heads[name](seen, x, times, None, until), expected, atol=1e-5)
 
 
-def test_in_a_transformer_a_jumps_end_is_a_token_without_a_place_of_its_own():
+def test_in_a_transformer_the_end_of_a_jump_is_a_token_without_a_position():
     """The token precedes those of the observations, whose positions do not change."""
     own = OWN | {"network": "transformer", "widths": (8,), "num_heads": 2, "time_size": None}
     teacher = DiffusionPolicy(Spec((3,), 2), TeacherConfig(process="edm", **own)).initial()
@@ -197,7 +197,7 @@ def test_in_a_transformer_a_jumps_end_is_a_token_without_a_place_of_its_own():
     assert torch.equal(taken["params/model/network.memory_place"], expected)
 
 
-def test_distilling_a_run_makes_a_run_whose_policy_takes_one_step(tmp_path):
+def test_a_distilled_policy_takes_one_step(tmp_path):
     hyper = {f"algorithm.{k}": [*v] if isinstance(v, tuple) else v for k, v in OWN.items()}
     keys = {"out": str(tmp_path), "tracker": "none", "show": False}
     keys |= {"dataset": forks(rate_hz=10.0)}
@@ -221,7 +221,7 @@ def test_distilling_a_run_makes_a_run_whose_policy_takes_one_step(tmp_path):
         train(algorithm="consistency", **common, **keys)
 
 
-def test_a_run_without_edm_is_no_teacher(tmp_path):
+def test_a_run_without_edm_cannot_be_a_teacher(tmp_path):
     hyper = {f"algorithm.{k}": [*v] if isinstance(v, tuple) else v for k, v in SMALL.items()}
     keys = {"out": str(tmp_path), "tracker": "none", "show": False, "dataset": forks()}
     made = train(algorithm="diffusion_policy", task="none", num_updates=2, **hyper, **keys)

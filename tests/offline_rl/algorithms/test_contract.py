@@ -154,7 +154,7 @@ def test_all_tests_of_an_algorithm_run_in_one_process(request: pytest.FixtureReq
 
 
 @every_algorithm
-def test_an_update_leaves_batch_and_state_alone_and_reports_finite_detached_scalars(name: str):
+def test_an_update_does_not_modify_its_inputs_and_returns_finite_detached_scalars(name: str):
     cls = algorithm_class(name)
     algorithm = cls(SPEC, small_config(cls), 100)
     tree = algorithm.initial()
@@ -195,7 +195,7 @@ def test_imitation_phases_are_those_that_never_read_next_observations(name: str)
 
 
 @pytest.mark.parametrize("name", ["bc", "diffusion_policy", "iql", "rl100", "spot"])
-def test_imitation_phases_alone_learn_from_every_row(name: str):
+def test_only_imitation_phases_use_every_row(name: str):
     cls = algorithm_class(name)
     cfg = small_config(cls)
     made, every = (offline_source(cls, cfg, dataset(seed=seed)) for seed in range(2))
@@ -246,7 +246,7 @@ def test_compiled_updates_of_256_units_compute_what_the_traced_graph_does(
     "name",
     [pytest.param(n, marks=together(n)) for n in algorithm_names() if algorithm_class(n).online],
 )
-def test_a_cycle_in_an_environment_moves_what_learns_there_and_stays_finite(name: str):
+def test_an_online_period_changes_the_trained_networks_and_stays_finite(name: str):
     """Batches mix data and experience as the method does."""
     cls = algorithm_class(name)
     cfg = small_config(cls)
@@ -290,9 +290,7 @@ def beginning(
 
 
 @pytest.mark.parametrize(("name", "offline_fraction"), [("sac", 0.0), ("rlpd", 0.5)])
-def test_each_stacked_seed_learns_online_from_its_own_stream_as_if_alone(
-    name: str, offline_fraction: float
-):
+def test_each_stacked_seed_trains_online_on_its_own_stream(name: str, offline_fraction: float):
     """Streams have different rows and lengths, without and with data that all seeds share."""
     stacked, _ = beginning(name, offline_fraction, 0, 1, 2)
     stacked.run(20, "online")
@@ -306,7 +304,7 @@ def test_each_stacked_seed_learns_online_from_its_own_stream_as_if_alone(
 
 
 @every_algorithm
-def test_actions_lie_in_the_box_and_acting_is_deterministic_unless_asked_to_explore(name: str):
+def test_actions_are_in_range_and_deterministic_without_exploration(name: str):
     e = engine(name, SEEDS)
     far = 0.1 if e.algorithm.is_residual else 100  # it observes a base's actions, inside the box
     near = torch.randn(len(SEEDS), 8, 5, generator=torch.Generator().manual_seed(0))
@@ -324,7 +322,7 @@ def test_actions_lie_in_the_box_and_acting_is_deterministic_unless_asked_to_expl
 
 
 @every_algorithm
-def test_twenty_updates_equal_ten_saved_loaded_and_ten_more_to_the_bit(name: str):
+def test_resuming_after_ten_updates_is_bitwise_exact(name: str):
     e = engine(name, SEEDS)
     e.run(20)
     whole = states(e)
@@ -375,7 +373,7 @@ def test_compiled_equals_eager_for_the_rest(name: str):
 
 
 @pytest.mark.slow
-def test_a_compiled_program_learns_from_rows_that_came_since_it_was_compiled():
+def test_a_compiled_program_samples_rows_added_later():
     """Online, with data: the buffer's length is not a constant of the program."""
     found = []
     for compiled in (False, True):
@@ -399,7 +397,7 @@ def check_compiled(name: str) -> None:
 
 
 @every_algorithm
-def test_bf16_products_leave_weights_in_float32_and_stay_near(name: str):
+def test_bf16_keeps_weights_in_float32_and_results_close(name: str):
     exact, rough = engine(name, [2]), engine(name, [2], precision="bf16")
     exact.run(10)
     rough.run(10)
@@ -516,7 +514,9 @@ def test_an_update_can_be_captured_on_a_gpu(name: str, values: dict[str, object]
 
 
 @pytest.mark.parametrize("offline_fraction", [0.0, 0.1, 0.5, 0.9, 1.0, "rows"])
-def test_an_online_update_can_be_captured_with_every_mixing(offline_fraction: float | str):
+def test_an_online_update_can_be_captured_with_every_offline_fraction(
+    offline_fraction: float | str,
+):
     assert device_faults("sac", "online", offline_fraction=offline_fraction) == {}
 
 
@@ -544,7 +544,7 @@ def test_what_a_gpu_cannot_capture_is_recorded():
 
 
 @pytest.mark.parametrize("name", ["bc", "dppo", "rl100"])
-def test_the_data_of_these_tests_lies_on_the_engines_device(name: str):
+def test_the_test_data_is_on_the_engines_device(name: str):
     both = new_engine(name, [0], device="meta").sources
     made = [source for source in vars(both).values() if source is not None]
     assert made
@@ -554,7 +554,7 @@ def test_the_data_of_these_tests_lies_on_the_engines_device(name: str):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @every_algorithm
-def test_a_gpu_gives_what_the_cpu_gives(name: str):
+def test_gpu_results_equal_cpu_results(name: str):
     cpu, gpu = engine(name, SEEDS), engine(name, SEEDS, device="cuda")
     cpu.run(20)
     gpu.run(20)
@@ -604,7 +604,7 @@ def test_seeds_at_different_updates_are_refused():
 
 
 @every_algorithm
-def test_every_number_has_a_range_in_its_type_which_stacked_values_pass(name: str):
+def test_every_number_has_a_range_that_stacked_values_pass(name: str):
     config = algorithm_class(name).Config
     hints = get_type_hints(config)
     numbers = {f.name for f in fields(config) if {int, float} & set(parts(hints[f.name]))}
@@ -619,7 +619,7 @@ def test_every_number_has_a_range_in_its_type_which_stacked_values_pass(name: st
 
 
 @every_algorithm
-def test_an_activation_is_that_of_every_network_which_knows_one(name: str):
+def test_the_activation_option_applies_to_all_networks(name: str):
     """The bundle's policy has it too. A VAE's activation is part of the method (CQL, MCQ)."""
     cls = algorithm_class(name)
     if not hasattr(cls.Config, "activation"):
@@ -643,7 +643,7 @@ def test_an_activation_is_that_of_every_network_which_knows_one(name: str):
 
 
 @every_algorithm
-def test_help_tells_what_every_option_means(name: str):
+def test_help_describes_every_option(name: str):
     options = describe_options(algorithm_class(name).Config)
     assert [option.name for option in options if not option.meaning] == []
     assert {option.name for option in options} == {
@@ -667,14 +667,14 @@ def parts(hint: object) -> list[object]:
         (Range(-math.inf, math.inf), (-math.inf, math.inf), (math.nan,), "a number"),
     ],
 )
-def test_a_range_holds_its_numbers_and_says_which(given, inside, outside, words):
+def test_a_range_contains_its_numbers_and_prints_them(given, inside, outside, words):
     assert all(x in given for x in inside)
     assert not any(x in given for x in (*outside, math.nan))
     assert str(given) == words
 
 
 @pytest.mark.parametrize("field", ["dropout", "deterministic", "reward_scale", "nonsense"])
-def test_what_cannot_be_stacked_is_refused(field: str):
+def test_fields_that_cannot_be_stacked_are_refused(field: str):
     cls = algorithm_class("iql")
     with pytest.raises(ValueError, match=f"{field} cannot differ between stacked seeds"):
         Engine(
@@ -686,7 +686,7 @@ def test_what_cannot_be_stacked_is_refused(field: str):
 
 
 @together("td3_bc")
-def test_counting_teaches_nothing():
+def test_counting_operations_does_not_change_the_state():
     e = engine("td3_bc", SEEDS)
     before = states(e)
     assert e.update_cost().flops > 0
@@ -694,7 +694,7 @@ def test_counting_teaches_nothing():
         assert largest_difference(a, b) == 0
 
 
-def test_types_of_options_are_not_guessed():
+def test_option_types_are_supported():
     assert coerce(3, float, "x") == 3.0
     assert coerce([8, 8], tuple[int, ...], "hidden") == (8, 8)
     for value, hint in ((1.5, int), ("false", bool), (True, float), ([1.5], tuple[int, ...])):

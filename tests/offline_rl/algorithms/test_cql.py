@@ -280,7 +280,7 @@ def test_prefers_the_better_of_two_demonstrated_actions(variant):
     assert action(state) == pytest.approx(0.5, abs=0.25)
 
 
-def test_preliminary_updates_clone():
+def test_preliminary_updates_imitate():
     """Rewarded actions are at +0.5, but imitation of both leaves the mean between them."""
     state = start(CQL, spec=Spec((1,), 1), policy_lr=3e-3, bc_updates=150, **SMALL)
     assert state.algorithm.phases == {"clone": 150}
@@ -293,6 +293,6 @@ def test_bootstraps_after_a_truncation_but_not_after_a_termination():
     assert target_after(CQL, terminated=False, **SMALL) != 1
 
 
-def test_refuses_a_way_of_counting_a_gap_without_a_gap():
+def test_gap_after_weight_without_a_gap_is_refused():
     with pytest.raises(ValueError, match="no effect without a gap"):
         CQL.Config(gap_after_weight=True)

@@ -46,7 +46,7 @@ def sampled(size: int = 64, *, data: Dataset | None = None, **config):
     return state, source.sample(tensors, Recorded(), size, learner.cfg.discount)
 
 
-def test_of_rewards_that_count_the_growth_is_paid():
+def test_counted_rewards_become_their_increases():
     """Two episodes complete two and three subtasks; returns-to-go count those still to do."""
     counts = np.array([0, 1, 1, 2, 0, 0, 1, 1, 2, 3], np.float32)
     data = episodes(rewards=counts)
@@ -59,7 +59,7 @@ def test_of_rewards_that_count_the_growth_is_paid():
     np.testing.assert_allclose(batch.mc_returns[:, 0], to_go[first], atol=1e-6)
 
 
-def test_windows_are_of_one_episode_and_know_their_place_and_return_to_go():
+def test_windows_have_time_steps_and_returns_of_one_episode():
     _, batch = sampled(500)
     rewards = np.arange(10.0) ** 2
     starts = set()
@@ -107,7 +107,7 @@ def test_updates_equal_torchs_adamw_on_the_mean_over_real_steps():
         close(found, value)
 
 
-def test_what_follows_an_episodes_end_does_not_change_the_loss():
+def test_padding_does_not_change_the_loss():
     state, batch = sampled(dropout=0.0)
     _, before = advance(state, batch)
     torch.manual_seed(0)
@@ -120,7 +120,7 @@ def test_what_follows_an_episodes_end_does_not_change_the_loss():
     assert before["policy_loss"].item() == pytest.approx(after["policy_loss"].item(), rel=1e-5)
 
 
-def test_learns_what_was_done_where_such_a_return_followed():
+def test_acts_like_the_data_with_the_target_return():
     """One observation: +0.5 earned 1 and -0.5 earned 0. The policy follows its target return."""
     rows = np.zeros((64, 1), np.float32)
     paid = np.arange(64) % 2
@@ -137,7 +137,7 @@ def test_learns_what_was_done_where_such_a_return_followed():
         assert action.item() == pytest.approx(target - 0.5, abs=0.15)
 
 
-def test_what_is_left_open_comes_from_the_data():
+def test_null_options_are_set_from_the_data():
     data = episodes(rewards=-(np.arange(10, dtype=np.float32)))
     cfg = DT.complete_config(DT.Config(), data)
     assert (cfg.target_return, cfg.return_scale) == (-6.0, 39.0)
@@ -157,7 +157,7 @@ def test_what_is_left_open_comes_from_the_data():
         ({"context_length": 0}, "context_length"),
     ],
 )
-def test_what_cannot_be_is_refused(values, message):
+def test_invalid_options_are_refused(values, message):
     with pytest.raises(UserError, match=message):
         build(DT.Config, values)
 
@@ -183,7 +183,7 @@ def run(tmp_path_factory):
     )
 
 
-def test_the_bundle_plays_the_last_evaluation_again(run):
+def test_the_bundle_reproduces_the_last_evaluation(run):
     """History and return-to-go are on the device in training, later in the bundle's memory."""
     for seed in (0, 1):
         policy = policies.load(run.path / f"seed_{seed}" / "policy.bundle")
@@ -212,7 +212,7 @@ def test_a_bundle_can_be_scored_at_another_target(run):
     assert evaluate(run=str(bundle), episodes=2).startswith(tables[0])
 
 
-def test_a_policy_with_memory_does_not_guess(run):
+def test_a_policy_with_memory_needs_the_reward(run):
     policy = policies.load(run.path / "seed_0" / "policy.bundle")
     observations = np.zeros((3, 6), np.float32)
     _, state = policy.act(observations)

@@ -78,7 +78,7 @@ def test_updates_equal_plain_pytorch_with_diffusers_noise(change):
 
 
 @pytest.mark.parametrize("mask_ends", [False, True])
-def test_the_loss_of_edm_is_the_papers_at_noise_of_its_own_at_every_level(mask_ends: bool):
+def test_the_edm_loss_equals_that_of_the_paper(mask_ends: bool):
     """arXiv:2206.00364, eq. 7 and 8 and table 1, with the c_skip and c_out of Consistency Policy.
 
     With these the denoiser is the identity at the lowest noise, 0.02. The data has standard
@@ -111,7 +111,7 @@ def forks(episodes: int = 20, length: int = 8, actions: int = 1, **spec) -> Data
     return Dataset.from_arrays(*columns, spec=Spec((1,), actions, **spec))
 
 
-def test_where_demonstrations_fork_each_chunk_goes_one_way_to_its_end():
+def test_each_chunk_follows_one_mode_of_the_demonstrations():
     """The mean, which regression predicts, does not occur in the data."""
     own = {
         "widths": (64, 64),
@@ -155,7 +155,7 @@ def test_stacked_seeds_of_convolutions_and_attention_equal_their_single_runs(own
         assert (value - both.seed_state(1)[name]).abs().max() < 2e-4
 
 
-def test_stacked_policies_act_as_each_seeds_own_head_in_a_queue_of_its_own():
+def test_stacked_policies_act_like_each_seeds_head():
     """Two seeds with three episodes each; one episode restarts between two decisions."""
     cfg = Config(**(SMALL | {"sampler": "ddpm"}))
     source = offline_source(DiffusionPolicy, cfg, forks())
@@ -197,7 +197,7 @@ def test_a_chunk_longer_than_every_episode_is_refused():
         ({"action_low": (0.9,)}, r"action_low=\[0.9\] is not below algorithm.action_high=\[0.6"),
     ],
 )
-def test_ends_that_are_not_the_actions_own_are_refused(ends, words):
+def test_invalid_action_ranges_are_refused(ends, words):
     with pytest.raises(UserError, match=words):
         DiffusionPolicy.complete_config(Config(**(SMALL | ends)), forks())
 
@@ -229,7 +229,7 @@ def test_options_that_contradict_each_other_are_refused(options, words):
         Config(**options)
 
 
-def test_edms_rounds_have_no_levels_to_exceed():
+def test_edm_may_have_more_denoising_steps_than_noise_levels():
     assert (
         len(DiffusionPolicy(Spec((1,), 1), Config(process="edm", num_inference_steps=200)).table())
         == 200
@@ -243,7 +243,7 @@ def test_large_networks_train_one_seed_after_another():
     assert not DiffusionPolicy(spec, Config(**large)).prefers_stacked_seeds("cuda")
 
 
-def test_a_transformers_biases_norms_and_places_do_not_decay():
+def test_a_transformers_biases_norms_and_positions_have_no_weight_decay():
     cfg = Config(network="transformer", widths=(8,), num_heads=2, weight_decay=0.5)
     adam = DiffusionPolicy(Spec((3,), 2), cfg).optimizers()["model"]
     names = [name for name, _ in DiffusionPolicy(Spec((3,), 2), cfg).head().named_parameters()]
@@ -252,7 +252,7 @@ def test_a_transformers_biases_norms_and_places_do_not_decay():
     assert {n for n in names if ".weights." in n} == decayed
 
 
-def test_seeds_of_a_large_network_train_one_after_another_and_say_so(tmp_path, capsys, monkeypatch):
+def test_seeds_of_a_large_network_train_one_after_another(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(chunk_cloning, "LARGE", 100)
     hyper = {f"algorithm.{k}": [*v] if isinstance(v, tuple) else v for k, v in SMALL.items()}
     options = {"task": "none", "dataset": forks(), "seeds": 2, "num_updates": 3}

@@ -101,7 +101,7 @@ def loud(state: State, rows: int = 6) -> dict[str, torch.Tensor]:
     return {"observations": seen, "noise": torch.randn(shape, generator=draw)}
 
 
-def test_without_noise_on_the_way_a_decision_is_what_the_policy_would_do():
+def test_without_sampling_noise_a_decision_equals_the_policys_action():
     """Early denoising steps use the pretrained weights, later ones the fine-tuned ones."""
     state = eager(eta=1e-6, sampling_floor=1e-7)
     given = loud(state)
@@ -117,7 +117,7 @@ def test_without_noise_on_the_way_a_decision_is_what_the_policy_would_do():
     assert (before - acts).abs().max() > 1e-3
 
 
-def test_a_last_round_is_sampled_with_one_floor_and_judged_with_the_other():
+def test_sampling_and_density_of_the_last_step_have_separate_floors():
     """The last step has no noise of its own: x - mean is 0.3 z, with the density of N(0, 0.4)."""
     state = eager(sampling_floor=0.3, density_floor=0.4)
     given, executed = loud(state), torch.tensor([[1.0, 1.0]] * 3 + [[1.0, 0.0]] * 3)
@@ -133,7 +133,7 @@ def test_a_last_round_is_sampled_with_one_floor_and_judged_with_the_other():
     torch.testing.assert_close(found[:, -1], expected, atol=1e-5, rtol=0)
 
 
-def test_advantages_of_a_rollout_are_those_of_a_plain_loop_over_two_rollouts():
+def test_advantages_equal_a_plain_loop_over_two_rollouts():
     """Decisions cut by an end are discounted by their executed steps; a time-out bootstraps."""
     gamma, trace, draw = 0.9, 0.8, np.random.default_rng(3)
     state = eager(n_action_steps=3, discount=gamma, trace=trace)
@@ -179,7 +179,7 @@ def test_advantages_of_a_rollout_are_those_of_a_plain_loop_over_two_rollouts():
         carried = {name: made[name] for name in carried}
 
 
-def test_the_ratio_is_one_on_a_first_pass_and_later_not():
+def test_the_ratio_is_one_only_in_the_first_epoch():
     """With learning rates of 0 no update changes anything, in any epoch."""
     for rate, same in ((0.0, True), (1e-2, False)):
         e, _ = engine(policy_lr=rate, target_kl=1e9, sampling_floor=0.3, density_floor=0.4)
@@ -190,7 +190,7 @@ def test_the_ratio_is_one_on_a_first_pass_and_later_not():
 
 
 @pytest.mark.parametrize("tuned", [3, 1])
-def test_a_step_drawn_from_a_rollout_is_as_probable_as_when_it_was_digested(tuned: int):
+def test_a_sampled_denoising_step_has_its_stored_log_density(tuned: int):
     e, store = engine(tuned=tuned, batch_size=24, sampling_floor=0.3, density_floor=0.4)
     state = e.algorithm.copy_to_policy(eager(tuned=tuned, sampling_floor=0.3, density_floor=0.4))
     own = {name: value[0] for name, value in store.tensors().items()}
@@ -207,7 +207,7 @@ def test_a_step_drawn_from_a_rollout_is_as_probable_as_when_it_was_digested(tune
         torch.testing.assert_close(found, digested[:, k], atol=1e-6, rtol=0)
 
 
-def test_one_round_can_be_tuned_alone():
+def test_a_single_denoising_step_can_be_fine_tuned():
     e, _ = engine(tuned=1, batch_size=12)
     before = e.seed_state(0)
     e.run(4, ONLINE)
@@ -217,7 +217,7 @@ def test_one_round_can_be_tuned_alone():
     assert {"model", "policy", "value"} <= moved
 
 
-def test_a_clone_acts_on_as_it_acted_and_its_first_ratios_are_one(line: str, tmp_path: Path):
+def test_a_pretrained_policy_acts_unchanged_and_its_first_ratios_are_one(line: str, tmp_path: Path):
     """It acts with its averaged weights and normalizer, and without dropout."""
     more = {"algorithm.dropout": 0.3, "algorithm.normalize_observations": True, "seeds": 1}
     more |= {"algorithm.sampler": "ddim"}
@@ -239,7 +239,7 @@ def test_a_clone_acts_on_as_it_acted_and_its_first_ratios_are_one(line: str, tmp
     assert returns[0] == returns[1]
 
 
-def test_an_iteration_that_has_gone_too_far_changes_nothing_more():
+def test_updates_stop_above_the_target_kl():
     e, store = engine(policy_lr=1e-1, target_kl=1e-6)
     e.run(2, ONLINE)  # the first moves by any means, the second finds out
     before = {k: v for k, v in e.seed_state(0).items() if "counters" not in k}
@@ -252,7 +252,7 @@ def test_an_iteration_that_has_gone_too_far_changes_nothing_more():
     assert not all(torch.equal(after[k], v) for k, v in before.items())
 
 
-def test_in_a_warm_up_the_critic_alone_learns():
+def test_only_the_critic_is_trained_in_the_warm_up():
     e, _ = engine(value_warmup=1)
     before = e.seed_state(0)
     e.run(6, ONLINE)
@@ -261,7 +261,7 @@ def test_in_a_warm_up_the_critic_alone_learns():
     assert moved == {"value", "update"}
 
 
-def test_a_warm_up_counts_from_where_the_clone_ended():
+def test_the_warm_up_starts_after_pretraining():
     e, store = engine(value_warmup=1)
     e.load_seed_state(0, e.seed_state(0) | {"counters/update": torch.tensor(3000)})
     store.set_columns({}, e.updates)
@@ -308,9 +308,7 @@ def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tm
     assert json.loads(rows[-1])["env_steps"] == 96
 
 
-def test_what_comes_due_in_one_piece_of_work_is_done_at_its_end_at_the_latest(
-    line: str, tmp_path: Path
-):
+def test_evaluations_due_within_a_phase_run_at_its_end(line: str, tmp_path: Path):
     """The clock counts 48 steps, 8 at a time, and 6 updates, twice: it passes 44 and 88."""
     run = run_of("diffusion_policy", line, tmp_path, **CLONE, **{"algorithm.sampler": "ddim"})
     path = finetune(run=run, **TUNE | {"name": "due", "eval_every": 44}).path
@@ -375,7 +373,7 @@ def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path
         ({"utd": 2.0}, "utd is not used: this method is trained on its own rollouts"),
     ],
 )
-def test_what_cannot_be_is_refused(line: str, tmp_path: Path, changes: dict, words: str):
+def test_invalid_options_are_refused(line: str, tmp_path: Path, changes: dict, words: str):
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)
     with pytest.raises(UserError, match=words):
         finetune(run=run, **(TUNE | changes))

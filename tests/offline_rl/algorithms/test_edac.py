@@ -74,7 +74,7 @@ def test_without_weight_it_is_sac_n():
     assert_equal_states(ours, sac_n, tolerance=1e-6)
 
 
-def test_the_penalty_turns_gradients_apart():
+def test_the_penalty_reduces_gradient_similarity():
     batches = [made_batch(1)] * 12
     before = advance(start(EDAC, num_critics=3, eta=0.0, critic_lr=1e-2, **SMALL), *batches)[1]
     after = advance(start(EDAC, num_critics=3, eta=10.0, critic_lr=1e-2, **SMALL), *batches)[1]
@@ -86,7 +86,7 @@ def test_bootstraps_after_a_truncation_but_not_after_a_termination():
     assert target_after(EDAC, terminated=False, **SMALL) != 1
 
 
-def test_on_a_processor_seeds_of_many_critics_learn_one_after_another():
+def test_seeds_of_large_ensembles_train_one_after_another_on_a_cpu():
     """A layer of one seed's critics fills a CPU's cache; a GPU always stacks seeds."""
     spec = Spec((3,), 2)
     assert not EDAC(spec, EDAC.Config()).prefers_stacked_seeds("cpu")

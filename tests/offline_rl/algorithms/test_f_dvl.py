@@ -122,13 +122,13 @@ def test_the_temperature_is_a_unit_of_value():
         ("total_variation", "max_clip", torch.tensor(5.0)),  # stacked
     ],
 )
-def test_refuses_what_its_divergence_does_not_read(divergence, name, value):
+def test_options_that_the_divergence_does_not_use_are_refused(divergence, name, value):
     with pytest.raises(ValueError, match=f"{name} is not used with divergence={divergence}"):
         FDVL.Config(divergence=divergence, **{name: value})
     replace(FDVL.Config(), lam=torch.tensor(0.7))  # stacked, and read
 
 
-def test_of_one_sided_total_variation_the_temperature_is_a_mere_factor():
+def test_in_one_sided_total_variation_the_temperature_is_a_factor():
     u = torch.linspace(-3, 3, 7)
     at_1, at_5 = (
         start(FDVL, divergence="total_variation", temperature=t, **SMALL).algorithm.value_loss(u)

@@ -34,7 +34,7 @@ def test_times_are_nearer_to_the_noise():
     assert times.max() <= 999
 
 
-def test_a_network_that_knows_the_direction_is_led_to_the_chunk():
+def test_an_exact_network_reaches_the_chunk():
     """The exact velocity at x and t toward `a` is (a - x) / (1 - t)."""
     head = start(FlowPolicy, 20, **OWN).algorithm.head()
     a = torch.linspace(-0.9, 0.9, 8).reshape(1, 4, 2)

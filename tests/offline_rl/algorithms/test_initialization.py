@@ -88,7 +88,7 @@ BEGINNINGS = {
 
 
 @pytest.mark.parametrize("name", BEGINNINGS)
-def test_networks_begin_as_their_authors_do(name: str):
+def test_networks_are_initialized_like_the_authors(name: str):
     config, networks = BEGINNINGS[name]
     state = start(algorithm_class(name), **config)
     for network, check in networks.items():
@@ -108,7 +108,7 @@ def test_networks_begin_as_their_authors_do(name: str):
 
 
 @pytest.mark.parametrize("name", ["xql", "f_dvl", "recoil"])
-def test_layer_norm_is_in_the_value_network_and_nowhere_else(name: str):
+def test_layer_norm_is_in_the_value_network_only(name: str):
     params = start(algorithm_class(name), layer_norm=True, **WIDE).params
     assert {network for network in params if any("norm" in key for key in params[network])} == {
         "value"
@@ -116,7 +116,7 @@ def test_layer_norm_is_in_the_value_network_and_nowhere_else(name: str):
     assert algorithm_class("xql").Config().layer_norm
 
 
-def test_awacs_one_deviation_stays_in_the_authors_range():
+def test_awacs_standard_deviation_stays_in_the_authors_range():
     """The density of the mean is -log std - log(2 pi) / 2 for each action."""
     state, s = start(algorithm_class("awac"), **WIDE), torch.zeros(1, 3)
     for far, end in ((-1e3, -20), (1e3, 2)):
@@ -130,7 +130,7 @@ def test_awacs_one_deviation_stays_in_the_authors_range():
     [("cql", -20, 2), ("cal_ql", -20, 2), ("mcq", -5, 2), ("msg", -5, 2)]
     + [(name, -5, 2) for name in ("sac_n", "edac", "lb_sac", "ro2o")],
 )
-def test_deviations_stay_in_the_authors_range(name: str, low: float, high: float):
+def test_standard_deviations_stay_in_the_authors_range(name: str, low: float, high: float):
     config, _ = BEGINNINGS[name]
     state = start(algorithm_class(name), **config)
     for far, end in ((-1e3, low), (1e3, high)):

@@ -117,7 +117,7 @@ def test_weights_are_capped():
     assert all(v.isfinite().all() for v in state.params["policy"].values())
 
 
-def test_the_policys_rate_is_zero_after_the_last_update():
+def test_the_policys_learning_rate_is_zero_after_the_last_update():
     batch = made_batch()
     state, _ = advance(start(IQL, 2, **SMALL), batch, batch)
     after, _ = advance(state, batch)

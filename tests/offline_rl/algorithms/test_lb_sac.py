@@ -17,7 +17,7 @@ def test_rates_grow_with_the_root_of_the_batch(batch_size, factor):
     assert adams["critic"].lr == adams["log_alpha"].lr == pytest.approx(3e-4 * factor)
 
 
-def test_its_critics_share_one_mean():
+def test_the_critic_loss_is_a_mean_over_critics():
     """The critic gradient is SAC-N's divided by N; the policy's is SAC-N's."""
     config = {"num_critics": 4, "init": "fan_out", **SMALL}
     ours, metrics = advance(start(LBSAC, batch_size=256, **config), made_batch())
@@ -29,7 +29,7 @@ def test_its_critics_share_one_mean():
     assert metrics["critic_loss"] == theirs["critic_loss"]
 
 
-def test_trains_with_its_own_batch_unless_told_otherwise(tmp_path):
+def test_trains_with_its_default_batch_size(tmp_path):
     keys = {"task": "none", "dataset": str(save_small(tmp_path / "small.npz"))}
     assert prepare({"algorithm": "lb_sac", **keys}).cfg.batch_size == 10_000
     assert prepare({"algorithm": "lb_sac", "batch_size": 500, **keys}).cfg.batch_size == 500

@@ -132,7 +132,7 @@ def plain_vae(params):
     vae["decoder.weights.2"][..., :2, 0] = torch.tensor([1.0, -1.0])
 
 
-def test_a_pseudo_target_is_the_smaller_of_the_critics_best():
+def test_pseudo_target_is_the_minimum_over_critics_of_the_maximum_over_actions():
     """For Q1 = a, Q2 = -a the minimum of maxima is 0.46; the maximum of minima is below 0."""
     config = {**SMALL, "critic_hidden": (), "num_samples": 50}
     state = start(MCQ, spec=Spec((1,), 1), **config)
@@ -147,7 +147,7 @@ def test_a_pseudo_target_is_the_smaller_of_the_critics_best():
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_unseen_actions_are_worth_what_the_best_of_the_seen_is(share):
+def test_unseen_actions_are_valued_like_the_best_action_in_the_data(share):
     """One state, +-0.5 with rewards 1 and 0; the policy acts at -0.96, outside the data."""
     config = {"num_policy_samples": 4, "bellman_share": share, "alpha": 0.5}
     rates = {"actor_lr": 0.0, "critic_lr": 3e-3, "vae_lr": 0.0}

@@ -91,7 +91,7 @@ def test_updates_equal_plain_pytorch(phase, random_weights):
     close(metrics["policy_loss"], policy_loss)
 
 
-def test_a_critic_learns_the_same_whatever_the_others_believe():
+def test_a_critics_update_is_independent_of_the_others():
     """Critics are independent; a shared target would break this."""
     first = start(MSG, num_critics=3, **SMALL)
     raised = {
@@ -106,7 +106,7 @@ def test_a_critic_learns_the_same_whatever_the_others_believe():
         assert not torch.equal(again.params["critic"][name][1] - 1, value[1])
 
 
-def test_the_bound_is_a_mean_less_deviations():
+def test_the_bound_is_mean_plus_beta_standard_deviations():
     q = np.random.default_rng(0).normal(size=(5, 8))
     bound = start(MSG, num_critics=5, beta=-2.0, **SMALL).algorithm.lower_bound(torch.from_numpy(q))
     np.testing.assert_allclose(bound, q.mean(0) - 2 * q.std(0))

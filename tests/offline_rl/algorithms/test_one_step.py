@@ -101,7 +101,7 @@ def by_hand(state: State, seen: torch.Tensor, noise: torch.Tensor, cfg: Config) 
     ],
     ids=["flow", "edm", "ddpm", "tuned"],
 )
-def test_the_loss_is_the_squared_distance_from_where_the_rounds_end(own: dict[str, Any]) -> None:
+def test_the_loss_is_the_squared_distance_to_the_teachers_chunk(own: dict[str, Any]) -> None:
     torch.manual_seed(0)
     cfg = Config(**SMALL, **own)
     algorithm = OneStep(Spec((3,), 2), cfg, 10)
@@ -124,7 +124,7 @@ def test_the_loss_is_the_squared_distance_from_where_the_rounds_end(own: dict[st
     assert any(moved)
 
 
-def test_the_loss_is_that_of_rl100s_head_which_was_compared_with_its_authors_code() -> None:
+def test_the_loss_equals_that_of_rl100s_head() -> None:
     """See `benchmarks.conformance`, rl100 (one_step). Here all predicted actions are executed."""
     torch.manual_seed(0)
     shape = SMALL | {"n_action_steps": 3, "num_train_timesteps": 10}
@@ -152,9 +152,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("teacher", ["diffusion_policy", "flow_policy", "edm", "dppo"])
-def test_each_policy_that_denoises_is_taught_to_act_at_once(
-    teacher: str, line: str, tmp_path: Path
-) -> None:
+def test_each_denoising_policy_can_be_distilled(teacher: str, line: str, tmp_path: Path) -> None:
     """The student ends nearer to its teacher than it started."""
     more = {"algorithm.process": "edm"} if teacher == "edm" else {}
     clone = "flow_policy" if teacher == "flow_policy" else "diffusion_policy"
@@ -201,9 +199,7 @@ def head_input(policy: Any, seen: torch.Tensor) -> torch.Tensor:
     )
 
 
-def test_who_denoises_nothing_is_no_teacher_and_its_sizes_are_the_students(
-    line: str, tmp_path: Path
-) -> None:
+def test_other_teachers_and_other_sizes_are_refused(line: str, tmp_path: Path) -> None:
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)
     with pytest.raises(
         UserError, match=r"algorithm\.num_inference_steps: student and teacher must both have 5"

@@ -44,7 +44,7 @@ def at_update(state: State, done: int) -> State:
     return replace(state, random=Recorded(), done=torch.tensor(done))
 
 
-def test_a_rate_that_fell_to_nothing_offline_is_whole_again_online() -> None:
+def test_a_learning_rate_that_decayed_offline_is_restored_online() -> None:
     """IQL's policy after its 10 offline updates: constant offline, moving online."""
     state = start(IQL, num_updates=10, **SMALL)
     state.optimizer["policy"]["count"]["steps"] += 10
@@ -65,7 +65,7 @@ def policy_loss(state: State, done: int, batch: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(("cls", "weight"), [(ReBRAC, "policy_bc"), (SPOT, "support_weight")])
-def test_the_datas_weight_falls_linearly_to_a_half_and_stays(cls: Any, weight: str) -> None:
+def test_the_weight_of_the_data_decays_linearly_to_one_half(cls: Any, weight: str) -> None:
     """A loss is affine in its weight: w(t) = 1, 3/4, 1/2, 1/2 after 0, 25, 50, 90 of 100."""
     state = start(cls, **SMALL, **{weight: 2.0})
     free = start(cls, **SMALL, **{weight: 0.0})
@@ -77,7 +77,7 @@ def test_the_datas_weight_falls_linearly_to_a_half_and_stays(cls: Any, weight: s
     assert losses == pytest.approx([whole, 0.75 * whole, whole / 2, whole / 2], rel=1e-4)
 
 
-def test_rebracs_critics_forget_the_datas_next_actions_online() -> None:
+def test_rebracs_critic_penalty_is_off_online() -> None:
     state = start(ReBRAC, **SMALL, critic_bc=1.0)
     batch = replace(made_batch(), next_actions=torch.rand(32, 2))
     far = replace(batch, next_actions=batch.next_actions - 5)
@@ -90,7 +90,7 @@ def test_rebracs_critics_forget_the_datas_next_actions_online() -> None:
     assert not heeds(online(state))
 
 
-def test_a_value_for_each_seed_is_not_read_where_the_phase_has_its_own() -> None:
+def test_online_values_override_per_seed_values() -> None:
     state = start(ReBRAC, **SMALL, critic_bc=0.5)
     values = {"critic_bc": torch.tensor(3.0), "policy_bc": torch.tensor(7.0)}
     assert state.algorithm.with_values(values).cfg.critic_bc == 3
@@ -100,9 +100,7 @@ def test_a_value_for_each_seed_is_not_read_where_the_phase_has_its_own() -> None
 
 
 @pytest.mark.parametrize(("given", "depth"), [({}, 0.5), ({"pessimism": 1.5}, 1.5)])
-def test_ro2o_is_as_little_pessimistic_online_as_it_ever_gets_unless_told(
-    given: dict[str, float], depth: float
-) -> None:
+def test_ro2o_uses_its_final_pessimism_online(given: dict[str, float], depth: float) -> None:
     """The loss is the square of pessimism x std; offline it has just started, at 2."""
     state = start(RO2O, **SMALL, pessimism=2.0, min_pessimism=0.5, num_samples=3, num_critics=3)
 
@@ -118,14 +116,14 @@ def test_ro2o_is_as_little_pessimistic_online_as_it_ever_gets_unless_told(
     ("task", "discount"),
     [("antmaze-large-play-v2", 0.995), ("antmaze-medium-play-v2", 0.99)],
 )
-def test_spot_looks_further_ahead_online_in_large_mazes_alone(task: str, discount: float) -> None:
+def test_spot_has_a_higher_online_discount_in_large_mazes_only(task: str, discount: float) -> None:
     """thuml/SPOT:configs/online_finetune."""
     then = interaction("spot", task, algorithm_config("spot", task, {})[0], {}).cfg
     assert (then.discount, then.support_end) == (discount, 0.2)
 
 
 @pytest.mark.parametrize(("task", "share"), [("kitchen-mixed-v0", 0.25), ("pen-binary-v0", 0.5)])
-def test_cal_ql_mixes_less_data_in_kitchen(task: str, share: float) -> None:
+def test_cal_ql_uses_less_offline_data_in_kitchen(task: str, share: float) -> None:
     """nakamotoo/Cal-QL:scripts/run_kitchen.sh and run_adroit.sh."""
     cfg = algorithm_config("cal_ql", task, {})[0]
     assert interaction("cal_ql", task, cfg, {}).online.offline_fraction == share
@@ -143,7 +141,7 @@ def episode(rewards: list[float], *, terminated: bool) -> Dataset:
     return Dataset.from_arrays(rows, rows[:, :1], np.array(rewards), *ends, rows)
 
 
-def test_cal_qls_returns_of_an_online_episode_know_failure_by_the_data() -> None:
+def test_cal_ql_takes_the_failure_reward_from_the_data() -> None:
     """Rewards of -1 and 0 become -5 and 5. A time-out in failure fails forever."""
     ends = np.arange(6) == 5
     rows, raw = np.zeros((6, 2)), np.array([-1.0, -1, -1, 0, 0, 0])
@@ -158,7 +156,7 @@ def test_cal_qls_returns_of_an_online_episode_know_failure_by_the_data() -> None
     assert ended == pytest.approx([-5 + 0.99 * 5, 5])
 
 
-def test_a_reward_of_failing_that_nothing_reads_is_refused() -> None:
+def test_an_unused_failure_reward_is_refused() -> None:
     with pytest.raises(ValueError, match="failure_reward is not used with tail=zero"):
         CalQL.Config(failure_reward=-1.0)
 
@@ -175,13 +173,15 @@ def test_a_reward_of_failing_that_nothing_reads_is_refused() -> None:
         ("rebrac", "exploration_noise", "networks and data have one value"),
     ],
 )
-def test_what_online_phases_cannot_change_is_refused(name: str, option: str, match: str) -> None:
+def test_options_that_online_training_cannot_change_are_refused(
+    name: str, option: str, match: str
+) -> None:
     cfg = algorithm_config(name, "a task", {})[0]
     with pytest.raises(UserError, match=f"online.{option}.*{match}"):
         interaction(name, "a task", cfg, {option: getattr(cfg, option)})
 
 
-def test_what_needs_a_preliminary_phase_is_refused_without_data() -> None:
+def test_a_required_preliminary_phase_is_refused_without_data() -> None:
     keys = {"algorithm": "spot", "task": "gym/hopper-medium-replay", "num_env_steps": 10}
     with pytest.raises(UserError, match="fine-tune a run of it"):
         prepare({**keys, "num_updates": 0, "online.offline_fraction": 0.0})
@@ -195,9 +195,7 @@ def test_what_needs_a_preliminary_phase_is_refused_without_data() -> None:
         *((name, 0.0) for name in ("ro2o", "wsrl", "sac", "td3")),
     ],
 )
-def test_a_methods_batches_hold_the_data_as_its_paper_has_it(
-    name: str, offline_fraction: Any
-) -> None:
+def test_online_batches_have_the_papers_share_of_data(name: str, offline_fraction: Any) -> None:
     cls = algorithm_class(name)
     assert cls.online
     assert cls.Online().offline_fraction == offline_fraction
@@ -212,7 +210,7 @@ def test_a_methods_batches_hold_the_data_as_its_paper_has_it(
 
 
 @pytest.mark.parametrize("offline_fraction", [0.0, 0.5, "rows"])
-def test_what_is_learned_from_online_bootstraps_after_as_many_steps_as_asked(
+def test_online_targets_bootstrap_after_n_steps(
     offline_fraction: Any,
 ) -> None:
     """Rewards 1 and 10, three steps: (1 + g + g^2) times each and ten; g^3 at the third step."""
@@ -241,7 +239,7 @@ def test_what_is_learned_from_online_bootstraps_after_as_many_steps_as_asked(
     assert sampled_rows("update") == {(1.0, 0.5)}
 
 
-def test_wsrl_learns_from_its_own_experience_alone_and_not_before_its_warm_up() -> None:
+def test_wsrl_trains_on_online_experience_after_its_warm_up() -> None:
     """Offline rewards are 1e6: a single one in a batch would show in the target."""
     cls = algorithm_class("wsrl")
     rows, ends = np.zeros((20, 3)), np.arange(20) % 10 == 9

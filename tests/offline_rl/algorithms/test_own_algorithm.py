@@ -81,7 +81,7 @@ def train(algorithm: str, *more: str) -> int:
     return main(["train", f"algorithm={algorithm}", *keys])
 
 
-def test_a_file_is_all_it_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_algorithm_in_a_file_trains(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train("methods/mine.py", "algorithm.lr=[0.001,0.002]") == 0
     run = folder / "runs" / "env_Pendulum-v1" / "mine" / "default-lr_0.001" / "seed_0"
     result = json.loads((run / "result.json").read_text())
@@ -98,14 +98,14 @@ def test_a_file_is_all_it_takes(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "mine (default-lr_0.002)" in capsys.readouterr().out
 
 
-def test_so_is_a_class_that_can_be_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_importable_algorithm_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(folder / "methods")
     assert train("mine:Mine") == 0
     assert (folder / "runs" / "env_Pendulum-v1" / "Mine" / "default" / "seed_0").is_dir()
 
 
 @pytest.mark.parametrize("named", ["mine:Mine", "{folder}/methods/mine.py"])
-def test_its_runs_are_kept_like_others(
+def test_its_runs_are_stored_like_others(
     named: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run folder has the name of the file, wherever the file is."""
@@ -157,7 +157,7 @@ IMPORTS = """from offline_rl.algorithms import iql
 from offline_rl.algorithms.common.config import BaseConfig"""
 
 
-def test_a_subclass_takes_its_parents_table_but_for_what_its_config_defines(folder: Path) -> None:
+def test_a_subclass_uses_its_parents_table_except_for_redefined_fields(folder: Path) -> None:
     """IQL's row for AntMaze: expectile 0.9, beta 10, rewards minus 1."""
     (folder / "child.py").write_text(CHILD)
     cfg, pattern = algorithm_config("child.py", "antmaze-umaze-v2", {})
@@ -169,7 +169,7 @@ def test_a_subclass_takes_its_parents_table_but_for_what_its_config_defines(fold
     assert "bf16" in algorithm_yaml("child.py")["parity"]
 
 
-def test_a_table_leaves_out_what_a_subclass_has_no_field_for(folder: Path) -> None:
+def test_table_values_without_a_field_are_skipped(folder: Path) -> None:
     """Its Config does not derive from IQL's, whose row has expectile, beta and reward_shift."""
     own = CHILD.replace("class Config(iql.Config)", "class Config(BaseConfig)")
     own += "\nConfig.discount = 0.99\n"
@@ -219,7 +219,7 @@ HEAD = HEAD.replace("DeterministicActor(obs", "Head(obs")
         ("no_such_module:Mine", "", ["no_such_module"]),
     ],
 )
-def test_a_mistake_in_it_costs_one_sentence(
+def test_an_error_in_the_file_is_reported_in_one_line(
     algorithm: str, text: str, words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if text:
@@ -232,7 +232,7 @@ def test_a_mistake_in_it_costs_one_sentence(
     assert not (folder / "runs").exists()
 
 
-def test_the_file_with_two_trains_either(folder: Path) -> None:
+def test_a_file_with_two_algorithms_trains_either(folder: Path) -> None:
     (folder / "own.py").write_text(TWO)
     assert train("own.py:Other") == 0
     assert (folder / "runs" / "env_Pendulum-v1" / "Other").is_dir()
@@ -240,7 +240,7 @@ def test_the_file_with_two_trains_either(folder: Path) -> None:
 
 @pytest.mark.parametrize("seeds", [1, 2])
 @pytest.mark.parametrize("decision", ["if pi.mean() > 0:", "if float(pi.mean()) > 0:"])
-def test_a_branch_on_what_is_learned_is_named_with_the_remedy(
+def test_a_branch_on_a_tensor_is_reported_with_the_remedy(
     seeds: int, decision: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     branch = (
@@ -256,7 +256,7 @@ def test_a_branch_on_what_is_learned_is_named_with_the_remedy(
     assert said.count("\n") == 1
 
 
-def test_a_run_is_of_one_code_wherever_its_file_is_named_from(
+def test_a_run_belongs_to_one_version_of_its_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A changed file is another run; another path to the same file is not."""
@@ -288,7 +288,7 @@ def test_a_run_is_of_one_code_wherever_its_file_is_named_from(
     assert train("methods/mine.py", "name=more") == 0
 
 
-def test_what_is_not_installed_is_said_to_be_named_by_its_file(
+def test_a_missing_package_is_reported_with_the_remedy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert train("nowhere:Mine") == 2

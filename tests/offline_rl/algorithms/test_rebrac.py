@@ -111,7 +111,7 @@ def test_the_targets_penalty_sums_over_action_dimensions(dimensions):
     assert targets[0] - targets[1] == pytest.approx(expected, rel=1e-4)
 
 
-def test_without_its_weights_the_data_is_only_evaluated():
+def test_with_zero_penalty_weights_the_data_only_trains_the_critics():
     """beta 1 = 0: the policy ignores the data's actions; beta 2 = 0: the target does."""
     batch, config = with_next_actions(1), {"policy_bc": 0.0, "critic_bc": 0.0, "critic_lr": 0.0}
     other = replace(batch, actions=-batch.actions, next_actions=-batch.next_actions)
@@ -131,7 +131,7 @@ def episodes():
     )
 
 
-def test_a_next_action_is_of_the_same_episode_or_there_is_no_transition():
+def test_next_actions_are_of_the_same_episode():
     learner = ReBRAC(Spec((1,), 1), ReBRAC.Config(**SMALL))
     data = learner.prepare(episodes())
     columns = further_columns(ReBRAC, learner.cfg, data)

@@ -96,7 +96,7 @@ def test_updates_equal_plain_pytorch(objective):
     assert clipped
 
 
-def test_without_a_future_the_mixture_objective_finds_the_density_ratio():
+def test_mixture_objective_without_a_future_gives_the_density_ratio():
     """Chi-square has f'(w) = 2 (w - 1), and the dual's residual is 0 - Q, so Q = 2 (1 - w).
 
     w = (beta d_pi + (1 - beta) d_S) / (beta d_E + (1 - beta) d_S), without a discriminator.
@@ -113,7 +113,7 @@ def test_without_a_future_the_mixture_objective_finds_the_density_ratio():
     torch.testing.assert_close(gradient, torch.zeros(4), atol=1e-6, rtol=0)
 
 
-def test_the_bounded_objective_weighs_pairs_of_both_kinds_by_their_number():
+def test_bounded_objective_weights_both_data_sets_by_their_size():
     """The minimum is at Q = (d_E bound + d_S y) / (d_E + d_S)."""
     counts, y = torch.tensor([[1, 4, 5], [5, 1, 4]]), torch.tensor([-3.0, 1.0, 2.0])  # S, E
     rows = [torch.arange(3).repeat_interleave(c) for c in counts]
@@ -125,7 +125,7 @@ def test_the_bounded_objective_weighs_pairs_of_both_kinds_by_their_number():
 
 
 @pytest.mark.parametrize("objective", ["bounded", "mixture"])
-def test_does_what_the_expert_does_and_not_what_most_of_the_data_does(objective):
+def test_imitates_the_expert_and_not_the_majority_of_the_data(objective):
     """One state: the expert's action is +0.5; three quarters of the other data have -0.5."""
     expert = two_actions()
     expert = replace(expert, actions=torch.full_like(expert.actions, 0.5))
@@ -140,7 +140,7 @@ def test_does_what_the_expert_does_and_not_what_most_of_the_data_does(objective)
 
 
 @pytest.mark.parametrize(("objective", "name"), [("bounded", "mixture"), ("mixture", "reward_gap")])
-def test_refuses_what_its_objective_does_not_read(objective, name):
+def test_options_that_the_objective_does_not_use_are_refused(objective, name):
     with pytest.raises(ValueError, match=f"{name} is not used with objective={objective}"):
         ReCOIL.Config(objective=objective, **{name: 0.4})
 
@@ -154,7 +154,7 @@ def test_rewards_do_not_matter():
         assert torch.equal(value, other.params["critic"][name])
 
 
-def test_the_end_of_an_episode_is_the_worst_that_can_happen():
+def test_termination_has_the_lowest_value():
     """The target is -2 - 0.99 * 200 = -200, unless the episode was only truncated."""
     assert target_after(ReCOIL, terminated=True, **SMALL) == pytest.approx(-200)
     assert target_after(ReCOIL, terminated=False, **SMALL) > -100

@@ -197,7 +197,7 @@ def option_names(algorithm: str) -> set[str]:
     return {f.name for f in fields(algorithm_class(algorithm).Config)} | {"show", "batch_size"}
 
 
-def test_demonstrations_are_labeled_with_what_the_base_did_itself(
+def test_demonstrations_are_labeled_with_the_bases_actions(
     line: str, base_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Episodes in which the base acted, seeded by their number: the labels are its actions.
@@ -238,7 +238,7 @@ def test_demonstrations_are_labeled_with_what_the_base_did_itself(
     assert np.abs(found[within + 1]).min() > 0
 
 
-def test_environments_side_by_side_show_what_each_alone_shows(
+def test_parallel_environments_equal_single_ones(
     line: str, base_name: Callable[[str], str]
 ) -> None:
     """Independent of other environments and their ends, each chunk is predicted once."""
@@ -260,9 +260,7 @@ def test_environments_side_by_side_show_what_each_alone_shows(
         np.testing.assert_array_equal(np.stack(shown[k]), np.stack(expected))
 
 
-def test_an_episode_that_begins_beside_others_forgets_what_was_planned_before(
-    line: str, base_name: Callable[[str], str]
-) -> None:
+def test_a_new_episode_drops_its_old_chunk(line: str, base_name: Callable[[str], str]) -> None:
     """The second of three environments restarts in mid-chunk; the others continue their chunks."""
     env = envs.make_vector(line, 3)
     base, still = base_of(base_name("Chunked"), env), np.zeros((3, 1))
@@ -281,9 +279,7 @@ def test_an_episode_that_begins_beside_others_forgets_what_was_planned_before(
         np.testing.assert_array_equal(*pair)
 
 
-def test_what_a_base_answers_beyond_the_range_is_shown_within_it(
-    line: str, base_name: Callable[[str], str]
-) -> None:
+def test_base_actions_are_clipped_to_the_range(line: str, base_name: Callable[[str], str]) -> None:
     """The base returns 1.5 after the first step."""
     env = envs.make_vector(line, 2)
     world = WithBase(env, base_of(base_name("later"), env))
@@ -291,7 +287,7 @@ def test_what_a_base_answers_beyond_the_range_is_shown_within_it(
     assert world.step(np.zeros((2, 1))).observations[BASE_ACTION].tolist() == [[1], [1]]
 
 
-def test_demonstrations_and_experience_are_both_learned_from_over_several_steps() -> None:
+def test_n_step_returns_apply_to_demonstrations_and_experience() -> None:
     """Rewards 1 and 10, three steps: (1 + g + g^2) times each and ten; a time-out bootstraps."""
     rows, ends, gamma = 8, np.arange(8) % 4 == 3, 0.5
     buffers = []
@@ -321,7 +317,7 @@ def test_demonstrations_and_experience_are_both_learned_from_over_several_steps(
         ({}, None),
     ],
 )
-def test_a_bundle_for_something_else_is_no_base_here(
+def test_a_bundle_of_another_task_cannot_be_a_base(
     line: str, tmp_path: Path, change: dict[str, Any], fault: str | None
 ) -> None:
     env = envs.make_vector(line, 1)
@@ -341,7 +337,9 @@ def test_a_bundle_for_something_else_is_no_base_here(
         base_of(file, env)
 
 
-def test_a_policy_that_acts_on_rewards_is_no_base(line: str, data: Dataset, tmp_path: Path) -> None:
+def test_a_policy_that_uses_rewards_cannot_be_a_base(
+    line: str, data: Dataset, tmp_path: Path
+) -> None:
     keys = {"algorithm.size": 8, "algorithm.layers": 1, "algorithm.heads": 1}
     keys |= {"algorithm.horizon": 2, "algorithm.episode_steps": 10}
     keys |= {"algorithm.target_return": 1.0, "algorithm.return_scale": 1.0}
@@ -355,7 +353,7 @@ def test_a_policy_that_acts_on_rewards_is_no_base(line: str, data: Dataset, tmp_
         base_of(file, envs.make_vector(line, 1))
 
 
-def test_the_correction_begins_at_nothing_and_stays_within_its_scale() -> None:
+def test_the_residual_action_starts_at_zero_and_stays_within_its_scale() -> None:
     torch.manual_seed(0)
     actor = ResidualActor(5, 2, [8], scale=0.1)
     observations = torch.rand(64, 5) * 2 - 1
@@ -393,7 +391,7 @@ def state_of(algorithm: ResFiT, done: int) -> State:
     return State(algorithm, tree["params"], tree["optimizer"], random, torch.tensor(done))
 
 
-def test_the_actor_stands_still_until_the_critics_have_learned_alone() -> None:
+def test_the_actor_does_not_change_during_critic_only_updates() -> None:
     """Five critic-only updates are eight, because updates come in fours."""
     algorithm = small({"critic_updates": 5, "utd": 4.0}, actor_lr=1e-2)
     for done in (3, 7, 8):
@@ -410,7 +408,7 @@ def test_the_actor_stands_still_until_the_critics_have_learned_alone() -> None:
         assert torch.equal(new.params["policy"]["head.scale"], torch.tensor(0.1))
 
 
-def test_the_target_is_of_the_clipped_sum_and_the_least_of_different_critics() -> None:
+def test_the_target_uses_the_clipped_action_and_the_minimum_of_sampled_critics() -> None:
     """Float64 by hand, without noise. With noise the target's action is within the noise clip."""
     algorithm, drawn = small({"critic_updates": 0}, target_noise=False, num_min_critics=4), batch()
     state = state_of(algorithm, 0)
@@ -431,7 +429,7 @@ def pushing(params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {**params, last[0]: torch.full_like(params[last[0]], 50.0)}
 
 
-def test_target_and_actor_see_the_clipped_sum_and_the_target_those_networks_that_lag() -> None:
+def test_target_and_actor_loss_use_the_clipped_action() -> None:
     algorithm = small({"critic_updates": 0}, target_noise=False, num_min_critics=4, critic_lr=0.0)
     state, drawn = state_of(algorithm, 0), batch()
     lagging = {k: v + 0.1 for k, v in state.params["critic_target"].items()}
@@ -457,7 +455,7 @@ def test_target_and_actor_see_the_clipped_sum_and_the_target_those_networks_that
     assert metrics["policy_loss"].item() == pytest.approx(expected.item() + pulled, abs=1e-6)
 
 
-def test_exploration_has_its_deviation_whatever_the_scale_is() -> None:
+def test_exploration_noise_is_independent_of_the_scale() -> None:
     """Exploration noise is not clipped like the target's: a third of it is beyond 0.3."""
     for scale, noise in ((0.01, 0.05), (0.5, 0.05), (0.5, 0.3)):
         actor = ResidualActor(3, 2, [8], scale=scale, noise=noise)
@@ -466,7 +464,7 @@ def test_exploration_has_its_deviation_whatever_the_scale_is() -> None:
         assert noisy.std().item() == pytest.approx(noise, rel=0.02)
 
 
-def test_what_was_seen_with_a_base_leaves_as_the_tasks_own_data(
+def test_saved_experience_does_not_contain_base_actions(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
     path = learn(base_name("simple"), data, tmp_path, keep_data=True, seeds=1).path
@@ -478,7 +476,7 @@ def test_what_was_seen_with_a_base_leaves_as_the_tasks_own_data(
     learn(base_name("simple"), found, tmp_path / "again", seeds=1)
 
 
-def test_demonstrations_that_are_not_learned_from_normalize_all_the_same(
+def test_unused_demonstrations_still_define_the_normalization(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
     transforms = list[Any]()
@@ -492,7 +490,7 @@ def test_demonstrations_that_are_not_learned_from_normalize_all_the_same(
     assert transforms[1]["mean"]["observation"] == pytest.approx(mean.tolist(), abs=1e-6)
 
 
-def test_pictures_are_seen_by_actor_and_critics_and_the_bases_action_by_the_actor_alone() -> None:
+def test_actor_and_critics_observe_images_and_only_the_actor_the_base_action() -> None:
     cfg = Config(hidden=(16,), num_critics=3, num_keypoints=4, actor_lr=1e-3)
     how = Interaction(Online(utd=1.0, critic_updates=0), cfg)
     torch.manual_seed(0)
@@ -519,7 +517,7 @@ def test_pictures_are_seen_by_actor_and_critics_and_the_bases_action_by_the_acto
     torch.testing.assert_close(state.policy(other), -s[BASE_ACTION])
 
 
-def test_critics_are_squared_each_for_itself_unless_the_code_is_asked_for() -> None:
+def test_critic_errors_are_squared_before_averaging_by_default() -> None:
     drawn = batch()
     for mean_first in (False, True):
         algorithm = small(mean_first=mean_first, num_min_critics=4)
@@ -533,7 +531,7 @@ def test_critics_are_squared_each_for_itself_unless_the_code_is_asked_for() -> N
         assert metrics["critic_loss"].item() == pytest.approx(by_hand.item(), rel=1e-5)
 
 
-def test_work_comes_in_the_papers_order() -> None:
+def test_updates_come_in_the_papers_order() -> None:
     """No updates in the warm-up, then critic-only updates at once, then a number per step."""
     online = Online(warmup_steps=100, critic_updates=50, utd=4.0)
     assert [online.updates_due(n, 8, 4) for n in (0, 99, 100)] == [0, 0, 0]
@@ -547,7 +545,7 @@ def test_work_comes_in_the_papers_order() -> None:
     assert np.abs(drawn[:, 1] + 0.2).max() > 0.19
 
 
-def test_the_first_evaluation_is_the_bases_and_what_was_learned_is_resumed_in_mid_chunk(
+def test_the_first_evaluation_is_the_bases_and_training_resumes_in_mid_chunk(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
     whole = learn(base_name("Chunked"), data, tmp_path / "whole")
@@ -593,7 +591,7 @@ def test_the_first_evaluation_is_the_bases_and_what_was_learned_is_resumed_in_mi
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_who_asks_to_stop_while_the_critics_learn_alone_is_heard_and_nothing_is_lost(
+def test_a_stop_during_critic_only_updates_loses_nothing(
     line: str,
     base_name: Callable[[str], str],
     data: Dataset,
@@ -631,7 +629,7 @@ def test_who_asks_to_stop_while_the_critics_learn_alone_is_heard_and_nothing_is_
     assert [[row[k] for k in told] for row in first] == [[row[k] for k in told] for row in second]
 
 
-def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
+def test_a_residual_bundle_contains_its_base_and_acts_as_evaluated(
     line: str, data: Dataset, tmp_path: Path
 ) -> None:
     base = bundle_of(line, tmp_path / "base", data)
@@ -693,7 +691,7 @@ def test_a_residual_bundle_holds_its_base_and_acts_as_it_was_evaluated(
         ("Shrinking", r"an answer of \[1, 1, 2\], not \[1, 1, 1\]"),
     ],
 )
-def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
+def test_a_failing_base_ends_the_episode_and_finally_the_run(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path, name: str, fault: str
 ) -> None:
     found = rf"the base policy failed in step 0.*:{name}.*{fault}.*for the 5th time in a row"
@@ -732,7 +730,7 @@ def test_a_base_that_fails_ends_the_episode_and_at_last_the_run(
         ),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(
+def test_invalid_options_are_refused_in_one_line(
     line: str,
     base_name: Callable[[str], str],
     data: Dataset,
@@ -748,7 +746,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     assert not (tmp_path / "no").exists()
 
 
-def test_a_run_goes_on_with_the_class_it_was_begun_with(
+def test_a_run_resumes_with_the_class_of_its_base(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
     learn(base_name("simple"), data, tmp_path / "out", 2, seeds=1)
@@ -763,7 +761,7 @@ def test_a_run_goes_on_with_the_class_it_was_begun_with(
         ("{}", r"is a folder: give the bundle, as base=.*/run/seed_0/policy\.bundle"),
     ],
 )
-def test_a_base_that_is_nearly_named_is_named(
+def test_a_misspelled_base_is_suggested(
     line: str, base_name: Callable[[str], str], tmp_path: Path, base: str, fault: str
 ) -> None:
     base_name("simple")
@@ -773,7 +771,7 @@ def test_a_base_that_is_nearly_named_is_named(
         base_of(base.format(tmp_path), envs.make_vector(line, 1))
 
 
-def test_demonstrations_of_another_task_are_refused_before_the_base_sees_them(
+def test_demonstrations_of_another_task_are_refused_before_labeling(
     line: str, base_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     rows = (np.zeros((6, 3)), np.zeros((6, 1)), np.zeros(6), np.arange(6) == 5)
@@ -782,7 +780,7 @@ def test_demonstrations_of_another_task_are_refused_before_the_base_sees_them(
         learn(base_name("Chunked"), Dataset.from_arrays(*rows), tmp_path)
 
 
-def test_what_a_base_answers_in_other_units_to_demonstrations_is_told_of(
+def test_base_actions_in_other_units_are_reported(
     line: str, base_name: Callable[[str], str], data: Dataset
 ) -> None:
     base = base_of(base_name("later"), envs.make_vector(line, 1))
@@ -792,7 +790,7 @@ def test_what_a_base_answers_in_other_units_to_demonstrations_is_told_of(
     assert told in made.notes
 
 
-def test_a_correction_of_code_is_played_with_its_base_and_says_so_without(
+def test_a_residual_of_a_python_base_needs_that_base_to_play(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
 ) -> None:
     made = learn(base_name("Chunked"), data, tmp_path / "out", seeds=1, show=True)
@@ -814,7 +812,7 @@ def test_a_correction_of_code_is_played_with_its_base_and_says_so_without(
         finetune(run=made.path, num_env_steps=10)
 
 
-def test_what_only_the_environment_says_of_itself_is_in_the_specification() -> None:
+def test_the_spec_contains_the_environments_metadata() -> None:
     env = envs.make_vector("arm/reach", 1)
     found = merge_specs(envs.task("arm/reach"), env, None, has_base=True)
     assert found.channels[0].names[0] == "waist.q"
@@ -823,7 +821,7 @@ def test_what_only_the_environment_says_of_itself_is_in_the_specification() -> N
     assert found.channels[1:] == (Channel(BASE_ACTION, (5,)),)
 
 
-def test_an_evaluation_that_the_base_breaks_is_left_out_but_for_the_last_until_five_in_a_row(
+def test_evaluations_with_a_failing_base_are_skipped_up_to_five_times(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
 ) -> None:
     keys = {"steps": 20, "seeds": 1, "show": True, "dataset": None, "online.offline_fraction": 0.0}
@@ -840,9 +838,7 @@ def test_an_evaluation_that_the_base_breaks_is_left_out_but_for_the_last_until_f
         learn(base_name("crowded"), data, tmp_path / "five", eval_every=5, **keys)
 
 
-def test_a_base_is_not_asked_where_an_episode_is_over(
-    line: str, base_name: Callable[[str], str]
-) -> None:
+def test_the_base_does_not_act_after_an_episode(line: str, base_name: Callable[[str], str]) -> None:
     env = envs.make_vector(line, 1)
     world = WithBase(env, base_of(base_name("near"), env))
     step, observations = None, world.reset([0])
@@ -883,14 +879,14 @@ def test_the_field_in_which_a_base_differs_is_named(
     assert spec_difference(policy_spec, policy_spec) is None
 
 
-def test_who_corrects_nothing_takes_no_base(
+def test_algorithms_without_residual_actions_refuse_a_base(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="base= is read by resfit; iql corrects no policy"):
         train(algorithm="iql", task=line, base=base_name("simple"), dataset=data, out=str(tmp_path))
 
 
-def test_demonstrations_out_of_the_corrections_reach_are_told_of(
+def test_demonstrations_beyond_the_residual_scale_are_reported(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
 ) -> None:
     learn(base_name("simple"), data, tmp_path, steps=2, seeds=1, show=True)

@@ -84,7 +84,7 @@ def judged() -> dict[str, torch.Tensor]:
     return e.seed_state(0)
 
 
-def test_what_acted_is_what_goes_on_after_imitation_and_its_optimizer_begins_anew():
+def test_after_imitation_training_continues_from_the_average_with_a_new_optimizer():
     """All denoising steps are copied, including those that were the pretrained policy's."""
     e = engine(tuned=1, imitation_lr=1e-2, average=0.1)
     e.run(3, "imitate")
@@ -135,7 +135,7 @@ def run_gate(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -
     return params, state.params, told
 
 
-def test_scores_are_the_least_critics_values_along_what_elites_imagine(judged):
+def test_scores_are_minimum_critic_values_along_imagined_steps(judged):
     """Two decisions from each start; member 2 is no elite and is untrained."""
     cfg = Config(**(SMALL | {"imagined": 4}))
     algorithm: Any = RL100(Spec((3,), 2), cfg).for_phase("compare")
@@ -182,7 +182,7 @@ def are_equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> b
     return all(torch.equal(a[k], b[k]) for k in a)
 
 
-def test_the_gate_refuses_a_policy_that_does_the_opposite_and_restores_bit_for_bit(
+def test_the_gate_rejects_a_worse_policy_and_restores_the_old_one_exactly(
     judged,
 ):
     before, after, told = run_gate(judged, 3.0)
@@ -192,7 +192,7 @@ def test_the_gate_refuses_a_policy_that_does_the_opposite_and_restores_bit_for_b
         assert are_equal(before["behavior"], after[network])
 
 
-def test_what_is_as_good_passes_without_a_margin_and_not_with_one(judged):
+def test_an_equal_policy_is_accepted_only_without_a_margin(judged):
     """Values are negative here; the margin is relative to their magnitude."""
     assert run_gate(judged, 0.0, margin=0.0)[2]["accepted"] == 1
     _, _, told = run_gate(judged, 0.0, margin=0.05)
@@ -201,7 +201,7 @@ def test_what_is_as_good_passes_without_a_margin_and_not_with_one(judged):
     assert told["score_after"] == told["score_before"]
 
 
-def test_without_a_gate_all_passes_and_without_rollback_the_model_goes_on_from_what_failed(judged):
+def test_without_gate_all_weights_are_accepted_and_without_rollback_rejected_ones_stay(judged):
     before, after, _ = run_gate(judged, 3.0, gate=False)
     assert are_equal(before["model"], after["behavior"])
     before, after, _ = run_gate(judged, 3.0, rollback=False)
@@ -209,7 +209,7 @@ def test_without_a_gate_all_passes_and_without_rollback_the_model_goes_on_from_w
     assert are_equal(before["behavior"], after["behavior"])
 
 
-def test_each_stacked_seed_decides_for_itself(judged):
+def test_the_gate_decides_per_stacked_seed(judged):
     """The second seed's model does the opposite of what is rewarded."""
     e = engine((0, 1), margin=0.0)
     for s in range(2):
@@ -222,7 +222,7 @@ def test_each_stacked_seed_decides_for_itself(judged):
 
 
 @pytest.mark.parametrize("gate", [True, False])
-def test_a_one_step_head_shares_its_policys_fate_at_the_gate(judged, gate):
+def test_the_gate_treats_the_one_step_head_like_its_policy(judged, gate):
     e = engine(one_step="joint", gate=gate)
     e.load_seed_state(0, e.seed_state(0) | judged)
     e.run(1, "settle")
@@ -237,7 +237,7 @@ def test_a_one_step_head_shares_its_policys_fate_at_the_gate(judged, gate):
         assert are_equal(wanted, e.state["params"][network])
 
 
-def test_chains_on_the_datas_states_have_ratio_one_and_lead_to_what_is_paid(judged):
+def test_chains_on_data_states_have_ratio_one_and_improve_the_reward(judged):
     """An untrained policy's actions, near 0, are far from the rewarded ones."""
     e = engine(offline_lr=3e-3, gate=False, sampling_floor=0.3, density_floor=0.3)
     e.load_seed_state(0, judged)
@@ -263,7 +263,7 @@ def test_chains_on_the_datas_states_have_ratio_one_and_lead_to_what_is_paid(judg
     assert action() > first + 0.1
 
 
-def test_a_model_that_fits_nothing_is_refused_with_its_error():
+def test_a_model_that_does_not_fit_is_refused_with_its_error():
     algorithm = RL100(Spec((3,), 2), Config(**SMALL))
     algorithm.check_phase("compare", {"model_error": np.array([0.5, 0.2])})
     algorithm.check_phase("judge", {"model_error": np.array([2.0])})
@@ -277,7 +277,7 @@ def test_a_model_that_fits_nothing_is_refused_with_its_error():
 
 
 @pytest.mark.parametrize("process", ["ddpm", "flow"])
-def test_where_the_last_rounds_alone_are_tuned_the_others_stay_the_policys(process: str):
+def test_untuned_denoising_steps_use_the_pretrained_weights(process: str):
     """Outputs are NaN wherever they depend on weights that are NaN."""
     changes = {"tuned": 1, "process": process, "decisions": 8, "batch_size": 8}
     cfg = Config(**(SMALL | changes))
@@ -319,7 +319,7 @@ def test_where_the_last_rounds_alone_are_tuned_the_others_stay_the_policys(proce
     assert asked["behavior"] == asked["chain"] == {"policy/base.", "behavior/network."}
 
 
-def test_the_one_step_head_learns_where_the_policy_ends():
+def test_the_one_step_head_is_trained_toward_the_policys_chunk():
     """From equal noise, after imitation with learning rate 0, which does not change the policy."""
     e = engine(one_step="joint", imitation_lr=1e-2, average=0.0)
     e.run(1, "imitate")
@@ -330,9 +330,11 @@ def test_the_one_step_head_learns_where_the_policy_ends():
     assert e.metrics("imitate")["student_loss"][0] < 0.3 * first
 
 
-def test_in_a_warm_up_v_alone_learns_online_and_the_policy_offline():
+def test_in_the_online_warm_up_only_v_is_trained():
     e = engine(value_warmup=1)
-    e.for_phase("improve")[1].set_columns(e.apply("fill", SampleRequest("imitate", 24), "improve"), 0)
+    e.for_phase("improve")[1].set_columns(
+        e.apply("fill", SampleRequest("imitate", 24), "improve"), 0
+    )
     for phase, learns in (("improve", {"model", "policy"}), ("online", {"value"})):
         before = e.seed_state(0)
         e.run(1, phase)
@@ -341,7 +343,7 @@ def test_in_a_warm_up_v_alone_learns_online_and_the_policy_offline():
         assert moved == {*learns, "update"}
 
 
-def test_the_order_of_work():
+def test_phases_run_in_order():
     cfg = Config(**(SMALL | {"iterations": 2, "improvements": 2, "one_step": "afterward"}))
     work = RL100(Spec((3,), 2), cfg).schedule(7, 4 * 48, None)
     names = [piece.phase for piece in work]
@@ -371,7 +373,7 @@ TUNE |= {"compile": "never", "eval_episodes": 1, "tracker": "none", "show": Fals
 CLONE = ON_A_LINE | {"algorithm.sampler": "ddim", "algorithm.num_inference_steps": 2, "seeds": 1}
 
 
-def test_killed_between_two_pieces_and_resumed_equals_undisturbed(line: str, tmp_path: Path):
+def test_killed_between_phases_and_resumed_equals_undisturbed(line: str, tmp_path: Path):
     """New episodes, which join the data, are included."""
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)
     data = {"dataset": str(tmp_path / "line.hdf5")}
@@ -395,7 +397,7 @@ def test_killed_between_two_pieces_and_resumed_equals_undisturbed(line: str, tmp
     assert sum("train/accepted" in row for row in rows) == 1
 
 
-def test_from_nothing_its_one_step_head_learns_to_act_from_a_bundle(line: str, tmp_path: Path):
+def test_trained_from_scratch_its_one_step_head_acts_from_a_bundle(line: str, tmp_path: Path):
     data = write(data_of_a_line(), tmp_path / "line.hdf5")
     keys = TUNE | {f"algorithm.{k}": list(v) if k == "widths" else v for k, v in SMALL.items()}
     keys |= {"algorithm.acting": "one_step", "algorithm.action_low": [-1.0]}
@@ -428,7 +430,7 @@ def test_from_nothing_its_one_step_head_learns_to_act_from_a_bundle(line: str, t
         ),
     ],
 )
-def test_what_cannot_be_is_refused(line: str, tmp_path: Path, changes: dict, words: str):
+def test_invalid_options_are_refused(line: str, tmp_path: Path, changes: dict, words: str):
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)
     with pytest.raises(UserError, match=words):
         finetune(run=run, **(TUNE | {"dataset": str(tmp_path / "line.hdf5")} | changes))

@@ -48,7 +48,7 @@ def acted(params: dict[str, Tensor], s: Tensor) -> Tensor:
     return s
 
 
-def test_a_cycle_is_the_papers_with_the_actor_in_its_last_place() -> None:
+def test_a_period_updates_the_actor_last() -> None:
     """By hand: mean over critics of squared errors to the minimum of two sampled critics."""
     state = start_period(tau=0.1, initial_alpha=0.5, actor_lr=1e-3, critic_lr=1e-3, alpha_lr=1e-2)
     for i in range(CYCLE):
@@ -83,7 +83,7 @@ def differ(one: State, two: State, network: str) -> bool:
     return any((two.params[network][k] != v).any() for k, v in one.params[network].items())
 
 
-def test_targets_take_the_least_of_different_critics_drawn_anew() -> None:
+def test_targets_are_the_minimum_of_different_sampled_critics() -> None:
     """Critics 0, 1, 2 return their index: the minimum of two different ones is never 2."""
     state = start_period(backup_entropy=False)
     for value in state.params["critic_target"].values():
@@ -99,7 +99,7 @@ def test_targets_take_the_least_of_different_critics_drawn_anew() -> None:
     assert 0.15 < np.mean(found) < 0.55  # a third of the pairs leaves out the critic 0
 
 
-def test_every_batch_and_every_slice_of_it_is_half_data_and_half_experience() -> None:
+def test_every_batch_is_half_data_and_half_experience() -> None:
     rows = (np.zeros((20, 2)), np.zeros((20, 1)), np.full(20, 7.0), np.zeros(20, bool))
     data = Dataset.from_arrays(*rows, np.arange(20) % 10 == 9, np.zeros((20, 2)))
     online = ReplayBuffer((2,), 1, 30)

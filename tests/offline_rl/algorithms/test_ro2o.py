@@ -116,7 +116,7 @@ def test_the_symmetric_divergence_is_torchs_in_both_directions():
     torch.testing.assert_close(jeffreys_divergence(tuple(a), tuple(b)), both)
 
 
-def test_without_perturbations_nothing_changes_and_nothing_is_paid():
+def test_without_perturbations_the_smoothness_losses_are_zero():
     none = {"q_noise": 0.0, "policy_noise": 0.0, "num_samples": 2}
     _, metrics = advance(start(RO2O, num_critics=3, **none, **SMALL), made_batch())
     assert metrics["smoothness"] == 0

@@ -67,7 +67,7 @@ def test_updates_equal_plain_pytorch():
     close(metrics["entropy"], -log_pi.mean())
 
 
-def test_critics_that_agree_cost_nothing():
+def test_equal_critics_give_no_pessimism():
     """Four copies of one critic act and bootstrap like two."""
     params = start(SACN, num_critics=2, **SMALL).params
     found = []
@@ -89,7 +89,7 @@ def test_refuses_a_single_critic():
         SACN.Config(num_critics=1)
 
 
-def test_the_least_of_critics_lies_where_order_statistics_say():
+def test_the_minimum_over_critics_follows_order_statistics():
     """E[min of N standard normals] is about -1.16 for 5 and -2.51 for 100 (tables of Harter)."""
     from offline_rl.algorithms.common.entropy import ensemble_min
 
@@ -98,7 +98,7 @@ def test_the_least_of_critics_lies_where_order_statistics_say():
     assert ensemble_min(q).mean().item() == pytest.approx(-2.508, abs=0.02)
 
 
-def test_networks_start_as_edacs():
+def test_networks_are_initialized_like_edacs():
     """Hidden biases are 0.1, outputs nearly 0, and each critic has its own fan-in."""
     params = start(SACN, num_critics=50, hidden=(32, 32)).params
     for name, bound in (("policy", 1e-3), ("critic", 3e-3)):

@@ -41,7 +41,7 @@ def unlikelihood(own, s, a, noise, beta):
     return -beta / 4 * bound
 
 
-def test_the_preliminary_phase_equals_plain_pytorch_and_leaves_the_rest_alone():
+def test_the_preliminary_phase_equals_plain_pytorch():
     first = start(SPOT, vae_lr=1e-3, kl_weight=0.3, **SMALL)
     batches = made_batch(1), made_batch(2)
     state, metrics = advance(first, *batches, phase="fit_vae")
@@ -60,7 +60,7 @@ def test_the_preliminary_phase_equals_plain_pytorch_and_leaves_the_rest_alone():
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_two_periods_equal_plain_pytorch_and_leave_the_vae_alone(dropout):
+def test_two_periods_equal_plain_pytorch_and_do_not_change_the_vae(dropout):
     config = {"actor_lr": 1e-3, "critic_lr": 1e-3, "tau": 0.1, "support_weight": 0.6}
     first = opinionated(start(SPOT, dropout=dropout, **config, **SMALL))
     batches = [made_batch(seed) for seed in range(4)]
@@ -115,7 +115,7 @@ def test_two_periods_equal_plain_pytorch_and_leave_the_vae_alone(dropout):
     close(metrics["unlikelihood"], unlikely)
 
 
-def test_the_policy_does_not_see_the_scale_of_q():
+def test_the_policy_update_is_independent_of_the_scale_of_q():
     """Q is divided by its mean magnitude: a critic a thousand times larger gives the same step."""
     state, batch = start(SPOT, critic_lr=0.0, **SMALL), made_batch()
     critic = dict(state.params["critic"])
@@ -134,14 +134,14 @@ def trained(data, **config):
     return taught(SPOT, data, num_updates=300, pretrain_updates=500, **sizes, **QUICK, **config)
 
 
-def test_between_two_demonstrated_actions_it_takes_the_better_one_whole():
+def test_it_takes_the_better_of_two_actions_and_not_their_mean():
     """Actions +-0.5 with rewards 1 and 0: the policy is near the better one, not between them."""
     batch = two_actions()
     state = trained(one_step(batch.actions, batch.rewards), support_weight=5.0)
     assert action(state) == pytest.approx(0.5, abs=0.12)
 
 
-def test_within_the_datas_support_it_goes_where_q_is_highest():
+def test_within_the_support_of_the_data_it_maximizes_q():
     """All uniform actions are likely, so the reward, best at 0.3, decides."""
     batches = [hill(k) for k in range(10)]
     actions, rewards = (torch.cat([getattr(b, k) for b in batches]) for k in ("actions", "rewards"))

@@ -69,7 +69,7 @@ def test_two_periods_equal_plain_pytorch():
     close(metrics["policy_loss"], loss)
 
 
-def test_the_policy_does_not_see_the_scale_of_q():
+def test_the_policy_update_is_independent_of_the_scale_of_q():
     """lambda divides by mean |Q|: a critic a thousand times larger gives the same step."""
     state, batch = start(TD3BC, critic_lr=0.0, **SMALL), made_batch()
     critic = dict(state.params["critic"])
@@ -81,7 +81,7 @@ def test_the_policy_does_not_see_the_scale_of_q():
         torch.testing.assert_close(value, b.optimizer["policy"]["first"][name])
 
 
-def test_without_alpha_it_clones():
+def test_with_alpha_zero_it_is_behavior_cloning():
     batch = made_batch()
     ours, _ = advance(start(TD3BC, alpha=0.0, **SMALL), batch, batch)
     clone, _ = advance(start(BC, **SMALL), batch)

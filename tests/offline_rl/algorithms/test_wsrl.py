@@ -57,7 +57,7 @@ def valued(params: dict[str, Tensor], s: Tensor, a: Tensor) -> Tensor:
     return normalized(params, "net.", torch.cat([s, a], -1))[..., 0]
 
 
-def test_a_block_is_the_authors_with_the_actor_in_its_last_place() -> None:
+def test_a_period_equals_the_authors_with_the_actor_last() -> None:
     """Actor: minimum of all critics. Target: minimum of two sampled ones, without entropy."""
     state = start_period(tau=0.1, initial_alpha=0.5, actor_lr=1e-3, alpha_lr=1e-2)
     for i in range(BLOCK):
@@ -96,7 +96,7 @@ def test_the_same_critic_may_be_drawn_twice() -> None:
     assert torch.allclose(shares, torch.tensor([5.0, 3.0, 1.0]) / 9, atol=0.09)
 
 
-def test_the_best_of_several_next_actions_is_worth_no_less_than_one() -> None:
+def test_the_best_of_several_next_actions_has_at_least_the_value_of_one() -> None:
     batch = made_batch()
     one, best = (
         start_period(max_target_backup=backup, num_samples=30).algorithm for backup in (False, True)
@@ -116,7 +116,7 @@ def test_the_best_of_several_next_actions_is_worth_no_less_than_one() -> None:
         (iql.IQL, {"hidden": (16, 16), "num_critics": 3, "num_min_critics": 2, "squashed": True}),
     ],
 )
-def test_it_acts_and_values_as_the_run_that_it_goes_on_from(
+def test_it_starts_with_policy_and_critics_of_its_run(
     cls: type[Algorithm], config: dict[str, object]
 ) -> None:
     torch.manual_seed(3)
@@ -138,7 +138,7 @@ def test_it_acts_and_values_as_the_run_that_it_goes_on_from(
         ({"layer_norm": True, "critic_hidden": (16, 16, 16)}, "does not exist in this algorithm"),
     ],
 )
-def test_a_run_of_other_networks_is_refused_by_a_tensors_name(
+def test_a_run_with_other_networks_is_refused_by_tensor_name(
     config: dict[str, object], match: str
 ) -> None:
     torch.manual_seed(3)
@@ -160,7 +160,7 @@ def test_bootstraps_after_a_truncation_but_not_after_a_termination() -> None:
     assert target_after(WSRL, terminated=False, **SIZES) != 1
 
 
-def test_squashed_iql_clones_by_the_density_of_a_squashed_normal() -> None:
+def test_squashed_iql_uses_the_density_of_a_tanh_normal() -> None:
     """With weights of 1 the loss is the data's mean negative log density; Q is one critic's."""
     sizes = {
         "hidden": (16, 16),

@@ -104,7 +104,7 @@ def test_value_of_a_fair_coin_is_its_soft_maximum(temperature):
     assert state.policy.act(torch.zeros(1, 1)).item() > 0.3
 
 
-def test_an_outlier_pulls_a_critic_no_harder_than_hubers_bound():
+def test_the_huber_bound_limits_the_gradient_of_outliers():
     algorithm, batch = start(XQL, **SMALL).algorithm, SimpleNamespace(observations=0, actions=0)
     for error, loss, slope in ((0.5, 0.125, 0.5), (20.0, 200.0, 20.0), (1000.0, 19_800.0, 20.0)):
         q = torch.tensor([[error], [0.0]], requires_grad=True)

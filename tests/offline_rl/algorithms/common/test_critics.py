@@ -13,7 +13,7 @@ def at(update: int) -> Any:
     return SimpleNamespace(random=Random(torch.tensor(3), torch.tensor(update)))
 
 
-def test_drawn_critics_and_their_gradients_are_those_of_an_index() -> None:
+def test_sampled_critics_and_their_gradients_equal_indexing() -> None:
     """A member that is drawn twice has the sum of both gradients."""
     twice = 0
     for update in range(8):

@@ -40,7 +40,7 @@ def chains(table: Table, tuned: int, floor: float = 0.1) -> tuple[Tensor, Tensor
 
 
 @every_table
-def test_a_chain_without_floor_ends_where_the_policy_s_own_sampler_does(table: Table):
+def test_a_chain_without_floor_equals_the_policys_sampler(table: Table):
     chain, noise = chains(table, 3, floor=0.0)
     cut = torch.cat([noise[:, :1], noise[:, 1:].clamp(-3, 3)], 1)
     as_plain = sample(table, lambda x, time: answer(x, torch.full((7,), time)), cut)
@@ -49,7 +49,7 @@ def test_a_chain_without_floor_ends_where_the_policy_s_own_sampler_does(table: T
 
 
 @every_table
-def test_densities_are_those_of_normal_distributions_around_each_round_s_mean(table: Table):
+def test_densities_are_normal_around_the_mean_of_each_step(table: Table):
     """The floor of the density differs from that of sampling."""
     tuned, floor = 3, 0.2
     chain, _ = chains(table, tuned)
@@ -62,7 +62,7 @@ def test_densities_are_those_of_normal_distributions_around_each_round_s_mean(ta
         assert torch.allclose(found[:, k], told.log_prob(chain[:, k + 1]), atol=1e-5)
 
 
-def test_a_density_integrates_to_one_and_its_mean_is_the_round_s():
+def test_a_density_integrates_to_one_and_has_the_mean_of_its_step():
     x = torch.linspace(-4, 6, 20_001, dtype=torch.float64)
     p = normal_log_prob(x, torch.tensor(0.7), torch.tensor(0.35)).exp().numpy()
     assert np.trapezoid(p, x.numpy()) == pytest.approx(1, abs=1e-6)
@@ -82,7 +82,7 @@ def test_a_replayed_chain_has_the_ratio_one_to_the_bit(table: Table):
     assert torch.equal((new - old[own, k]).exp(), torch.ones_like(new))
 
 
-def test_the_last_round_s_deviation_is_the_floor_and_others_are_at_least_it():
+def test_the_floor_is_the_last_steps_standard_deviation_and_a_lower_bound():
     for table in TABLES.values():
         assert table[-1][7] == 0
     chain, noise = chains(TABLES["ddpm"], 1, floor=0.1)
@@ -94,7 +94,7 @@ def test_the_last_round_s_deviation_is_the_floor_and_others_are_at_least_it():
     assert torch.allclose(drawn, torch.full_like(drawn, 0.1))
 
 
-def test_rounds_before_the_last_ask_the_base_alone():
+def test_early_steps_use_the_pretrained_network_only():
     asked = {"base": [], "tuned": []}
 
     def of(name: str):
@@ -109,7 +109,7 @@ def test_rounds_before_the_last_ask_the_base_alone():
     assert asked == {"base": [16, 12, 8], "tuned": [4, 0]}
 
 
-def test_a_flow_s_fresh_noise_keeps_its_share_of_x():
+def test_the_noise_of_a_flow_keeps_its_share_of_x():
     """The only chunk is 0.3 everywhere, so at time t x is t 0.3 + (1 - t) noise."""
 
     def direction(x: Tensor, times: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def test_a_flow_s_fresh_noise_keeps_its_share_of_x():
             assert chain[:, k].std() == pytest.approx(1 - k / 5, abs=0.02)
 
 
-def test_eta_zero_is_the_flow_s_certain_step():
+def test_eta_zero_is_the_deterministic_flow_step():
     for k, row in enumerate(euler(10)):
         assert row[4:] == (1.0, 0.1, 0.0, 0.0)
         assert row[0] == pytest.approx(100 * k)
@@ -133,7 +133,7 @@ def test_eta_zero_is_the_flow_s_certain_step():
     assert spreads == pytest.approx([math.sin(0.35 * math.pi) * (9 - k) / 10 for k in range(10)])
 
 
-def test_only_actions_that_were_taken_count():
+def test_only_executed_actions_count():
     values = torch.arange(12.0).reshape(1, 6, 2)
     executed = torch.tensor([[True, True, False]])
     assert mean_over_executed(values, executed, 1).tolist() == [(2 + 3 + 4 + 5) / 4]

@@ -44,7 +44,7 @@ def rows(count: int = 20) -> tuple[Tensor, Tensor, Tensor]:
     return x, x[:, :2] - 0.5 * x[:, 2:], (torch.arange(count) % 5 == 0).float()
 
 
-def test_members_learn_the_likelihood_of_what_is_not_held_out_and_nothing_of_the_rest():
+def test_members_are_trained_on_the_likelihood_of_rows_that_are_not_held_out():
     """The loss is -2 log N(change) without its constant, plus the width of the variance bounds."""
     state, (x, change, held_out) = initial_state(), rows()
     new, told = dynamics.update_dynamics(state, x, change, held_out)
@@ -63,7 +63,7 @@ def test_members_learn_the_likelihood_of_what_is_not_held_out_and_nothing_of_the
         assert not torch.equal(state.params["dynamics"][name], value), name
 
 
-def test_how_well_a_member_fits_follows_its_error_on_what_is_held_out():
+def test_the_fit_follows_the_held_out_error():
     """The running error moves 2 % per update; 1 is no better than the mean change."""
     state, (x, change, held_out) = initial_state(), rows()
     new, told = dynamics.update_dynamics(state, x, change, held_out)
@@ -79,7 +79,7 @@ def test_how_well_a_member_fits_follows_its_error_on_what_is_held_out():
     assert dynamics.elite_members(rated, 2).tolist() == [1, 3]
 
 
-def test_each_row_is_answered_by_its_own_member_with_that_ones_spread():
+def test_each_row_is_sampled_from_its_member():
     state, (x, _, _) = initial_state(), rows(8)
     member = torch.tensor([0, 3, 1, 2, 2, 1, 3, 0])
     noise = torch.randn(8, 2, generator=torch.Generator().manual_seed(2))

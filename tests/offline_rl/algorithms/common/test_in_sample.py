@@ -58,7 +58,7 @@ def test_the_rescaling_biases_small_batches_low(size, fixed_point):
     assert slope(fixed_point - 0.01) < 0 < slope(fixed_point + 0.01)
 
 
-def test_what_is_clipped_has_no_gradient_and_nothing_overflows():
+def test_clipped_values_have_no_gradient_and_nothing_overflows():
     u = torch.tensor([1e6, 8.0, 1.0, -1e6], requires_grad=True)
     loss = gumbel_loss(u, 1.0, 7.0)
     (gradient,) = torch.autograd.grad(loss.sum(), u)

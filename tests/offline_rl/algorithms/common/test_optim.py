@@ -70,7 +70,7 @@ def adam_result(adam, params, gradients):
     ],
 )
 @pytest.mark.parametrize("steps", [1, 20])
-def test_equals_torchs(adam, optimizer, extras, steps):
+def test_equals_torch(adam, optimizer, extras, steps):
     params, gradients = problem()
     expected = torch_result(optimizer, params, gradients[:steps], **extras)
     stepped, state = adam_result(adam, params, gradients[:steps])

@@ -23,7 +23,7 @@ def column(*numbers: float) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float64)[:, None]
 
 
-def test_an_episode_with_a_time_out_inside_is_cut_there_and_bootstraps():
+def test_a_time_out_cuts_the_advantages_and_bootstraps():
     """Four decisions: the second ends with the time limit, the fourth terminates.
 
     By hand with gamma 0.5 and lambda 0.5: chunks of 2 steps have a discount of 0.25. The chunk with
@@ -45,7 +45,7 @@ def test_an_episode_with_a_time_out_inside_is_cut_there_and_bootstraps():
     assert found[:, 0].tolist() == pytest.approx([first, second, third, fourth])
 
 
-def test_with_lambda_one_advantages_are_returns_less_values():
+def test_with_lambda_one_advantages_are_returns_minus_values():
     draw = np.random.default_rng(0)
     rewards, values, following = (torch.from_numpy(draw.normal(size=(9, 3))) for _ in range(3))
     following[:-1] = values[1:]
@@ -56,7 +56,7 @@ def test_with_lambda_one_advantages_are_returns_less_values():
         assert torch.allclose(found[t] + values[t], told)
 
 
-def test_sums_in_log_passes_are_those_of_a_loop():
+def test_sums_in_log_passes_equal_a_loop():
     draw = np.random.default_rng(1)
     for length in (1, 2, 7, 64):
         values, factors = (torch.from_numpy(draw.normal(size=(length, 2))) for _ in range(2))
@@ -66,7 +66,7 @@ def test_sums_in_log_passes_are_those_of_a_loop():
         assert torch.allclose(reverse_scan(values, factors), told)
 
 
-def test_the_clip_widens_toward_the_last_step_and_one_step_has_all_of_it():
+def test_the_clip_widens_toward_the_last_step():
     clips = clip_range(torch.arange(10), 10, 0.1, 0.01, 3.0)
     assert clips[0].item() == pytest.approx(0.01)
     assert clips[-1].item() == pytest.approx(0.1)
@@ -100,14 +100,14 @@ def test_a_ratio_gains_nothing_beyond_the_clip(ratio, advantage, loss, moves):
     assert found.share.item() == float(abs(ratio - 1) > 0.2)
 
 
-def test_returns_so_far_go_on_from_the_last_rollout_and_begin_anew_behind_an_end():
+def test_running_returns_continue_across_rollouts_and_reset_at_an_end():
     rewards, ended = column(1, 2, 4, 8), column(0, 1, 0, 0)
     gamma = torch.full((4, 1), 0.5).double()
     found = running_returns(rewards, ended, torch.tensor([6.0]).double(), gamma)
     assert found[:, 0].tolist() == [4, 4, 4, 10]
 
 
-def test_moments_of_parts_are_those_of_the_whole():
+def test_moments_of_parts_equal_those_of_all_values():
     draw = np.random.default_rng(2)
     parts = [torch.from_numpy(draw.normal(3, 2, size=n)) for n in (50, 7, 300)]
     moments = torch.tensor([FIRST_COUNT, 0.0, 1.0], dtype=torch.float64)
@@ -121,7 +121,7 @@ def test_moments_of_parts_are_those_of_the_whole():
     assert normalize_rewards(apart, moments).tolist() == pytest.approx(told, rel=1e-3)
 
 
-def test_standardized_advantages_do_not_blow_up_where_all_are_alike():
+def test_equal_advantages_are_standardized_to_zero():
     assert standardize(torch.ones(5)).tolist() == [0] * 5
     values = standardize(torch.tensor([1.0, 2.0, 3.0]))
     assert values.tolist() == pytest.approx([-1, 0, 1])

@@ -53,7 +53,7 @@ def test_the_kl_term_vanishes_for_the_prior_alone():
     torch.testing.assert_close(vae.terms(s, a, Numbers())[1], torch.full((5, 4), 0.5))
 
 
-def test_samples_come_from_the_middle_of_the_prior():
+def test_samples_use_a_clipped_prior():
     """With one decoder weight from z to the action, samples never exceed tanh(0.5)."""
     vae = VAE(1, 1, ())
     vae.decoder.weights[0].data = torch.tensor([[0.0], [1.0], [0.0]])
@@ -64,7 +64,7 @@ def test_samples_come_from_the_middle_of_the_prior():
     assert (sampled.abs() < 0.99 * math.tanh(0.5)).float().mean() == pytest.approx(0.38, abs=0.03)
 
 
-def test_it_tells_seen_actions_from_unseen_ones():
+def test_it_separates_seen_from_unseen_actions():
     """The data has actions +-0.5 in one state: 0, their mean, is unlikely."""
     torch.manual_seed(0)
     vae, random = VAE(1, 1, (32, 32)), Numbers()

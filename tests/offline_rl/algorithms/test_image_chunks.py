@@ -53,7 +53,7 @@ def start_with_images(cls: type[Algorithm], own: dict[str, Any]) -> State:
 
 
 @pytest.mark.parametrize(("cls", "own"), KINDS)
-def test_an_update_encodes_each_picture_once(cls: Any, own: Any, monkeypatch: Any) -> None:
+def test_an_update_encodes_each_image_once(cls: Any, own: Any, monkeypatch: Any) -> None:
     """This holds for any number of noise levels and of networks that use the features."""
     state, encoded, forward = start_with_images(cls, own), [], ImageEncoder.forward
 
@@ -70,7 +70,7 @@ def test_an_update_encodes_each_picture_once(cls: Any, own: Any, monkeypatch: An
 
 
 @pytest.mark.parametrize(("cls", "own"), KINDS[:4])
-def test_encoders_are_taught_and_what_acts_has_their_moving_average(cls: Any, own: Any) -> None:
+def test_encoders_are_trained_and_the_policy_has_their_moving_average(cls: Any, own: Any) -> None:
     """By hand with the same schedule: two plain copies, then 1 - n ** -0.75 of the old weights."""
     state = start_with_images(cls, own)
     first = dict(state.params["model"])
@@ -90,7 +90,7 @@ def test_encoders_are_taught_and_what_acts_has_their_moving_average(cls: Any, ow
 @pytest.mark.parametrize(
     ("kind", "more"), [(Consistency, {}), (OneStep, {"process": "edm", "num_inference_steps": 2})]
 )
-def test_a_student_sees_by_its_teachers_eyes_and_leaves_them_as_they_are(
+def test_a_student_uses_its_teachers_encoder_without_changing_it(
     kind: Any, more: dict[str, Any]
 ) -> None:
     teacher = start_with_images(DiffusionPolicy, EDM)
@@ -115,7 +115,7 @@ def test_a_student_sees_by_its_teachers_eyes_and_leaves_them_as_they_are(
                 assert same == (network == "teacher"), (network, name)
 
 
-def test_stacked_seeds_learn_from_histories_of_pictures_what_single_ones_learn() -> None:
+def test_stacked_seeds_with_image_histories_equal_their_single_runs() -> None:
     draw, rows = np.random.default_rng(0), 40
     ends = np.arange(rows) % 10 == 9
     seen = {
