@@ -36,7 +36,7 @@ LAUNCH = [
 ]
 METRICS = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 RUN = Path("runs", "neorl2_DMSD", "td3_bc", "default")
-RESULT = {  # what scripts rely on
+RESULT = {  # keys that scripts rely on
     *("algorithm", "task", "dataset", "dataset_sha256", "seed", "seeds_stacked", "num_updates"),
     *("pretrain_updates", "online_updates"),
     *("num_env_steps", "seconds", "compile_seconds", "updates_per_second", "device", "precision"),
@@ -136,16 +136,16 @@ def test_help_on_an_algorithm_lists_its_hyper_parameters_for_the_task(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main(["train", "algorithm=iql", "task=antmaze-umaze-v2", "--help"])
-    found = " ".join(capsys.readouterr().out.split())
-    assert "hyper-parameters of iql, from row antmaze-* of its table" in found
-    assert "algorithm.expectile=0.9 " in found
-    assert "(a number, at least 0.5 and below 1; default 0.7)" in found
-    assert "algorithm.batch_size=256 transitions per update" in found
+    page = " ".join(capsys.readouterr().out.split())
+    assert "hyper-parameters of iql, from row antmaze-* of its table" in page
+    assert "algorithm.expectile=0.9 " in page
+    assert "(a number, at least 0.5 and below 1; default 0.7)" in page
+    assert "algorithm.batch_size=256 transitions per update" in page
     main(["train", "algorithm=diffusion_policy", "task=push/standard-expert", "--help"])
-    found = " ".join(capsys.readouterr().out.split())
-    assert "(a list, at least 1; default null)" in found  # of widths
-    assert "(true or false or min_max)" in found
-    for algorithm, read in (("sac", True), ("dppo", False)):  # of its own rollouts alone
+    page = " ".join(capsys.readouterr().out.split())
+    assert "(a list, at least 1; default null)" in page  # of widths
+    assert "(true or false or min_max)" in page
+    for algorithm, read in (("sac", True), ("dppo", False)):  # learns only from its own rollouts
         main(["train", f"algorithm={algorithm}", "task=push/standard", "--help"])
         assert ("online.utd=" in capsys.readouterr().out) == read
     assert main(["train", "algorithm=iq", "--help"]) == 2
@@ -220,7 +220,7 @@ def test_a_run_writes_the_files_that_scripts_rely_on(
 BASE = "import numpy as np\ndef still(observations):\n    return np.zeros((len(observations), 1))\n"
 
 
-# What RL-100 needs: a rollout of an episode, a model that fits, each phase once
+# RL-100 needs a rollout of an episode, a fitted model, and each phase once
 STAGES = {"environments": 2, "decisions": 200, "batch_size": 200, "epochs": 1, "iterations": 1}
 STAGES |= {"improvements": 1, "judge_updates": 150, "dynamics_lr": 0.01, "imitation_updates": 5}
 STAGES |= {"num_inference_steps": 2, "tuned": 2}
@@ -236,13 +236,13 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     cls = algorithm_class(name)
     small = {f"algorithm__{k}": as_option(v) for k, v in cls.Config.small().items()}
     task = {"algorithm": name, "task": "env:Pendulum-v1", "dataset": "pendulum.npz"}
-    if name in ("msg", "spot"):  # which have a preliminary phase by default
+    if name in ("msg", "spot"):  # they have a preliminary phase by default
         task["pretrain_updates"] = 4
     if "expert" in cls.extra_columns:
         task["expert_dataset"] = "pendulum.npz"
     save_small(folder / "pendulum.npz", obs=3, act=1)
     rest = ("eval_episodes=1", "compile=never", "tracker=none", "out=then", f"algorithm={name}")
-    if cls.distills_from or cls.finetunes_from:  # it begins with another's policy
+    if cls.distills_from or cls.finetunes_from:  # it needs the policy of another run
         base = algorithm_class("diffusion_policy").Config.small()
         if cls.distills_from:
             del base["num_train_timesteps"]
@@ -258,16 +258,16 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
         assert main([*learn, f"run={run}", *rest]) == 0
     elif cls.is_residual:  # it has a base
         (folder / "base.py").write_text(BASE)
-        own = ("online.warmup_steps=40", "online.critic_updates=20")
-        own += ("algorithm.hidden=[8,8]", "batch_size=8")
-        given = ("base=base.py:still", "task=env:Pendulum-v1", "dataset=pendulum.npz")
-        assert main(["finetune", "num_env_steps=60", *given, *own, *rest]) == 0
+        settings = ("online.warmup_steps=40", "online.critic_updates=20")
+        settings += ("algorithm.hidden=[8,8]", "batch_size=8")
+        options = ("base=base.py:still", "task=env:Pendulum-v1", "dataset=pendulum.npz")
+        assert main(["finetune", "num_env_steps=60", *options, *settings, *rest]) == 0
     else:
         if name == "rl100":
             small |= {f"algorithm__{key}": value for key, value in STAGES.items()}
             task["num_env_steps"] = 800
-        told = {"algorithm__hidden": None} | small | task | {"out": "then"}
-        assert main(train(**told)) == 0
+        options = {"algorithm__hidden": None} | small | task | {"out": "then"}
+        assert main(train(**options)) == 0
     (here,) = folder.glob("then/*/*/*/seed_0")
     lines = [
         *(here / "metrics.jsonl").read_text().splitlines(),
@@ -304,12 +304,12 @@ def test_without_an_environment_each_dataset_has_its_own_folder_and_report(
     save_small(folder / "large.npz", num_rows=600)
     for name in ("small", "large"):
         assert main(train(task="none", dataset=f"{name}.npz")) == 0
-    found = {path.parents[3].name for path in folder.rglob("result.json")}
-    assert found == {"none_small", "none_large"}
+    names = {path.parents[3].name for path in folder.rglob("result.json")}
+    assert names == {"none_small", "none_large"}
     capsys.readouterr()
     assert main(["report", "runs"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line for line in told if "not evaluated" in line] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "not evaluated" in line] == [
         "none/large: not evaluated",
         "none/small: not evaluated",
     ]
@@ -319,8 +319,10 @@ def test_without_an_environment_each_dataset_has_its_own_folder_and_report(
     (folder / "elsewhere").mkdir()
     save_small(folder / "elsewhere" / "small.npz", num_rows=600)
     assert main(train(task="none", dataset="elsewhere/small.npz", action_scale=2)) == 2
-    told = "other data (small.npz, now it is elsewhere/small.npz). Give the new run another name="
-    assert told in capsys.readouterr().err
+    message = (
+        "other data (small.npz, now it is elsewhere/small.npz). Give the new run another name="
+    )
+    assert message in capsys.readouterr().err
 
 
 def test_a_card_without_its_environment_is_named_in_full() -> None:
@@ -392,14 +394,15 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
         patch.setattr(Engine, "run", stop_after_30)
         assert main(train(**plan, name="cut")) == 130
     assert "Traceback" not in capsys.readouterr().err
-    whole, cut = (folder / RUN.with_name(name) / "seed_0" for name in ("whole", "cut"))
+    complete, cut = (folder / RUN.with_name(name) / "seed_0" for name in ("whole", "cut"))
     assert not (cut / "result.json").exists()
     assert main(train(**plan, name="cut")) == 0
 
     assert [row["updates"] for row in rows(cut)] == [0, 20, 40]
-    assert [row["returns"] for row in rows(cut)] == [row["returns"] for row in rows(whole)]
+    assert [row["returns"] for row in rows(cut)] == [row["returns"] for row in rows(complete)]
     last = [
-        load_file(seed / "checkpoints" / "updates_0000000040.safetensors") for seed in (whole, cut)
+        load_file(seed / "checkpoints" / "updates_0000000040.safetensors")
+        for seed in (complete, cut)
     ]
     assert last[0].keys() == last[1].keys()
     for name, value in last[0].items():
@@ -411,11 +414,11 @@ def test_a_folder_belongs_to_one_process_at_a_time(
 ) -> None:
     command = [*LAUNCH, *train(num_updates=1_000_000)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # the tests themselves may run where Ctrl-C is ignored, which children inherit
+    # child processes inherit an ignored Ctrl-C from the tests
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, preexec_fn=heed, **pipes) as first:
         try:
-            assert "td3_bc on neorl2/DMSD" in first.stdout.readline()  # it has begun
+            assert "td3_bc on neorl2/DMSD" in first.stdout.readline()  # it has started
             assert main(train(num_updates=1_000_000)) == 2
             assert "in use by another process" in capsys.readouterr().err
             first.send_signal(signal.SIGINT)
@@ -476,7 +479,7 @@ def test_ctrl_c_during_compilation_stops_immediately_and_loses_nothing(
 
     def interrupted(graph: Any, *_: Any) -> Any:
         def run(leaves: list[Any], inputs: list[Any]) -> Any:
-            graph(leaves, inputs)  # which changes the state
+            graph(leaves, inputs)  # changes the state
             signal.raise_signal(signal.SIGINT)
 
         return run
@@ -485,18 +488,18 @@ def test_ctrl_c_during_compilation_stops_immediately_and_loses_nothing(
         patch.setattr(engine, "compile_graph", interrupted)
         capsys.readouterr()
         assert main(train(**keys, name="cut")) == 130
-    told = capsys.readouterr()
-    assert "interrupted: the compilation is abandoned" in told.out
-    assert told.err == "offline-rl: interrupted; the same command continues\n"
+    output = capsys.readouterr()
+    assert "interrupted: the compilation is abandoned" in output.out
+    assert output.err == "offline-rl: interrupted; the same command continues\n"
     (cut,) = folder.glob("runs/*/*/cut/seed_0")
     assert len(list(cut.glob("checkpoints/*"))) == online
     assert main(train(**keys, name="cut")) == 0
-    (whole,) = folder.glob("runs/*/*/whole/seed_0")
-    last = [load_file(max(seed.glob("checkpoints/*"))) for seed in (whole, cut)]
+    (complete,) = folder.glob("runs/*/*/whole/seed_0")
+    last = [load_file(max(seed.glob("checkpoints/*"))) for seed in (complete, cut)]
     assert last[0].keys() == last[1].keys()
     for name, value in last[0].items():
         assert value.equal(last[1][name]), name
-    assert [row["returns"] for row in rows(cut)] == [row["returns"] for row in rows(whole)]
+    assert [row["returns"] for row in rows(cut)] == [row["returns"] for row in rows(complete)]
 
 
 def test_a_trained_policy_is_evaluated_and_reported(
@@ -575,9 +578,9 @@ def test_a_users_environment_keeps_time_limit_and_observation_keys_of_its_run(
 ) -> None:
     """The limit also holds in a later evaluation. Every step has a reward of 1."""
     (folder / "named_world.py").write_text(NAMED)
-    own = train(algorithm="sac", task="env:named_world.py:Named", dataset=None, num_updates=0)
-    own += ["num_env_steps=10", "max_episode_steps=5", "observation_keys=[a]"]
-    assert main(own) == 0
+    arguments = train(algorithm="sac", task="env:named_world.py:Named", dataset=None, num_updates=0)
+    arguments += ["num_env_steps=10", "max_episode_steps=5", "observation_keys=[a]"]
+    assert main(arguments) == 0
     (run,) = folder.glob("runs/*/sac/default")
     assert [row["lengths"] for row in rows(run / "seed_0")] == [[5], [5]]
     capsys.readouterr()
@@ -623,8 +626,8 @@ def test_reading_options_apply_in_training(
         file["mask/train"] = np.array(["demo_1"], "S8")
     assert main(train(dataset="demos.bin")) == 2
     assert "action_range=[low,high]" in capsys.readouterr().err
-    told = {"observation_keys": "[vel,pos]", "subset": "train", "action_range": "[0,512]"}
-    assert main(train(dataset="demos.bin", **told)) == 0
-    shown = capsys.readouterr().out
-    assert "100 rows of demos.bin" in shown
-    assert "observed: vel, pos" in shown
+    options = {"observation_keys": "[vel,pos]", "subset": "train", "action_range": "[0,512]"}
+    assert main(train(dataset="demos.bin", **options)) == 0
+    output = capsys.readouterr().out
+    assert "100 rows of demos.bin" in output
+    assert "observed: vel, pos" in output

@@ -27,7 +27,7 @@ from offline_rl.data.writers.lerobot import write_lerobot
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELL, PYTHON = {"", "sh", "bash", "console"}, "python"
-REASONS = {  # what matches is not run
+REASONS = {  # matching commands are not run
     r"[|…<]": "a synopsis, with placeholders",
     r"port=/dev/": "needs a robot",
     r"robot (run|record|replay) ": "needs an operator at a terminal",
@@ -36,7 +36,7 @@ REASONS = {  # what matches is not run
     r"generate recipe=(hopper|walker2d|halfcheetah|pointmaze|antmaze|pen)\b": "trains for hours",
     r"^real_robot\.read|real_robot.read\(": "needs the recording of a robot's run",
 }
-TINY = {  # in place of what a command says, and beside it where a verb takes it
+TINY = {  # replaces the command's value; added if the verb has the option
     "num_updates": 20,
     "num_env_steps": 72,
     "eval_episodes": 1,
@@ -46,7 +46,7 @@ TINY = {  # in place of what a command says, and beside it where a verb takes it
     "tracker": "none",
     "batch_size": 8,
 }
-ALWAYS = ("eval_episodes", "compile", "tracker", "batch_size")  # also where a command lacks them
+ALWAYS = ("eval_episodes", "compile", "tracker", "batch_size")  # added if a command lacks them
 LEARNS = ("train", "finetune", "distill")
 
 
@@ -57,7 +57,7 @@ class Block(NamedTuple):
     line: int
     language: str
     text: str
-    reason: str | None  # why the page says that it is not run
+    reason: str | None  # the reason stated in the page
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -108,14 +108,14 @@ def sizes_of(algorithm: str, *, alone: bool) -> dict[str, Any]:
 def shrunk(line: str) -> list[str]:
     """Return the words of an `offline-rl` command with sizes that take seconds."""
     verb, *words = shlex.split(line, comments=True)[1:]
-    given = dict(word.partition("=")[::2] for word in words if "=" in word)
+    options = dict(word.partition("=")[::2] for word in words if "=" in word)
     rest = [word for word in words if "=" not in word]
-    keys = {key: TINY.get(key, value) for key, value in given.items()}
+    keys = {key: TINY.get(key, value) for key, value in options.items()}
     if verb in LEARNS and not rest:
         keys |= {key: TINY[key] for key in ALWAYS} | {"seeds": 1}
-        name = given.get("algorithm", {"distill": "consistency"}.get(verb))
+        name = options.get("algorithm", {"distill": "consistency"}.get(verb))
         if name is not None:
-            sizes = sizes_of(name, alone="run" not in given)
+            sizes = sizes_of(name, alone="run" not in options)
             if "algorithm.batch_size" in sizes:
                 keys.pop("batch_size")
             keys = sizes | {key: value for key, value in keys.items() if key not in sizes}
@@ -126,17 +126,17 @@ def shrunk(line: str) -> list[str]:
     return [verb, *rest, *(f"{key}={value}" for key, value in keys.items())]
 
 
-def snippet(text: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def snippet(text: str, namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a Python snippet; trainings in it are as short as a command's."""
     true_train = offline_rl.train
 
     def train(**keys: Any) -> Any:
-        told = {k: TINY.get(k, v) for k, v in keys.items()} | {k: TINY[k] for k in ALWAYS}
-        return true_train(**sizes_of(keys["algorithm"], alone=True), **told)
+        options = {k: TINY.get(k, v) for k, v in keys.items()} | {k: TINY[k] for k in ALWAYS}
+        return true_train(**sizes_of(keys["algorithm"], alone=True), **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(offline_rl, "train", train, raising=False)
-        exec(compile(text, "snippet", "exec"), given)
+        exec(compile(text, "snippet", "exec"), namespace)
 
 
 def files(folder: Path) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def test_commands_in_the_docs_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFLINE_RL_DATA", str(tmp_path / "data"))
-    given = files(tmp_path)
+    namespace = files(tmp_path)
     for block in blocks(page):
         where = f"{page.name}:{block.line}"
         if block.reason is not None:
@@ -176,22 +176,22 @@ def test_commands_in_the_docs_run(
         if block.language == PYTHON and (file := re.match(r"# (\w+\.py)\n", block.text)):
             (tmp_path / file[1]).write_text(block.text)
         elif block.language == PYTHON and reason_of(block.text) is None:
-            snippet(block.text, dict(given), monkeypatch)
+            snippet(block.text, dict(namespace), monkeypatch)
         if block.language not in SHELL:
             continue
         for line in commands(block):
             if reason_of(line) is None:
                 assert line.startswith("offline-rl "), f"{where}: {line}: give a reason, or run it"
                 words = shrunk(line)
-                code, told = main(words), capsys.readouterr().err
-                assert code == 0, f"{where}: {line}, run as {' '.join(words)}: {told}"
+                code, errors = main(words), capsys.readouterr().err
+                assert code == 0, f"{where}: {line}, run as {' '.join(words)}: {errors}"
 
 
 def test_every_block_of_a_page_is_run_or_has_a_reason() -> None:
     """Blocks in other languages are diagrams and files."""
-    found = [block for page in PAGES for block in blocks(page)]
-    assert {b.language for b in found} <= {*SHELL, PYTHON, "yaml", "mermaid", "text"}
-    assert sum(len(commands(b)) for b in found if b.language in SHELL) > 20
+    page_blocks = [block for page in PAGES for block in blocks(page)]
+    assert {b.language for b in page_blocks} <= {*SHELL, PYTHON, "yaml", "mermaid", "text"}
+    assert sum(len(commands(b)) for b in page_blocks if b.language in SHELL) > 20
 
 
 def test_a_command_is_shortened_and_otherwise_unchanged() -> None:

@@ -76,7 +76,7 @@ def test_everything_comes_from_the_wheel(installed: Path, elsewhere: Path) -> No
         assert (installed / package / "py.typed").is_file()
     assert not (installed / "tests").exists()
     published = "offline_rl/_share/benchmarks/published/neorl2.csv"
-    assert (installed / published).is_file()  # which reports show beside runs
+    assert (installed / published).is_file()  # shown in reports next to runs
     assert not (installed / "benchmarks").exists()
 
 
@@ -93,7 +93,7 @@ def test_a_task_of_the_cards_is_trained(elsewhere: Path) -> None:
     folder = Path(offline_rl(["train", *task, *QUICK], elsewhere).splitlines()[-1])
     result = json.loads((elsewhere / folder / "seed_0" / "result.json").read_text())
     assert result["score"] is not None
-    assert result["commit"] is None  # there is no clone to speak of
+    assert result["commit"] is None  # the working folder is outside a clone
 
 
 def test_a_file_without_a_task_is_trained(elsewhere: Path) -> None:

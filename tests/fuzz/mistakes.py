@@ -32,7 +32,7 @@ SOUND = {
 TOLD = {  # detected after some output: networks are compared once they are built
     "finetune algorithm=td3",
     "finetune algorithm.hidden=[7,7]",
-    "data check cut.npz",  # a list of what is wrong
+    "data check cut.npz",  # prints a list of problems
     "data check nan.npz",
     "data check small.npz max_episode_steps=0",
 }
@@ -76,7 +76,7 @@ QUICK = {
 }
 
 MORE = {
-    # words that are no keys, keys that are no words
+    # unknown options and malformed arguments
     "train -x": "unknown flag '-x'; there are --cfg, --help, --multirun, -c, -m",
     "train --multi": "unknown flag '--multi'; did you mean --multirun?",
     "train --cfg": "--cfg: only the job can be printed. Use --cfg job.",
@@ -275,12 +275,12 @@ MORE = {
     "train observation_keys=[obs]": "small.npz: observation_keys has no meaning in the layout of",
     "train subset=train": "small.npz: subset has no meaning in the layout of D4RL, DSRL",
     "train max_episode_steps=0": "max_episode_steps=0 is not at least 1",
-    "train terminate_on_end=true": "terminate_on_end=true means something with",
+    "train terminate_on_end=true": "terminate_on_end=true needs d4rl_compatible=true",
     "train dataset=minari:nobody/nothing-v0": "no data set",
     "train dataset=lerobot:nobody/nothing": "no data set",
     "train dataset=file:nowhere.npz": "nowhere.npz: no such file. Check the path given as the",
     "train dataset=neorl2/DMSB": "no such file",
-    "train dataset=Hopper-v4": "task Hopper-v4 brings no data: give a file with dataset=<path>",
+    "train dataset=Hopper-v4": "task Hopper-v4 has no data set. Give a file with dataset=<path>",
     "train data_dir=small.npz !dataset": "neorl2/DMSD: DMSD-high-100000-train.npz",
     # runs
     "train algorithm.alpha=1.0 out=runs": "was started with algorithm.alpha=0.2, now it is 1.0",
@@ -409,7 +409,7 @@ MORE = {
     "data info small.npz foo=1": "unknown option 'foo'; there are",
     "data info cut.hdf5": "cut.hdf5: an HDF5 file that is incomplete or damaged",
     "data info task=none": "data info: wrong arguments. See offline-rl data --help",
-    "data info none": "task none brings no data: give a file with dataset=<path>",
+    "data info none": "task none has no data set. Give a file with dataset=<path>",
     "data check": "data check: wrong arguments. See offline-rl data --help",
     "data check cut.npz": "cut.npz: 1 error, no warnings",
     "data check nan.npz": "nan.npz: 1 error, no warnings",
@@ -469,7 +469,7 @@ MORE = {
     "robot calibrate adapter=simulated": "unknown option 'adapter'; there are",
 }
 
-# Python's own; what stands there is an expression
+# Python expressions
 CALLS = {
     "offline_rl.train()": "algorithm=… is missing",
     "offline_rl.train(algorithm='iq', task='none')": "unknown algorithm 'iq'; did you mean iql?",
@@ -535,10 +535,10 @@ def typed(line: str) -> list[str]:
 
     verb, *words = shlex.split(line)
     first = words[:1] if verb in COUNTED and words and "=" not in words[0] else []
-    own = words[len(first) :]
-    said = {word.removeprefix("!").split("=")[0] for word in own}
-    sound = [w for w in SOUND.get(verb, "").split() if w.split("=")[0] not in said]
-    return [verb, *first, *sound, *(word for word in own if not word.startswith("!"))]
+    options = words[len(first) :]
+    names = {word.removeprefix("!").split("=")[0] for word in options}
+    sound = [w for w in SOUND.get(verb, "").split() if w.split("=")[0] not in names]
+    return [verb, *first, *sound, *(word for word in options if not word.startswith("!"))]
 
 
 def make_files(here: Path) -> None:
@@ -551,9 +551,9 @@ def make_files(here: Path) -> None:
         kept = {k: v for k, v in (small | changes).items() if v is not None}
         np.savez(here / f"{name}.npz", **kept)
     words = ("observations", "actions", "rewards", "terminals", "timeouts")
-    own = ("obs", "action", "reward", "done", "truncated")
+    file_keys = ("obs", "action", "reward", "done", "truncated")
     with h5py.File(here / "whole.hdf5", "w") as file:
-        for word, key in zip(words, own, strict=True):
+        for word, key in zip(words, file_keys, strict=True):
             file[word] = small[key]
     with h5py.File(here / "demos.hdf5", "w") as file:
         for demo in range(2):

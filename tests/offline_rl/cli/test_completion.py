@@ -37,7 +37,7 @@ def test_a_key_is_offered_where_a_word_begins() -> None:
     assert {"episodes=", "run=", "task="} <= {*candidates("offline-rl evaluate ", verbs())}
 
 
-TRIALS = {  # what comes before and after the script: stubs, and a word to be completed
+TRIALS = {  # code before and after the script: stubs, and a word to complete
     "bash": (
         "",
         "COMP_LINE='offline-rl x' COMP_POINT=12; _offline_rl 2> /dev/null; echo $COMPREPLY",

@@ -37,14 +37,16 @@ def test_a_line_without_a_sweep_is_one_job() -> None:
 
 
 def test_a_sweep_is_the_product_of_its_values_in_hydras_order() -> None:
-    found = jobs("-m algorithm=iql,cql num_updates=range(10,30,10) utd=choice(1,2) task=none")
-    assert [(j["algorithm"], j["num_updates"], j["utd"]) for j in found] == [
+    combinations = jobs(
+        "-m algorithm=iql,cql num_updates=range(10,30,10) utd=choice(1,2) task=none"
+    )
+    assert [(j["algorithm"], j["num_updates"], j["utd"]) for j in combinations] == [
         (algorithm, updates, utd)
         for algorithm in ("iql", "cql")
         for updates in (10, 20)
         for utd in (1, 2)
     ]
-    assert {j["task"] for j in found} == {"none"}
+    assert {j["task"] for j in combinations} == {"none"}
 
 
 def test_in_a_sweep_a_seed_is_a_seed_and_elsewhere_a_count() -> None:
@@ -54,8 +56,8 @@ def test_in_a_sweep_a_seed_is_a_seed_and_elsewhere_a_count() -> None:
 
 
 def test_glob_selects_among_the_files_of_a_group() -> None:
-    found = jobs("-m algorithm=glob([td3*,sac],exclude=td3_bc)")
-    assert [j["algorithm"] for j in found] == ["sac", "td3"]
+    combinations = jobs("-m algorithm=glob([td3*,sac],exclude=td3_bc)")
+    assert [j["algorithm"] for j in combinations] == ["sac", "td3"]
 
 
 def test_the_command_line_overrides_the_experiment_and_that_the_table(mine: Path) -> None:

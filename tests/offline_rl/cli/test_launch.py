@@ -15,10 +15,10 @@ IQL = {"algorithm": "iql", "task": "none"}
 
 def swept(**values: list[Any]) -> list[dict[str, Any]]:
     """Return the product of values in Hydra's order."""
-    found: list[dict[str, Any]] = [dict(IQL)]
+    product: list[dict[str, Any]] = [dict(IQL)]
     for key, choices in values.items():
-        found = [{**job, key.replace("__", "."): choice} for job in found for choice in choices]
-    return found
+        product = [{**job, key.replace("__", "."): choice} for job in product for choice in choices]
+    return product
 
 
 def test_one_job_stays_as_it_is() -> None:
@@ -26,13 +26,13 @@ def test_one_job_stays_as_it_is() -> None:
 
 
 def test_seeds_and_numbers_become_one_job() -> None:
-    found = merge(swept(algorithm__beta=[1, 3, 10], seeds=[[0], [1], [2]]))
-    assert found == [{**IQL, "name": "default", "algorithm.beta": [1, 3, 10], "seeds": [0, 1, 2]}]
+    merged = merge(swept(algorithm__beta=[1, 3, 10], seeds=[[0], [1], [2]]))
+    assert merged == [{**IQL, "name": "default", "algorithm.beta": [1, 3, 10], "seeds": [0, 1, 2]}]
 
 
 def test_options_that_cannot_be_stacked_make_separate_runs_named_after_them() -> None:
-    found = merge(swept(algorithm__hidden=[[8], [16, 16]], seeds=[[0], [1]], batch_size=[32, 64]))
-    assert [(job["name"], job["seeds"], job["batch_size"]) for job in found] == [
+    merged = merge(swept(algorithm__hidden=[[8], [16, 16]], seeds=[[0], [1]], batch_size=[32, 64]))
+    assert [(job["name"], job["seeds"], job["batch_size"]) for job in merged] == [
         ("default-hidden_8-batch_size_32", [0, 1], 32),
         ("default-hidden_8-batch_size_64", [0, 1], 64),
         ("default-hidden_16-16-batch_size_32", [0, 1], 32),

@@ -100,7 +100,7 @@ def walked(
             after, reward, terminated, *_ = env.step(actions[done])
             over, truncated = terminated or env.t == LIMIT, env.t == LIMIT and not terminated
             rows.append({"observations": (seen - MEAN) / SCALE, "rewards": 2 * reward - 1})
-            truncated |= done + 1 == len(actions) and not terminated  # as a data set says it
+            truncated |= done + 1 == len(actions) and not terminated  # as a dataset states it
             rows[-1] |= {"terminated": terminated, "truncated": truncated}
             rows[-1] |= {"next_observations": (after - MEAN) / SCALE, "actions": actions[done]}
             seen, done = after, done + 1
@@ -192,7 +192,7 @@ def test_a_failed_episode_is_removed_and_does_not_affect_the_other_seed(
     for name in ("observations", "actions", "rewards", "terminated", "truncated"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
     found = shaky.buffer.everything(0)
-    assert found.num_rows == 21 - (step + 1)  # what went before it, and itself
+    assert found.num_rows == 21 - (step + 1)  # the earlier ones and itself
     episodes = walked(found.actions, SEEDS[0], without=number)
     for name in ("observations", "rewards"):
         expected = np.concatenate([episode[name] for episode in episodes])

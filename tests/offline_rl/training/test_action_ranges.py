@@ -104,7 +104,7 @@ def test_data_that_leave_the_environments_range_are_refused_with_both(tmp_path: 
     data, keys = recorded(tmp_path / "data", high=12.0, said=12.0), {**QUICK, "task": "gauge"}
     with pytest.raises(UserError, match=r"stand for \[2, 12\], here for \[0, 10\] \(task gauge\)"):
         prepare({**keys, "dataset": str(data)})
-    inside = recorded(tmp_path / "inside", high=12.0, said=8.0)  # all that is there fits
+    inside = recorded(tmp_path / "inside", high=12.0, said=8.0)  # all actions are within the range
     plan = prepare({**keys, "dataset": str(inside)})
     assert plan.dataset is not None
     np.testing.assert_allclose(plan.dataset.actions, 0.6, atol=1e-6)
@@ -182,7 +182,7 @@ def test_a_run_of_another_range_does_not_continue_in_the_environment():
     one = replace(data.spec, action_low=(-1.0,), action_high=(1.0,))
     load_transform(
         start, [0], one, replace(one, action_low=(), action_high=())
-    )  # own units unknown
+    )  # its units are unknown
 
 
 def test_a_base_of_another_range_is_refused_with_both():
@@ -251,7 +251,7 @@ def test_a_range_of_minus_one_to_one_may_mean_shares_so_units_are_not_converted_
     half, whole = (Spec((1,), 1, action_low=(-x,), action_high=(x,)) for x in (0.5, 1.0))
     with pytest.raises(ValueError, match=r"stand for \[-0\.5, 0\.5\], here for \[-1, 1\]"):
         half.conversion(whole)
-    assert whole.conversion(half) is None  # shares of any range
+    assert whole.conversion(half) is None  # shares of any action range
 
 
 @pytest.mark.parametrize("name", ["action_names", "observation_names"])

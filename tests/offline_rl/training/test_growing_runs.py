@@ -38,7 +38,9 @@ def learned(run: Path, seed: int = 0) -> dict[str, Any]:
 
 
 def test_an_extended_run_equals_one_with_all_updates_from_the_start(keys) -> None:
-    whole = train(**keys | {"num_updates": 60}, seeds=2, name="whole")  # products round as stacked
+    whole = train(
+        **keys | {"num_updates": 60}, seeds=2, name="whole"
+    )  # products are rounded as for stacked seeds
     first = train(**keys, seeds=2)
     before = read_json(first.path / "seed_0" / "config.json")
     result = train(**keys | {"num_updates": 60}, seeds=2)
@@ -72,7 +74,7 @@ def test_a_run_that_cannot_be_extended_keeps_its_policy_and_result(
         if refused == folder.result.name:  # by then the new policy is complete
             assert kept.pop(folder.bundle) != folder.bundle.read_bytes()
         assert {path: path.read_bytes() for path in kept} == kept
-        assert folder.finished == (refused == folder.config.name)  # still the shorter run
+        assert folder.finished == (refused == folder.config.name)  # still those of the shorter run
     monkeypatch.setattr(Path, "replace", replace_file)
     assert train(**longer).results[0]["num_updates"] == 40
     assert folder.finished

@@ -27,8 +27,8 @@ SMALL: dict[str, Any] = {"algorithm.hidden": [16], "algorithm.num_keypoints": 4,
 def data() -> Dataset:
     env = envs.make_vector(TASK, 2)
     episodes = record_episodes(env, PushExpert(env, seed=0), 0)
-    whole = {k: channels.concatenate([e[k] for e in episodes]) for k in episodes[0]}
-    return Dataset.from_arrays(**whole)
+    columns = {k: channels.concatenate([e[k] for e in episodes]) for k in episodes[0]}
+    return Dataset.from_arrays(**columns)
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +37,9 @@ def short_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def learn(out: Path, data: Any, **keys: Any) -> Any:
-    given = {"algorithm": "bc", "task": TASK, "dataset": data, "num_updates": 4, "seeds": 1}
-    given |= SMALL | {"eval_episodes": 2, "compile": "never", "device": "cpu", "out": str(out)}
-    return train(**(given | keys), show=False)
+    options = {"algorithm": "bc", "task": TASK, "dataset": data, "num_updates": 4, "seeds": 1}
+    options |= SMALL | {"eval_episodes": 2, "compile": "never", "device": "cpu", "out": str(out)}
+    return train(**(options | keys), show=False)
 
 
 def test_a_policy_is_cloned_from_images_evaluated_and_saved_as_a_bundle(
@@ -58,8 +58,8 @@ def test_a_policy_is_cloned_from_images_evaluated_and_saved_as_a_bundle(
     assert chunk.shape == (3, 1, 2)
     dark = {**seen, "picture": seen["picture"] // 2}
     assert (policy.act(dark)[0] != chunk).any()
-    told = json.loads(evaluate(run=str(file), episodes=2, json=True))
-    assert told["bundles"][0]["returns"] == played
+    scores = json.loads(evaluate(run=str(file), episodes=2, json=True))
+    assert scores["bundles"][0]["returns"] == played
 
 
 def test_stacked_seeds_on_images_equal_single_seeds(tmp_path: Path, data: Dataset) -> None:
@@ -81,7 +81,9 @@ def test_an_algorithm_for_one_vector_refuses_images_by_name(tmp_path: Path, data
     ) as e:
         train(algorithm="td3_bc", task=TASK, dataset=data, num_updates=2, out=str(tmp_path))
     assert "bc" in str(e.value)
-    assert "observation_keys" not in str(e.value)  # which nobody gave: the task sees a picture
+    assert "observation_keys" not in str(
+        e.value
+    )  # not set by the user: the task itself observes an image
     assert not list(tmp_path.iterdir())
 
 
@@ -89,12 +91,12 @@ def test_data_of_another_camera_or_image_size_is_refused(tmp_path: Path, data: D
     part = channels.take(data.observations, slice(data.num_rows))
     rest = (data.actions, data.rewards, data.terminated, data.truncated)
     renamed, squeezed = "it has front, state, but not picture", "to 96 x 96 pixels of 3 colors"
-    for seen, told in (
+    for seen, message in (
         ({"front": part["picture"], "state": part["state"]}, renamed),
         ({**part, "picture": part["picture"][:, ::2]}, squeezed),
     ):
         other = Dataset.from_arrays(seen, *rest)
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             learn(tmp_path, other)
 
 
@@ -102,8 +104,8 @@ def test_an_unused_camera_is_named(tmp_path: Path, data: Dataset) -> None:
     rest = (data.actions, data.rewards, data.terminated, data.truncated)
     blind = Dataset.from_arrays(data.observations["state"][: data.num_rows], *rest)
     blind = replace(blind, notes=("not observed: observation.images.picture",))
-    told = "not observed: observation.images.picture, which observation_keys= would add"
-    with pytest.raises(UserError, match=told):
+    message = "not observed: observation.images.picture, which observation_keys= would add"
+    with pytest.raises(UserError, match=message):
         learn(tmp_path, blind)
 
 
@@ -117,5 +119,5 @@ def test_chunks_are_cloned_from_several_observed_images(tmp_path: Path, data: Da
         4,
         3,
     )
-    told = json.loads(evaluate(run=str(file), episodes=2, json=True))
-    assert told["bundles"][0]["returns"] == result.results[0]["returns"]
+    scores = json.loads(evaluate(run=str(file), episodes=2, json=True))
+    assert scores["bundles"][0]["returns"] == result.results[0]["returns"]

@@ -86,8 +86,8 @@ def test_reading_options_are_refused_for_data_in_memory(tmp_path: Path) -> None:
 def test_named_parts_of_a_vector_get_a_specific_remedy() -> None:
     parts = Spec((Channel("position", (2,)), Channel("velocity", (3,))), 2)
     vector, mine, named = Spec((5,), 2), Task("env:a", "env:a"), Task("mine", "mine")
-    told = "set observation_keys=[position,velocity] if the data's vector holds position and vel"
-    assert mismatch_remedy(vector, parts, "task env:a", mine).startswith(told)
+    remedy = "set observation_keys=[position,velocity] if the data's vector holds position and vel"
+    assert mismatch_remedy(vector, parts, "task env:a", mine).startswith(remedy)
     stored = "store the data's observations as observations/position and observations/velocity"
     assert mismatch_remedy(vector, parts, "task mine", named) == stored
     assert mismatch_remedy(vector, parts, "expert.npz", mine) == stored
@@ -144,7 +144,7 @@ def test_observation_keys_may_join_only_the_environments_parts(tmp_path: Path) -
         note = "observations are used as the environment's pos, vel, in this order"
         assert note in plan.dataset.notes
         keys["task"] = f"env:{tmp_path}/world_of_parts.py:Flat"
-        with pytest.raises(UserError, match="observation_keys"):  # nothing to choose from
+        with pytest.raises(UserError, match="observation_keys"):  # there are no named arrays
             prepare(keys)
 
 

@@ -53,7 +53,9 @@ class Line(gymnasium.Env):
 
     observation_space = Box(-np.inf, np.inf, (2,), np.float32)
     action_space = Box(-1, 1, (1,), np.float32)
-    breaks: ClassVar[dict[str, Any]] = {}  # what happens when: (its number, its steps) -> bool
+    breaks: ClassVar[
+        dict[str, Any]
+    ] = {}  # fault -> function of (number, steps) that is True if it happens
     made = -1  # two are compared, -1 and 0; the next collect, one for each seed
     closed: ClassVar[list[int]] = []  # their numbers
 
@@ -147,7 +149,7 @@ def killed_and_resumed(command: Callable[..., Any], clock: int, **keys: Any) -> 
         command(**keys, watch=stop)
     assert all(folder.checkpoints() for folder in folders)
     path: Path = command(**keys, watch=stop).path
-    assert clocks[:3] == [0, clock, clock]  # the second time not from the beginning
+    assert clocks[:3] == [0, clock, clock]  # the second time from a checkpoint
     return path
 
 
@@ -201,7 +203,7 @@ def test_a_mixture_learns_from_both(line: str, data: Path, tmp_path: Path) -> No
         means[offline_fraction] = json.loads(lines[-1])["train/target"]
     assert abs(means[0.0]) < 15
     assert means[0.5] == pytest.approx(50, abs=15)
-    assert means["rows"] > means[0.5]  # 60 rows of data beside at most 30
+    assert means["rows"] > means[0.5]  # 60 rows of data and at most 30 rows of experience
 
 
 def test_one_command_and_two_give_equal_parameters_also_after_a_kill(
@@ -226,7 +228,7 @@ def test_one_command_and_two_give_equal_parameters_also_after_a_kill(
         begun = json.loads((path / "seed_0" / "config.json").read_text())["start"]
         assert begun["updates"] == 20
         assert set(begun["sha256"]) == {"0"}
-    moved = first.rename(tmp_path / "moved")  # it is known by its checksums
+    moved = first.rename(tmp_path / "moved")  # recognized by its checksums
     assert finetune(**{**more, "run": moved}, name="second").path == second
 
 
@@ -288,7 +290,7 @@ def test_seeds_continued_by_two_commands_belong_to_one_run(line: str, tmp_path: 
     assert compact.pack([path], tmp_path / "study") == 2
     begun["start"]["sha256"]["1"] = "0"
     (path / "seed_1" / "config.json").write_text(json.dumps(begun))
-    assert compact.pack([path], tmp_path / "study") == 2  # it replaces the seed that was there
+    assert compact.pack([path], tmp_path / "study") == 2  # replaces the seed in the command
     with pytest.raises(UserError, match=r"seed_1 was started with start\.sha256\.1"):
         finetune(**more)
 
@@ -311,7 +313,9 @@ def test_with_overlap_a_step_runs_during_the_updates_of_the_step_before(
         return learn(trainer, number, phase, **how)
 
     def slow(env: Line, action: np.ndarray) -> Any:
-        if env.number == 1 and len(waited) > 1:  # not the one evaluated in; it learns already
+        if (
+            env.number == 1 and len(waited) > 1
+        ):  # not the evaluation's environment; training has started
             assert learning.wait(10)
         return step(env, action)
 
@@ -428,7 +432,9 @@ def test_online_values_apply_to_all_stacked_runs(line: str, then: float) -> None
     """It also overrides a value that is one of the stacked ones."""
     keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
     plan = prepare({**keys, "algorithm.tau": [0.1, 0.2], "online.tau": then})
-    learner = plan.algorithm(plan.spec, plan.cfg, 1, plan.interaction)  # the engine's, for both
+    learner = plan.algorithm(
+        plan.spec, plan.cfg, 1, plan.interaction
+    )  # the engine's steps, for both
     stacked = {"tau": torch.tensor(0.2)}
     assert learner.with_values(stacked).cfg.tau == stacked["tau"]
     assert learner.for_phase("online").with_values(stacked).cfg.tau == then
@@ -487,7 +493,7 @@ def test_a_continued_run_has_no_warmup_but_another_algorithm_has() -> None:
     assert keys_of(config, {"algorithm.reward_scale": 1}, start)["algorithm.reward_scale"] == 1
     other = keys_of(config, {"algorithm": "td3"}, start)
     assert not [key for key in other if "." in key]
-    config["hyper"] = {"tau": 0.5, "discount": 0.9}  # of the critics that come along
+    config["hyper"] = {"tau": 0.5, "discount": 0.9}  # of the inherited critics
     other = keys_of(config, {"algorithm": "td3"}, start)
     assert {key: other[key] for key in other if "." in key} == {"algorithm.discount": 0.9}
     assert keys_of(config, {"algorithm": "td3", "algorithm.discount": 0.8}, start)[
@@ -522,8 +528,8 @@ def test_td3_loads_networks_of_behavior_cloning_by_name(
     path = finetune(run=run, num_env_steps=10, **own).path
     assert bitwise_equal(learned(path), learned(run))
     told = read_json(path / "seed_0" / "config.json")
-    assert told["hyper"]["hidden"] == [8]  # what networks are made with, the other's too
-    assert path == run.parents[1] / "td3" / "from-td3_bc"  # beside it
+    assert told["hyper"]["hidden"] == [8]  # network settings, also those of the other run
+    assert path == run.parents[1] / "td3" / "from-td3_bc"  # in the folder next to it
     assert (told["eval_every"], told["eval_episodes"], told["checkpoint_every"]) == (1000, 1, 20)
 
 
@@ -566,7 +572,9 @@ def test_wsrl_keeps_a_layer_normalized_ensemble_unchanged_in_its_warmup_and_drop
     moved = "params/policy/trunk.weights.0"
     assert not torch.equal(after[moved], before[moved])
     assert len(after["buffer/rewards"]) == 14
-    assert after["buffer/rewards"].abs().max() < 5  # half of the line's; the data's are 50 and more
+    assert (
+        after["buffer/rewards"].abs().max() < 5
+    )  # half of the line's rewards; the data's are at least 50
     hyper = json.loads((path / "seed_0" / "config.json").read_text())["hyper"]
     assert (hyper["num_critics"], hyper["reward_scale"]) == (3, 0.5)
 
@@ -793,7 +801,7 @@ def test_a_long_period_runs_one_program_per_kind_of_update_and_equals_single_upd
     assert metrics["value"].tolist() == [pytest.approx(np.mean(values))] * 2
     assert metrics["last"].tolist() == [pytest.approx((6 + 17) / 2)] * 2
     assert metrics["done"].tolist() == [pytest.approx(5.5)] * 2
-    engine.run(6)  # metrics are means since they were last asked for
+    engine.run(6)  # metrics are means since they were last read
     assert engine.metrics()["value"].tolist() == [pytest.approx(np.mean(range(34, 40)))] * 2
     short = Engine(lambda _: Count(Spec((2,), 1), CountConfig(cycle=3)), [0], buffer, batch_size=2)
     short.run(3)

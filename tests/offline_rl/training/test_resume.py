@@ -70,7 +70,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, op
     killed = False
     for _ in range(
         5
-    ):  # until one is killed before it ends, at a random moment after it has learned
+    ):  # repeat until a process is killed at a random time after its first checkpoint
         shutil.rmtree(tmp_path / "killed", ignore_errors=True)
         process = subprocess.Popen([sys.executable, "-c", code])
         if not wait_for_checkpoint(process, tmp_path / "killed", random.randint(1, 120)):

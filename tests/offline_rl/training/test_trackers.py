@@ -48,10 +48,10 @@ def test_a_wandb_run_has_its_group_and_keeps_its_id(
 ) -> None:
     """Equal paths on two machines have different ids. A resumed folder keeps its id."""
     data = save_small(tmp_path / "small.npz")
-    told = {"wandb.project": "mine", "wandb.entity": "us", "wandb.tags": ["a", "b"]}
-    told |= {"wandb.mode": "offline", "dataset": str(data)}
+    options = {"wandb.project": "mine", "wandb.entity": "us", "wandb.tags": ["a", "b"]}
+    options |= {"wandb.mode": "offline", "dataset": str(data)}
     for place in ("here", "there"):
-        path = train(**QUICK, **told, out=str(tmp_path / place)).path
+        path = train(**QUICK, **options, out=str(tmp_path / place)).path
     ids = [run.keys["id"] for run in started_runs]
     assert len(set(ids)) == len(ids) == 4
     for run in started_runs:
@@ -69,16 +69,16 @@ def test_a_wandb_run_has_its_group_and_keeps_its_id(
     assert [run.keys["config"]["seed"] for run in started_runs] == [0, 1, 0, 1]
     for seed in (0, 1):  # as after a kill before the result was written
         (path / f"seed_{seed}" / "result.json").unlink()
-    train(**QUICK, **told, out=str(tmp_path / "there"))
+    train(**QUICK, **options, out=str(tmp_path / "there"))
     assert [run.keys["id"] for run in started_runs[4:]] == ids[2:]
 
 
 def test_wandb_itself_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb.teardown()  # an earlier test may have started it otherwise
+    wandb.teardown()  # an earlier test may have started it with other settings
     monkeypatch.setenv("WANDB_MODE", "offline")
     data = save_small(tmp_path / "small.npz")
     path = train(**QUICK | {"seeds": 1}, dataset=str(data), out=str(tmp_path / "runs")).path
-    wandb.teardown()  # it remembers how it was started
+    wandb.teardown()  # it keeps its precision, compilation and threads
     known = json.loads((path / "seed_0" / "wandb.json").read_text())["id"]
     assert list(path.glob(f"seed_0/wandb/offline-run-*-{known}/run-{known}.wandb"))
 

@@ -270,11 +270,11 @@ def test_long_operations_are_announced(tmp_path: Path, capsys, monkeypatch):
     save_small(tmp_path / "small.npz")
     keys = SMALL | {"algorithm": "bc", "num_updates": 20, "show": True, "out": str(tmp_path)}
     train(task="none", dataset=str(tmp_path / "small.npz"), **keys)
-    said = capsys.readouterr().out.splitlines()
-    assert "tracing: update" in said
-    told = [line for line in said if re.match(r" +\d+ of 20: [\d,.e+]+/s, \d+ s left$", line)]
-    assert len(told) == 11  # the first update, then a tenth of all at a time
-    assert said.index("tracing: update") < said.index(told[0])
+    lines = capsys.readouterr().out.splitlines()
+    assert "tracing: update" in lines
+    progress = [line for line in lines if re.match(r" +\d+ of 20: [\d,.e+]+/s, \d+ s left$", line)]
+    assert len(progress) == 11  # the first update, then a tenth of all at a time
+    assert lines.index("tracing: update") < lines.index(progress[0])
 
 
 @pytest.mark.parametrize(("rate", "size"), [(0.5, 2), (7.3, 6), (60.0, 60), (1e6, 100)])

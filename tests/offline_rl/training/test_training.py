@@ -211,7 +211,7 @@ def test_options_for_certain_data_or_tasks_are_refused_for_others(base_keys, tmp
     centered = {**base_keys, "algorithm": "sac", "algorithm.center_rewards": True}
     with pytest.raises(UserError, match="episodes terminate"):
         prepare({**centered, "dataset": over})
-    prepare(centered)  # whose episodes are cut
+    prepare(centered)  # its episodes are truncated
     with pytest.raises(UserError, match="Remove center_rewards or num_env_steps"):
         prepare({**centered, "task": "neorl2/DMSD", "num_env_steps": 5})
     whole = {**base_keys, "algorithm": "bc", "action_range": "data"}
