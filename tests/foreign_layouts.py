@@ -177,11 +177,11 @@ def zipped(folder: Path, path: Path, root: str = "") -> Path:
     return path
 
 
-def png(picture: np.ndarray) -> bytes:
+def png(image: np.ndarray) -> bytes:
     import imageio.v3
 
     buffer = io.BytesIO()
-    imageio.v3.imwrite(buffer, picture, extension=".png")
+    imageio.v3.imwrite(buffer, image, extension=".png")
     return buffer.getvalue()
 
 

@@ -18,7 +18,7 @@ def check_options(options: ReadOptions) -> None:
     if options.format is not None and options.format not in get_args(FileFormat):
         raise UserError(unknown("format", options.format, get_args(FileFormat)))
     if options.terminate_on_end and not options.d4rl_compatible:
-        raise UserError("terminate_on_end=true means something with d4rl_compatible=true only.")
+        raise UserError("terminate_on_end=true needs d4rl_compatible=true.")
     if steps is not None and steps < 1:
         raise UserError(f"max_episode_steps={steps}: 1 or more is expected.")
     if scale is not None and not scale > 0:
@@ -50,12 +50,12 @@ def limits(where: str, parsed: ParsedFile, options: ReadOptions) -> Bounds | Non
     if bounds is None or actions is None or actions.ndim != 2:
         return bounds
     if not np.less(*bounds).all():
-        raise UserError(f"{where}: of the actions' limits {bounds} some are not low below high.")
+        raise UserError(f"{where}: the actions' limits are {bounds}; low must be below high.")
     for bound in map(np.asarray, bounds):
         if bound.ndim and bound.shape != actions.shape[1:]:
             raise UserError(
-                f"{where}: the actions' limits are of {bound.size} numbers, the actions of "
-                f"{actions.shape[1]}. Give a number, or one for each."
+                f"{where}: there are limits for {bound.size} actions, but the data has "
+                f"{actions.shape[1]}. Give one number, or one per action."
             )
     return bounds
 

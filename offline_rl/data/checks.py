@@ -110,20 +110,20 @@ def _describe_range(actions: np.ndarray, low: float, high: float, bounds: Bounds
     if bounds is None:
         return (
             f"{reach}; they must lie in [-1, 1]. If they are in other units, pass "
-            f"action_scale=..., the size that 1 stands for, or action_range=[low,high]. Otherwise "
+            f"action_scale=..., the action that becomes 1, or action_range=[low,high]. Otherwise "
             f"clip them."
         )
     column = int(np.nanmax(np.abs(actions), axis=0).argmax())
     ends = (np.broadcast_to(bound, actions.shape[1:])[column] for bound in bounds)
-    least, most = (float(end) for end in ends)
+    lowest, highest = (float(end) for end in ends)
     values = [
-        least + (most - least) * (float(x) + 1) / 2
+        lowest + (highest - lowest) * (float(x) + 1) / 2
         for x in (np.nanmin(actions[:, column]), np.nanmax(actions[:, column]))
     ]
     return (
         f"{list(actions.shape)} leave their limits: column {column} reaches from {values[0]:.7g} "
-        f"to {values[1]:.7g}, and the limits are {least:.7g} and {most:.7g}. Pass wider limits, "
-        f"action_range=[low,high], or clip the actions."
+        f"to {values[1]:.7g}, and the limits are {lowest:.7g} and {highest:.7g}. Pass wider "
+        f"limits, action_range=[low,high], or clip the actions."
     )
 
 

@@ -38,7 +38,7 @@ def load(
         return _cached(card, **options)
     if hasattr(card, "card"):  # a task
         if card.card is None:
-            raise UserError(f"task {card.name} brings no data: give a file with dataset=<path>.")
+            raise UserError(f"task {card.name} has no data set. Give a file with dataset=<path>.")
         card = card.card
     path = find_file(card, data_dir, split=split)
     defaults = {"max_episode_steps": card.max_episode_steps, "name": card.name}
@@ -250,5 +250,5 @@ def locate(source: str | Path, data_dir: str | Path | None = None) -> Path:
     if isinstance(target, Path):
         return target
     if target.card is None:
-        raise UserError(f"task {target.name} brings no data: give a file.")
+        raise UserError(f"task {target.name} has no data set. Give a file.")
     return find_file(target.card, data_dir)

@@ -9,18 +9,15 @@ n_action_steps=3                    r |  r      r            sum of rewards; nex
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from offline_rl.replay.batch import Batch
+from offline_rl.replay.batch import Batch, Source
 from offline_rl.replay.buffer import Tensors, observations_at, rows_around
 from offline_rl.replay.columns import COLUMNS, STEPS
 from offline_rl.utils.random import Random
-
-if TYPE_CHECKING:
-    from offline_rl.replay.batch import Source
 
 
 class Chunks:

@@ -1,4 +1,4 @@
-"""Ctrl-C and the end that a scheduler asks for: at once, or when what is under way is safe."""
+"""Signal handling: Ctrl-C and a scheduler's signals stop work immediately or at a safe point."""
 
 from __future__ import annotations
 

@@ -7,10 +7,11 @@
     meta/episodes/**     version 3: length and first row of each episode
 
 `huggingface/lerobot:src/lerobot/datasets/{utils,dataset_writer}.py`. A file may hold many episodes
-or a part of one. `next.done` means terminated or truncated (`rl/gym_manipulator.py`): a done frame
-terminates if next.success is set, or, without next.success, if its reward is positive; otherwise it
-is truncated. Images are stored in the tables or as videos: videos/<key>/chunk-<c>/file-<f>.mp4 in
-version 3, where meta/episodes has the file and start time, and one file per episode in version 2.
+or a part of one. `next.done` means terminated or truncated (`rl/gym_manipulator.py`). A done frame
+is truncated if next.truncated is set. Otherwise it terminates: with next.success if that is set,
+else with next.truncated always, else if its reward is positive. Images are in the tables or in
+videos: videos/<key>/chunk-<c>/file-<f>.mp4 in version 3, where meta/episodes has the file and start
+time, and one file per episode in version 2.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

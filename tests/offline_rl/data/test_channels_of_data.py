@@ -24,7 +24,7 @@ def arrays(rows: int = ROWS, seed: int = 0) -> dict[str, Any]:
     ended = np.isin(np.arange(rows), LAST[:1])
     return {
         "observations": {
-            "picture": draw.integers(0, 256, (rows, 4, 5, 3), np.uint8),
+            "image": draw.integers(0, 256, (rows, 4, 5, 3), np.uint8),
             "state": draw.normal(size=(rows, 2)).astype(np.float32),
         },
         "actions": draw.uniform(-1, 1, (rows, 2)).astype(np.float32),
@@ -52,7 +52,7 @@ def test_next_observations_of_all_channels_are_the_next_rows_or_the_stored_ones_
 def test_stored_next_observations_are_kept_where_any_channel_differs_from_the_next_row() -> None:
     columns = arrays()
     following = {name: np.roll(array, -1, 0) for name, array in columns["observations"].items()}
-    following["picture"][4, 0, 0, 0] ^= 1
+    following["image"][4, 0, 0, 0] ^= 1
     data = Dataset.from_arrays(**columns, next_observations=following)
     for name, array in following.items():
         np.testing.assert_array_equal(data.next_observations[name], array)
@@ -74,10 +74,10 @@ def test_selected_rows_keep_their_images() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda p, s: {"picture": p.astype(np.float32)}, "observations/picture has type float32"),
-        (lambda p, s: {"picture": np.moveaxis(p, 3, 1)}, "Move the colors to the end"),
-        (lambda p, s: {"picture": p[..., 0]}, r"images are \[N, height, width, colors\]"),
-        (lambda p, s: {"picture": p[:-1]}, "observations/picture 6"),
+        (lambda p, s: {"image": p.astype(np.float32)}, "observations/image has type float32"),
+        (lambda p, s: {"image": np.moveaxis(p, 3, 1)}, "Move the colors to the end"),
+        (lambda p, s: {"image": p[..., 0]}, r"images are \[N, height, width, colors\]"),
+        (lambda p, s: {"image": p[:-1]}, "observations/image 6"),
         (lambda p, s: {"state": s * np.nan}, "observations/state has nan first in row 0"),
     ],
 )
@@ -91,9 +91,9 @@ def test_a_bad_channel_is_named(change: Any, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda p, s: {"state": s}, "next_observations/picture is missing"),
-        (lambda p, s: {"picture": p, "state": s, "side": p}, "next_observations/side is without"),
-        (lambda p, s: {"picture": p[:, :2], "state": s}, "The two must be equal"),
+        (lambda p, s: {"state": s}, "next_observations/image is missing"),
+        (lambda p, s: {"image": p, "state": s, "side": p}, "next_observations/side is without"),
+        (lambda p, s: {"image": p[:, :2], "state": s}, "The two must be equal"),
     ],
 )
 def test_next_observations_need_the_same_channels_and_shapes(change: Any, sentence: str) -> None:
@@ -107,7 +107,7 @@ def test_written_channels_are_read_bit_for_bit(tmp_path: Path, writer: Any) -> N
     data = data_set()
     name = {write: "a.hdf5", write_npz: "a.npz", write_minari: "a-v0"}[writer]
     writer(data, tmp_path / name)
-    keys = {"observation_keys": ["picture", "state"]} if writer is write_minari else {}
+    keys = {"observation_keys": ["image", "state"]} if writer is write_minari else {}
     again = read(tmp_path / name, **keys)
     for channel, array in data.observations.items():
         rows = slice(data.num_rows)
@@ -117,7 +117,7 @@ def test_written_channels_are_read_bit_for_bit(tmp_path: Path, writer: Any) -> N
             again.next_observations[channel], data.next_observations[channel]
         )
     assert again.spec is not None
-    assert again.spec.observation_shapes == {"picture": (4, 5, 3), "state": (2,)}
+    assert again.spec.observation_shapes == {"image": (4, 5, 3), "state": (2,)}
     text = info(tmp_path / name, **keys)
     assert "[4, 5, 3] uint8" in text
     assert not [p for p in validate(again) if p.severity == "error"]
@@ -134,16 +134,16 @@ def test_the_cache_stores_channels(tmp_path: Path) -> None:
 def test_a_checksum_depends_on_every_pixel() -> None:
     data = data_set()
     before = data.checksum()
-    data.observations["picture"][3, 0, 0, 0] ^= 1
+    data.observations["image"][3, 0, 0, 0] ^= 1
     assert data.checksum() != before
 
 
 def test_a_transform_scales_vectors_alone_and_survives_json() -> None:
     cfg, data = Preprocessing(normalize_observations=True), data_set()
-    fitted = Transform.fit(cfg, data, {"picture": (4, 5, 3), "state": (2,)})
+    fitted = Transform.fit(cfg, data, {"image": (4, 5, 3), "state": (2,)})
     for transform in (fitted, Transform.from_json(fitted.to_json())):
         learned = transform.dataset(data)
-        assert learned.observations["picture"] is data.observations["picture"]
+        assert learned.observations["image"] is data.observations["image"]
         state = learned.observations["state"][:ROWS]
         np.testing.assert_allclose(state.mean(0), 0, atol=1e-6)
         np.testing.assert_allclose(state.std(0), 1, atol=0.02)

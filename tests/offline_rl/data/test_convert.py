@@ -34,7 +34,7 @@ def from_minari(tmp_path: Path) -> Path:
     return minari(tmp_path / "old-v0", episodes([3, 5, 2]), action_space=box([2], -2, 2))
 
 
-def pictures(tmp_path: Path) -> Path:
+def images(tmp_path: Path) -> Path:
     all_episodes = episodes([3, 2])
     rng = np.random.default_rng(0)
     for episode in all_episodes:
@@ -48,7 +48,7 @@ def failures(tmp_path: Path) -> Path:
     return robomimic(tmp_path / "mg.hdf5", demos([4, 3], success=0))
 
 
-SOURCES = (with_costs, from_minari, pictures, failures)
+SOURCES = (with_costs, from_minari, images, failures)
 
 
 def assert_same(left: Dataset, right: Dataset) -> None:

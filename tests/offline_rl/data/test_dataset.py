@@ -186,8 +186,8 @@ def test_scalars_in_columns_and_other_number_types_are_converted():
 
 def test_images_stay_uint8():
     a = steps(4)
-    pictures = np.zeros((4, 3, 8, 8), np.uint8)
-    data = Dataset.from_arrays(pictures, a["actions"], a["rewards"], a["terminals"])
+    images = np.zeros((4, 3, 8, 8), np.uint8)
+    data = Dataset.from_arrays(images, a["actions"], a["rewards"], a["terminals"])
     assert data.observations.dtype == np.uint8
 
 

@@ -51,14 +51,14 @@ def test_minari_reads_what_we_write(tmp_path: Path, minari: Any):
 def test_minari_reads_our_images_bit_for_bit(tmp_path: Path, minari: Any):
     from offline_rl.data import Dataset
 
-    pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 40, 3), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 40, 3), dtype=np.uint8)
     ended = np.array([False, False, True])
     data = Dataset.from_arrays(
-        pictures[:3], np.zeros((3, 2)), np.zeros(3), ended, next_observations=pictures[1:]
+        images[:3], np.zeros((3, 2)), np.zeros(3), ended, next_observations=images[1:]
     )
     write_minari(data, tmp_path / "seen-v0")
     (episode,) = minari.load_dataset("seen-v0").iterate_episodes()
-    np.testing.assert_array_equal(episode.observations, pictures)
+    np.testing.assert_array_equal(episode.observations, images)
 
 
 def test_we_read_what_minari_writes(tmp_path: Path, minari: Any):
@@ -98,9 +98,9 @@ def test_we_read_what_minari_writes(tmp_path: Path, minari: Any):
 
 def test_images_written_by_minari_are_read_as_minari_reads_them(tmp_path: Path, minari: Any):
     theirs = library("minari.data_collector.episode_buffer")
-    pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 40, 3), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 40, 3), dtype=np.uint8)
     buffer = theirs.EpisodeBuffer(
-        observations=list(pictures),
+        observations=list(images),
         actions=np.zeros((3, 2), np.float32),
         rewards=[0.0] * 3,
         terminations=[False, False, True],

@@ -203,7 +203,7 @@ def test_an_invalid_action_range_is_refused(tmp_path: Path, bounds: list):
 
 def test_an_action_range_of_another_width_is_refused(tmp_path: Path):
     path = save(tmp_path / "a.hdf5", two_episodes())
-    with pytest.raises(UserError, match="limits are of 3 numbers, the actions of 2"):
+    with pytest.raises(UserError, match="there are limits for 3 actions, but the data has 2"):
         read(path, action_range=[[0, 0, 0], [1, 1, 1]])
     with pytest.raises(UserError, match="action_scale and action_range are both given"):
         read(path, action_range=[-2, 2], action_scale=2)

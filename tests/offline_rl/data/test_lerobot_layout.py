@@ -279,8 +279,8 @@ def test_a_video_that_is_missing_damaged_or_too_short_is_named(tmp_path: Path):
 
 
 def test_images_in_the_tables_can_be_observed(tmp_path: Path):
-    pictures = np.random.default_rng(0).integers(0, 256, (ROWS, 6, 5, 3), dtype=np.uint8)
-    columns = frames() | {"observation.image": [png(picture) for picture in pictures]}
+    images = np.random.default_rng(0).integers(0, 256, (ROWS, 6, 5, 3), dtype=np.uint8)
+    columns = frames() | {"observation.image": [png(image) for image in images]}
     described = {"observation.image": {"dtype": "image", "shape": [6, 5, 3]}}
     path = lerobot(tmp_path / "a", columns, LENGTHS, features=described, split_at=(4,))
     data = read(path)
@@ -291,17 +291,17 @@ def test_images_in_the_tables_can_be_observed(tmp_path: Path):
     ).observations
     assert list(observations) == ["state", "image"]
     assert observations["image"].dtype == np.uint8
-    np.testing.assert_array_equal(observations["image"], pictures)
+    np.testing.assert_array_equal(observations["image"], images)
 
 
 def test_images_of_different_or_wrong_sizes_are_refused(tmp_path: Path):
     shown = [np.zeros((6 + (row == 7), 5, 3), np.uint8) for row in range(ROWS)]
     described = {"observation.image": {"dtype": "image", "shape": [6, 5, 3]}}
-    for name, pictures, sentence in (
+    for name, images, sentence in (
         ("a", shown, r"its images differ in size: \[\[6, 5, 3\], \[7, 5, 3\]\]"),
         ("b", [shown[7]] * ROWS, r"images of shape \[7, 5, 3\], but \[6, 5, 3\] is stated"),
     ):
-        columns = frames() | {"observation.image": [png(picture) for picture in pictures]}
+        columns = frames() | {"observation.image": [png(image) for image in images]}
         path = lerobot(tmp_path / name, columns, LENGTHS, features=described)
         with pytest.raises(UserError, match=sentence):
             read(path, observation_keys=["observation.image"])

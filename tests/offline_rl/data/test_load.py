@@ -162,7 +162,7 @@ def test_a_name_that_is_neither_a_file_nor_a_task_lists_near_matches():
 
 
 def test_a_task_without_data_asks_for_a_file():
-    with pytest.raises(UserError, match="task none brings no data"):
+    with pytest.raises(UserError, match="task none has no data set"):
         load("none")
 
 

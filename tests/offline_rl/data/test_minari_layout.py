@@ -158,18 +158,18 @@ def test_costs_and_infos_belong_to_the_steps(tmp_path: Path):
     assert extras["infos/inner/x"].tolist() == [10, 20, 30, 10, 20]
 
 
-def jpeg(picture: np.ndarray) -> np.ndarray:
+def jpeg(image: np.ndarray) -> np.ndarray:
     buffer = io.BytesIO()
-    imageio.v3.imwrite(buffer, picture, extension=".jpeg", quality=100)
+    imageio.v3.imwrite(buffer, image, extension=".jpeg", quality=100)
     return np.frombuffer(buffer.getvalue(), np.uint8)
 
 
 @pytest.mark.parametrize("encoded", [True, False])
 def test_images_are_read_from_jpeg_or_raw_arrays(tmp_path: Path, encoded: bool):
     all_episodes = episodes([2])
-    gray = np.array([10, 120, 250], np.uint8)  # JPEG keeps a picture of one gray
-    pictures = np.broadcast_to(gray[:, None, None, None], (3, 32, 40, 3))
-    all_episodes[0]["observations"] = [jpeg(p) for p in pictures] if encoded else pictures
+    gray = np.array([10, 120, 250], np.uint8)  # JPEG keeps a image of one gray
+    images = np.broadcast_to(gray[:, None, None, None], (3, 32, 40, 3))
+    all_episodes[0]["observations"] = [jpeg(p) for p in images] if encoded else images
     space = box([32, 40, 3], 0, 255, "uint8")
     folder = minari(
         tmp_path / "a-v0",
@@ -180,14 +180,14 @@ def test_images_are_read_from_jpeg_or_raw_arrays(tmp_path: Path, encoded: bool):
     data = read(folder)
     assert data.observations.dtype == np.uint8
     assert data.observations.shape == (3, 32, 40, 3)
-    assert np.abs(data.observations[:2].astype(int) - pictures[:2]).max() <= 1
-    assert np.abs(data.next_observations.astype(int) - pictures[1:]).max() <= 1
+    assert np.abs(data.observations[:2].astype(int) - images[:2]).max() <= 1
+    assert np.abs(data.next_observations.astype(int) - images[1:]).max() <= 1
 
 
 def test_images_with_vectors_are_channels_if_requested_and_otherwise_left_out(tmp_path: Path):
     all_episodes = episodes([2])
-    picture = np.zeros((3, 32, 32, 3), np.uint8)
-    all_episodes[0]["observations"] = {"state": all_episodes[0]["observations"], "view": picture}
+    image = np.zeros((3, 32, 32, 3), np.uint8)
+    all_episodes[0]["observations"] = {"state": all_episodes[0]["observations"], "view": image}
     space = {
         "type": "Dict",
         "subspaces": {"state": box([3], -1, 1), "view": box([32, 32, 3], 0, 255, "uint8")},

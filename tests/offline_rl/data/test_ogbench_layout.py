@@ -66,11 +66,11 @@ def test_the_validation_file_is_a_file_like_the_other(tmp_path: Path):
 
 def test_images_stay_uint8(tmp_path: Path):
     arrays = trajectories()
-    pictures = np.random.default_rng(1).integers(0, 256, (sum(STATES), 8, 8, 3), dtype=np.uint8)
-    arrays["observations"] = pictures
+    images = np.random.default_rng(1).integers(0, 256, (sum(STATES), 8, 8, 3), dtype=np.uint8)
+    arrays["observations"] = images
     data = read(save(tmp_path / "visual.npz", arrays))
     assert data.observations.dtype == np.uint8
-    np.testing.assert_array_equal(data.next_observations[0], pictures[1])
+    np.testing.assert_array_equal(data.next_observations[0], images[1])
 
 
 def changed(key: str, array: np.ndarray) -> Arrays:

@@ -163,7 +163,7 @@ def test_d4rl_compatible_equals_qlearning_dataset_for_every_suite(tmp_path: Path
 
 def test_terminate_on_end_needs_d4rl_compatible(tmp_path: Path):
     path = save(tmp_path / "a.hdf5", two_episodes())
-    with pytest.raises(UserError, match="with d4rl_compatible=true only"):
+    with pytest.raises(UserError, match="needs d4rl_compatible=true"):
         read(path, terminate_on_end=True)
 
 

@@ -188,16 +188,16 @@ def test_a_mask_of_a_missing_demonstration_is_refused(tmp_path: Path):
 
 def test_cameras_and_vectors_are_channels_by_their_keys(tmp_path: Path):
     demonstrations = demos([3])
-    pictures = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
-    demonstrations["demo_0"]["obs"]["agentview_image"] = pictures[:-1]
-    demonstrations["demo_0"]["next_obs"]["agentview_image"] = pictures[1:]
+    images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    demonstrations["demo_0"]["obs"]["agentview_image"] = images[:-1]
+    demonstrations["demo_0"]["next_obs"]["agentview_image"] = images[1:]
     path = robomimic(tmp_path / "image.hdf5", demonstrations)
     np.testing.assert_array_equal(read(path).observations[:3], observed(demonstrations))
     for keys in (["agentview_image"], ["object", "agentview_image"]):
         data = read(path, observation_keys=keys)
         assert list(data.observations) == keys
         assert data.observations["agentview_image"].dtype == np.uint8
-        np.testing.assert_array_equal(data.next_observations["agentview_image"], pictures[1:])
+        np.testing.assert_array_equal(data.next_observations["agentview_image"], images[1:])
     felt = demonstrations["demo_0"]["obs"]["object"].astype(np.float32)
     np.testing.assert_array_equal(data.observations["object"][:3], felt)
 

@@ -72,9 +72,9 @@ def test_a_rare_large_value_makes_a_column_visible():
 
 
 def test_channels_are_named_and_images_are_not_checked():
-    both = {"arm": 1e-5 * SIGN[:, None], "picture": np.zeros((100, 4, 4, 3), np.uint8)}
+    both = {"arm": 1e-5 * SIGN[:, None], "image": np.zeros((100, 4, 4, 3), np.uint8)}
     d = Dataset.from_arrays(both, SIGN[:, None], SIGN, SIGN == 2)
-    (warning,) = warnings(d, Spec({"arm": (1,), "picture": (4, 4, 3)}, 1))
+    (warning,) = warnings(d, Spec({"arm": (1,), "image": (4, 4, 3)}, 1))
     assert "arm[0] has a standard deviation of 1.0e-05" in warning
 
 

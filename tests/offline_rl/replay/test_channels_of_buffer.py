@@ -14,14 +14,14 @@ from offline_rl.replay.streaming import Stream
 from offline_rl.utils.random import Random
 
 ROWS = 12
-SHAPES = {"picture": (2, 2, 3), "state": (1,)}
+SHAPES = {"image": (2, 2, 3), "state": (1,)}
 
 
 def numbered_observations(numbers: np.ndarray) -> dict[str, np.ndarray]:
     """Return observations that encode their number in every channel."""
-    pictures = np.broadcast_to(numbers[:, None, None, None], (len(numbers), 2, 2, 3))
+    images = np.broadcast_to(numbers[:, None, None, None], (len(numbers), 2, 2, 3))
     return {
-        "picture": pictures.astype(np.uint8),
+        "image": images.astype(np.uint8),
         "state": numbers[:, None].astype(np.float32),
     }
 
@@ -50,10 +50,10 @@ def draw(source: Any, size: int = 64) -> Any:
 def check(batch: Any) -> None:
     """Check that both channels encode the same number, and the next observation its successor."""
     for observations in (batch.observations, batch.next_observations):
-        assert list(observations) == ["picture", "state"]
-        assert observations["picture"].dtype == torch.uint8
-        assert observations["picture"].shape[-3:] == (2, 2, 3)
-        shown = observations["picture"].flatten(-3).float()
+        assert list(observations) == ["image", "state"]
+        assert observations["image"].dtype == torch.uint8
+        assert observations["image"].shape[-3:] == (2, 2, 3)
+        shown = observations["image"].flatten(-3).float()
         assert (shown == observations["state"]).all()
 
 
@@ -77,10 +77,10 @@ def test_a_mixture_keeps_the_channels_of_a_row_together(ratio: float | None) -> 
 def test_sequences_and_chunks_have_every_step_in_every_channel() -> None:
     buffer = ReplayBuffer.from_dataset(data())
     sequences = draw(Sequences(buffer, 3))
-    assert sequences.observations["picture"].shape == (64, 3, 2, 2, 3)
+    assert sequences.observations["image"].shape == (64, 3, 2, 2, 3)
     check(sequences)
     chunks = draw(Chunks(buffer, n_obs_steps=2, horizon=4, n_action_steps=2))
-    assert chunks.observations["picture"].shape == (64, 2, 2, 2, 3)
+    assert chunks.observations["image"].shape == (64, 2, 2, 2, 3)
     check(chunks)
 
 
@@ -108,18 +108,18 @@ def test_appended_rows_and_a_checkpoint_keep_images_as_uint8() -> None:
         }
         buffer.append(0, rows)
     stored, other = buffer.filled(0), ReplayBuffer(SHAPES, 1, 8)
-    assert stored["next_observations/picture"].dtype == torch.uint8
+    assert stored["next_observations/image"].dtype == torch.uint8
     other.load(0, stored)
     for each in (buffer, other):
         check(draw(each))
         newest = each.newest(0, 3)
         assert newest.observations["state"][:3, 0].tolist() == [0, 1, 2]
-        assert newest.next_observations["picture"][:, 0, 0, 0].tolist() == [1, 2, 3]
+        assert newest.next_observations["image"][:, 0, 0, 0].tolist() == [1, 2, 3]
 
 
 def test_a_channel_that_is_missing_from_appended_rows_is_refused() -> None:
     rows = {"observations": {"state": np.zeros((1, 1))}, "rewards": np.zeros(1)}
-    with pytest.raises(ValueError, match="observations/picture"):
+    with pytest.raises(ValueError, match="observations/image"):
         ReplayBuffer(SHAPES, 1, 8).append(0, rows)
 
 
