@@ -114,7 +114,7 @@ class Store:
         """Return links from layer normalizations at these paths to those of our MLP `name`."""
         at = (slice(None), 0) if stacked else ...
         parts = [("weight", "scale"), ("bias", "bias")]
-        pairs = [(i, path, *subtree) for i, path in enumerate(layers) for subtree in parts]
+        pairs = [(i, path, *pair) for i, path in enumerate(layers) for pair in parts]
         return [self.link(f"{name}.norms.{i}.{a}", f"{path}/{b}", at) for i, path, a, b in pairs]
 
 
