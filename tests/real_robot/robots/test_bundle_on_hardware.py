@@ -14,7 +14,7 @@ import pytest
 
 import envs
 import policies
-from envs.experts.arm import ArmExpert, inverse
+from envs.experts.arm import ArmExpert, inverse_kinematics
 from envs.suites.arm import CLOSE_M, STILL_RAD_S, Reach
 from offline_rl import Dataset, train
 from offline_rl.data.env_spec import spec_of
@@ -134,7 +134,10 @@ class Inputs:
 def toward(target: np.ndarray, path: Path) -> Path:
     """Return a one-layer policy that moves a quarter of the way to the target in each step."""
     env = Reach(1)
-    half, goal = (env.action_high - env.action_low) / 2, inverse(target[None])[0]  # about 0
+    half, goal = (
+        (env.action_high - env.action_low) / 2,
+        inverse_kinematics(target[None])[0],
+    )  # about 0
     weight = np.zeros((13, 5), np.float32)
     weight[range(5), range(5)] = 0.75 / half
     bias = (0.25 * goal / half).astype(np.float32)
