@@ -73,7 +73,7 @@ class CalQL(cql.CQL):
         if cfg.tail != "failures" or cfg.failure_reward is not None:
             return cfg
         transform = Transform.fit(replace(cfg, normalize_observations=False), dataset, ())
-        return replace(cfg, failure_reward=float(transform.rewards(dataset.rewards).min()))
+        return replace(cfg, failure_reward=float(transform.apply_to_rewards(dataset.rewards).min()))
 
     @classmethod
     def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:

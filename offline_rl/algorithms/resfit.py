@@ -133,7 +133,7 @@ class ResFiT(DelayedActor):
         """Return `cfg`. Raises UserError if clip_target would clip targets below rewards."""
         if cfg.clip_target:
             transform = Transform.fit(replace(cfg, normalize_observations=False), dataset, ())
-            rewards = transform.rewards(dataset.rewards)
+            rewards = transform.apply_to_rewards(dataset.rewards)
             if not 0 <= rewards.min() <= rewards.max() <= 1:
                 raise UserError(
                     f"clip_target=true clips targets to [0, 1], but {dataset.path or dataset.name} "

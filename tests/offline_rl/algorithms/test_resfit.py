@@ -340,8 +340,8 @@ def test_a_bundle_of_another_task_cannot_be_a_base(
 def test_a_policy_that_uses_rewards_cannot_be_a_base(
     line: str, data: Dataset, tmp_path: Path
 ) -> None:
-    keys = {"algorithm.size": 8, "algorithm.layers": 1, "algorithm.heads": 1}
-    keys |= {"algorithm.horizon": 2, "algorithm.episode_steps": 10}
+    keys = {"algorithm.dim_model": 8, "algorithm.num_layers": 1, "algorithm.num_heads": 1}
+    keys |= {"algorithm.context_length": 2, "algorithm.episode_steps": 10}
     keys |= {"algorithm.target_return": 1.0, "algorithm.return_scale": 1.0}
     told = {"eval_episodes": 1, "tracker": "none", "compile": "never", "show": False}
     made = train(
@@ -659,7 +659,7 @@ def test_a_residual_bundle_contains_its_base_and_acts_as_evaluated(
     assert (policy.spec.observation_shapes, policy.spec.chunk_size) == ((2,), 1)
     played = json.loads(evaluate(run=str(file), episodes=2, json=True))["bundles"][0]["returns"]
     assert played == made.results[0]["returns"]
-    with pytest.raises(UserError, match="is whole without one; leave it out"):
+    with pytest.raises(UserError, match="needs no base policy. Leave out base="):
         evaluate(run=str(file), episodes=2, base=base)
     untouched = play(policies.load(base), envs.make_vector(line, 2)).returns
     assert played != untouched.tolist()
@@ -688,7 +688,7 @@ def test_a_residual_bundle_contains_its_base_and_acts_as_evaluated(
     [
         ("Failing", "the model is gone"),
         ("Blind", "returned NaN"),
-        ("Shrinking", r"an answer of \[1, 1, 2\], not \[1, 1, 1\]"),
+        ("Shrinking", r"it returned shape \[1, 1, 2\], expected \[1, 1, 1\]"),
     ],
 )
 def test_a_failing_base_ends_the_episode_and_finally_the_run(
@@ -711,15 +711,15 @@ def test_a_failing_base_ends_the_episode_and_finally_the_run(
             {"base": "degrees"},
             r":degrees returned 5 for the first observation, but actions must be in \[-1, 1\]",
         ),
-        ({"base": "Half"}, "n_obs_steps=0.5 is no whole number of at least 1"),
+        ({"base": "Half"}, "n_obs_steps=0.5 must be an integer of at least 1"),
         ({"base": "Hasty"}, "n_action_steps=2, but a chunk has 1 actions"),
         (
             {"algorithm.clip_target": True, "algorithm.reward_shift": 1.0},
             r"clip_target=true.*from 1",
         ),
         ({"algorithm.scale": 0.0}, "scale"),
-        ({"num_updates": 10}, "learns in an environment alone"),
-        ({"task": None}, "say where the base is corrected, with task="),
+        ({"num_updates": 10}, "resfit only learns online"),
+        ({"task": None}, "finetune with base= needs task="),
         (  # the one step after the warm-up brings half an update beside the critics' three
             {"online.warmup_steps": 19, "online.critic_updates": 3, "online.utd": 0.5},
             r"all 3 online updates fall within online.critic_updates \(\d+ updates\)\. Raise",
@@ -758,7 +758,7 @@ def test_a_run_resumes_with_the_class_of_its_base(
     ("base", "fault"),
     [
         ("{}/bases.py", r"lacks the function or class. Use base=.*/bases\.py:<name>"),
-        ("{}", r"is a folder: give the bundle, as base=.*/run/seed_0/policy\.bundle"),
+        ("{}", r"is a folder. Use base=.*/run/seed_0/policy\.bundle"),
     ],
 )
 def test_a_misspelled_base_is_suggested(
@@ -794,10 +794,12 @@ def test_a_residual_of_a_python_base_needs_that_base_to_play(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
 ) -> None:
     made = learn(base_name("Chunked"), data, tmp_path / "out", seeds=1, show=True)
-    assert "evaluate and play are to be given base= as well" in capsys.readouterr().out
+    assert "pass base= to evaluate and play as well" in capsys.readouterr().out
     file = str(made.path / "seed_0" / "policy.bundle")
     assert policies.load(file).bundle.provenance["base"] == base_name("Chunked")
-    with pytest.raises(UserError, match=r"does not hold: add base=.*bases\.py:Chunked"):
+    with pytest.raises(
+        UserError, match=r"does not contain its base policy. Add base=.*bases\.py:Chunked"
+    ):
         evaluate(run=file, episodes=2)
     told = evaluate(run=file, episodes=2, json=True, base=base_name("Chunked"))
     assert json.loads(told)["bundles"][0]["returns"] == made.results[0]["returns"]
@@ -807,7 +809,7 @@ def test_a_residual_of_a_python_base_needs_that_base_to_play(
     with pytest.raises(UserError, match="is a residual policy without its own base"):
         base_of(file, envs.make_vector(line, 1))
     with pytest.raises(
-        UserError, match=r"a longer one begins anew, as finetune base=.*:Chunked name="
+        UserError, match=r"For a longer run, restart with finetune base=.*:Chunked name="
     ):
         finetune(run=made.path, num_env_steps=10)
 
@@ -882,7 +884,7 @@ def test_the_field_in_which_a_base_differs_is_named(
 def test_algorithms_without_residual_actions_refuse_a_base(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="base= is read by resfit; iql corrects no policy"):
+    with pytest.raises(UserError, match="base= is used by resfit; iql has no base policy"):
         train(algorithm="iql", task=line, base=base_name("simple"), dataset=data, out=str(tmp_path))
 
 
@@ -891,4 +893,7 @@ def test_demonstrations_beyond_the_residual_scale_are_reported(
 ) -> None:
     learn(base_name("simple"), data, tmp_path, steps=2, seeds=1, show=True)
     share = np.mean(np.abs(data.actions[:, 0] - 0.25) > 0.1)
-    assert f"{share:.0%} of its actions are further than scale=0.1" in capsys.readouterr().out
+    assert (
+        f"{share:.0%} of its actions differ from the base's by more than scale=0.1"
+        in capsys.readouterr().out
+    )
