@@ -25,7 +25,7 @@ from offline_rl.utils.trees import flatten
 from policies.networks.encoders import ImageEncoder
 from policies.spec import Spec
 
-SPEC = Spec({"state": (3,), "picture": (12, 12, 3)}, 2)
+SPEC = Spec({"state": (3,), "image": (12, 12, 3)}, 2)
 EYES = {"num_keypoints": 4, "crop": 0.75}
 EDM = OWN | {"process": "edm", "num_inference_steps": 5}
 KINDS: list[Any] = [
@@ -40,8 +40,8 @@ KINDS: list[Any] = [
 
 def batch(seed: int, size: int = 8) -> Batch:
     draw = torch.Generator().manual_seed(seed)
-    pictures = torch.randint(0, 256, (size, 2, 12, 12, 3), generator=draw, dtype=torch.uint8)
-    seen: Any = {"state": torch.randn(size, 2, 3, generator=draw), "picture": pictures}
+    images = torch.randint(0, 256, (size, 2, 12, 12, 3), generator=draw, dtype=torch.uint8)
+    seen: Any = {"state": torch.randn(size, 2, 3, generator=draw), "image": images}
     actions, zeros = torch.rand(size, 4, 2, generator=draw) * 2 - 1, torch.zeros(size)
     real = torch.ones(size, 4, dtype=torch.bool)
     return Batch(seen, actions, zeros, zeros, seen, real=real)
@@ -58,10 +58,10 @@ def test_an_update_encodes_each_image_once(cls: Any, own: Any, monkeypatch: Any)
     state, encoded, forward = start_with_images(cls, own), [], ImageEncoder.forward
 
     def record_forward(
-        self: ImageEncoder, pictures: torch.Tensor, random: Any = None
+        self: ImageEncoder, images: torch.Tensor, random: Any = None
     ) -> torch.Tensor:
-        encoded.append((tuple(pictures.shape), random is not None))
-        return forward(self, pictures, random)
+        encoded.append((tuple(images.shape), random is not None))
+        return forward(self, images, random)
 
     monkeypatch.setattr(ImageEncoder, "forward", record_forward)
     _, metrics = state.algorithm.update(state, batch(0), 0)
@@ -120,7 +120,7 @@ def test_stacked_seeds_with_image_histories_equal_their_single_runs() -> None:
     ends = np.arange(rows) % 10 == 9
     seen = {
         "state": draw.normal(size=(rows, 3)).astype(np.float32),
-        "picture": draw.integers(0, 256, (rows, 12, 12, 3), np.uint8),
+        "image": draw.integers(0, 256, (rows, 12, 12, 3), np.uint8),
     }
     actions = draw.uniform(-1, 1, (rows, 2))
     data = Dataset.from_arrays(seen, actions, np.zeros(rows), ends & False, ends)

@@ -506,9 +506,9 @@ def test_actor_and_critics_observe_images_and_only_the_actor_the_base_action() -
     state = state_of(algorithm, 0)
     new, metrics = algorithm.update(state, drawn, 0)
     assert all(value.isfinite() for value in metrics.values())
-    eyes = [k for k in state.params["critic"] if "observation_encoder" in k]
+    encoder = [k for k in state.params["critic"] if "observation_encoder" in k]
     was, now = state.params["critic"], new.params["critic"]
-    assert any(not torch.equal(was[k], now[k]) for k in eyes)
+    assert any(not torch.equal(was[k], now[k]) for k in encoder)
     s, a = drawn.observations, drawn.actions
     other = {**s, BASE_ACTION: -s[BASE_ACTION]}
     assert torch.equal(new.critic(s, a), new.critic(other, a))
@@ -659,7 +659,7 @@ def test_a_residual_bundle_contains_its_base_and_acts_as_evaluated(
     assert (policy.spec.observation_shapes, policy.spec.chunk_size) == ((2,), 1)
     played = json.loads(evaluate(run=str(file), episodes=2, json=True))["bundles"][0]["returns"]
     assert played == made.results[0]["returns"]
-    with pytest.raises(UserError, match="needs no base policy. Leave out base="):
+    with pytest.raises(UserError, match=r"needs no base policy. Leave out base="):
         evaluate(run=str(file), episodes=2, base=base)
     untouched = play(policies.load(base), envs.make_vector(line, 2)).returns
     assert played != untouched.tolist()

@@ -67,8 +67,8 @@ def test_a_period_equals_the_authors_with_the_actor_last() -> None:
         s, a, r, discount, s2 = doubles(batch)
         random = Recorded(i)
         a2, _ = acted(before.params["policy"], s2, random.normal((1, *a.shape))[0])
-        judges = (3 * random.uniform((2,))).floor().long()
-        q2 = valued(before.params["critic_target"], s2, a2)[judges].amin(0)
+        members = (3 * random.uniform((2,))).floor().long()
+        q2 = valued(before.params["critic_target"], s2, a2)[members].amin(0)
         q = valued(before.params["critic"], s, a)
         close(metrics["critic_loss"], (q - (r + discount * q2)).square().mean())
         assert (state.params["policy"] is before.params["policy"]) is (i < BLOCK - 1)
@@ -177,8 +177,8 @@ def test_squashed_iql_uses_the_density_of_a_tanh_normal() -> None:
     log_std = scale * log_std + shift
     _, log_pi = squashed(torch.cat([mean, log_std], -1), (a.atanh() - mean) / log_std.exp())
     close(metrics["policy_loss"], -log_pi.mean())
-    judge = int(3 * Recorded().uniform((1,)))
-    q = valued(state.params["critic_target"], s, a)[judge]
+    member = int(3 * Recorded().uniform((1,)))
+    q = valued(state.params["critic_target"], s, a)[member]
     v = perceptron({k: x.double() for k, x in state.params["value"].items()}, "net.", s)[:, 0]
     u = q - v
     close(metrics["value_loss"], ((0.7 - (u < 0).double()).abs() * u.square()).mean())
