@@ -108,22 +108,22 @@ class Transform:
             shift -= scale * center_of(dataset)
         return cls(normalizer, float(scale), float(shift), cfg.clip_actions)
 
-    def rewards(self, rewards: np.ndarray) -> np.ndarray:
+    def apply_to_rewards(self, rewards: np.ndarray) -> np.ndarray:
         """Return the preprocessed rewards, float32."""
         raw = np.asarray(rewards, np.float32)
         return (raw * self.reward_scale + self.reward_shift).astype(np.float32)
 
-    def dataset(self, dataset: Dataset) -> Dataset:
+    def apply(self, dataset: Dataset) -> Dataset:
         """Return the preprocessed data set."""
         normalized = self.normalizer(dataset.observations)
-        return replace(self.all_but_observations(dataset), observations=normalized)
+        return replace(self.apply_without_observations(dataset), observations=normalized)
 
-    def all_but_observations(self, dataset: Dataset) -> Dataset:
+    def apply_without_observations(self, dataset: Dataset) -> Dataset:
         """Return the data set with preprocessed rewards and actions, and raw observations."""
         clip = self.clip_actions
         return replace(
             dataset,
-            rewards=self.rewards(dataset.rewards),
+            rewards=self.apply_to_rewards(dataset.rewards),
             actions=dataset.actions if clip == 1 else dataset.actions.clip(-clip, clip),
         )
 
@@ -133,8 +133,8 @@ class Transform:
         normalizer = self.normalizer
         return normalizer.by_channel if isinstance(normalizer, Normalizers) else normalizer
 
-    def raw(self, dataset: Dataset) -> Dataset:
-        """Invert `dataset`, except for rounding and for clipped actions."""
+    def invert(self, dataset: Dataset) -> Dataset:
+        """Invert `apply`, except for rounding and for clipped actions."""
         return replace(
             dataset,
             observations=self.normalizer.inverse(dataset.observations),

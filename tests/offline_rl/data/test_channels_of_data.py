@@ -142,7 +142,7 @@ def test_a_transform_scales_vectors_alone_and_survives_json() -> None:
     cfg, data = Preprocessing(normalize_observations=True), data_set()
     fitted = Transform.fit(cfg, data, {"image": (4, 5, 3), "state": (2,)})
     for transform in (fitted, Transform.from_json(fitted.to_json())):
-        learned = transform.dataset(data)
+        learned = transform.apply(data)
         assert learned.observations["image"] is data.observations["image"]
         state = learned.observations["state"][:ROWS]
         np.testing.assert_allclose(state.mean(0), 0, atol=1e-6)

@@ -42,7 +42,7 @@ def test_a_small_signal_is_named_with_a_setting_that_scales_it_to_one(size: floa
     assert not any(name in warning for name in ("x ", "fixed", "rounded"))
     least = float(warning.split("min_std=")[1].split()[0])
     cfg = Preprocessing(normalize_observations=True, min_std=least)
-    normalized = Transform.fit(cfg, data(size), (4,)).dataset(data(size)).observations[:, 1]
+    normalized = Transform.fit(cfg, data(size), (4,)).apply(data(size)).observations[:, 1]
     assert normalized == pytest.approx(SIGN, abs=1e-3)
     assert warnings(data(size), cfg=cfg) == []
 

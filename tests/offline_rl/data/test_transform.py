@@ -29,7 +29,7 @@ def dataset() -> Dataset:
 def test_nothing_changes_by_default():
     data = dataset()
     transform = Transform.fit(Preprocessing(), data, (3,))
-    learned = transform.dataset(data)
+    learned = transform.apply(data)
     assert np.array_equal(learned.observations, data.observations)
     assert np.array_equal(learned.rewards, data.rewards)
     assert np.array_equal(learned.actions, data.actions)
@@ -39,7 +39,7 @@ def test_observations_have_zero_mean_and_next_ones_use_the_same_statistics():
     data = dataset()
     transform = Transform.fit(Preprocessing(normalize_observations=True), data, (3,))
     rows = data.observations[:4].astype(np.float64)
-    learned = transform.dataset(data)
+    learned = transform.apply(data)
     expected = (data.next_observations - rows.mean(0)) / (rows.std(0) + 1e-3)
     assert learned.observations[:4].mean(0) == pytest.approx(0, abs=1e-6)
     assert learned.next_observations == pytest.approx(expected, abs=1e-5)
@@ -59,8 +59,8 @@ def test_rewards_are_divided_by_the_range_of_returns_then_scaled_and_shifted():
     cfg = Preprocessing(normalize_returns=True, reward_scale=2.0, reward_shift=-1.0)
     transform = Transform.fit(cfg, dataset(), (3,))
     expected = 2 * 1000 / (7 - 3) * np.array([1.0, 2, 3, 4]) - 1
-    assert transform.dataset(dataset()).rewards == pytest.approx(expected)
-    assert transform.rewards(np.array([1.0, 2, 3, 4])) == pytest.approx(expected)
+    assert transform.apply(dataset()).rewards == pytest.approx(expected)
+    assert transform.apply_to_rewards(np.array([1.0, 2, 3, 4])) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 2.0, 2.0, 1.0], [0.0] * 4])
@@ -109,12 +109,12 @@ def test_ranges_become_minus_one_to_one_and_constants_are_only_shifted():
     transform = Transform.fit(cfg, data, {"place": (2,), "eye": (2, 2, 3)})
     transform = Transform.from_json(json.loads(json.dumps(transform.to_json())))
     assert transform.parts["place"].kind == "min-max"
-    normalized = transform.dataset(data).observations
+    normalized = transform.apply(data).observations
     np.testing.assert_allclose(normalized["place"][:, 0], [-1, 1, -0.5, 0.5])
     np.testing.assert_allclose(normalized["place"][:, 1], 0, atol=2e-5)
     np.testing.assert_array_equal(normalized["eye"], observations["eye"])
     np.testing.assert_allclose(
-        transform.raw(transform.dataset(data)).observations["place"], observations["place"]
+        transform.invert(transform.apply(data)).observations["place"], observations["place"]
     )
 
 
@@ -133,7 +133,7 @@ def test_json_restores_a_transform_exactly(how):
     assert np.array_equal(again.normalizer.scale, transform.normalizer.scale)
     assert again.normalizer.kind == transform.normalizer.kind
     assert again.to_json() == transform.to_json()
-    assert np.abs(again.dataset(dataset()).actions).max() <= 0.5
+    assert np.abs(again.apply(dataset()).actions).max() <= 0.5
 
 
 @pytest.mark.parametrize("values", [{"clip_actions": 0.0}, {"clip_actions": 2.0}])
@@ -149,8 +149,8 @@ def test_centered_rewards_have_mean_zero_and_are_refused_where_episodes_terminat
     cut = Dataset.from_arrays(*rows, np.zeros(4, bool), np.arange(4) % 2 == 1)
     cfg = Preprocessing(center_rewards=True, reward_scale=10.0, reward_shift=0.5)
     transform = Transform.fit(cfg, cut, (2,))
-    np.testing.assert_allclose(transform.dataset(cut).rewards, 10 * (rewards - 3) + 0.5)
-    np.testing.assert_allclose(transform.rewards(np.array([3.0])), 0.5)
+    np.testing.assert_allclose(transform.apply(cut).rewards, 10 * (rewards - 3) + 0.5)
+    np.testing.assert_allclose(transform.apply_to_rewards(np.array([3.0])), 0.5)
     over = Dataset.from_arrays(*rows, np.arange(4) == 1)
     with pytest.raises(UserError, match=r"1 episodes terminate.*center_rewards=false"):
         Transform.fit(cfg, over, (2,))
@@ -162,5 +162,5 @@ def test_a_reward_is_the_same_number_from_data_and_from_an_environment() -> None
     rewards = np.random.default_rng(0).normal(size=10_000)
     assert rewards.dtype == np.float64
     np.testing.assert_array_equal(
-        transform.rewards(rewards), transform.rewards(np.float32(rewards))
+        transform.apply_to_rewards(rewards), transform.apply_to_rewards(np.float32(rewards))
     )
