@@ -73,7 +73,7 @@ def run_d3rlpy(algorithm: str, task_name: str, seed: int) -> float:
     dataset = load(task, None)
     cfg = build(algorithm_class(algorithm).Config, OURS[algorithm])
     transform = Transform.fit(cfg, dataset, dataset.observations.shape[1:])
-    data = transform.dataset(dataset)
+    data = transform.apply(dataset)
     columns = (data.observations[: data.num_rows], data.actions, data.rewards)
     columns += (data.terminated, data.truncated)
     d3rlpy.seed(seed)

@@ -232,7 +232,7 @@ class Collector:
         rows = {
             "observations": channels.take(observations, streams),
             "actions": actions[streams],
-            "rewards": self.transform.rewards(rewards),
+            "rewards": self.transform.apply_to_rewards(rewards),
             "terminated": np.concatenate([step.terminated for step in steps]),
             "truncated": np.concatenate([step.truncated for step in steps]),
             "next_observations": self.transform.normalizer(after),

@@ -149,7 +149,7 @@ class RolloutCollector:
         """Store the result of an action in each of `rows`, the t-th action of its episode."""
         new = self.transform.normalizer(step.observations)
         self._played[rows, t] = actions
-        self._rewards[rows, t] = self.transform.rewards(step.rewards)
+        self._rewards[rows, t] = self.transform.apply_to_rewards(step.rewards)
         self._observations[rows, t + 1] = new
         self._returns[rows] += step.rewards
         for name, values in info_columns(self._infos, step).items():

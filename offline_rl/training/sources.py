@@ -42,7 +42,7 @@ def sources_of(
     def source(data: Dataset) -> ReplayBuffer | WithExpert | Stream:
         if must_stream(plan, data, device):
             return stream_source(plan, data, transform, seeds, device)
-        learned, expert = transform.dataset(data), plan.expert and transform.dataset(plan.expert)
+        learned, expert = transform.apply(data), plan.expert and transform.apply(plan.expert)
         return offline_source(plan.algorithm, plan.cfg, learned, expert, device=device)
 
     if data is not None:
@@ -148,7 +148,7 @@ def stream_source(
     plan: Plan, data: Dataset, transform: Transform, seeds: Sequence[int], device: torch.device
 ) -> Stream:
     """Return a source that reads batches from the data file."""
-    raw = rows_for(plan.algorithm, transform.all_but_observations(data))
+    raw = rows_for(plan.algorithm, transform.apply_without_observations(data))
     return Stream(
         raw,
         seeds,
