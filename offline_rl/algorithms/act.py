@@ -52,7 +52,7 @@ class Config(ChunkConfig):
     kl_weight: NonNegative = 10.0  # weight of the KL divergence of the style from a standard normal
     dropout: Dropout = 0.1  # dropout rate in all layers during training
     lr: Rate = 1e-5  # learning rate
-    beta1: Share = 0.9  # of AdamW
+    beta1: Share = 0.9  # beta1 of AdamW
     weight_decay: Share = 1e-4  # weight decay of AdamW
     max_grad_norm: Annotated[Positive, BUILT] = 10.0  # gradients are clipped to this norm
     num_warmup_updates: Amount = 0  # updates over which the learning rate rises

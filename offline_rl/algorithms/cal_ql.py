@@ -39,11 +39,14 @@ if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
 
 
+Tail = Literal["zero", "failures", "last_reward"]
+
+
 @dataclass(frozen=True)
 class Config(cql.Config):
     """Defaults: nakamotoo/Cal-QL:JaxCQL/conservative_sac_main.py."""
 
-    tail: Literal["zero", "failures", "last_reward"] = "zero"  # see mc_returns
+    tail: Tail = "zero"  # rewards assumed after a truncation: none, failure_reward, or the last one
     failure_reward: Number | None = None  # for tail=failures; null: the data's lowest reward
     weight: NonNegative = 5.0
     max_target_backup: bool = True

@@ -60,7 +60,7 @@ class Config(EnsembleConfig):
     """Defaults: tinkoff-ai/CORL's for D4RL locomotion."""
 
     weight: NonNegative = 10.0  # weight of the conservative penalty (alpha in eq. 4)
-    variant: Variant = "H"  # form of the penalty, see soft_maximum
+    variant: Variant = "H"  # H: log-sum-exp; H-raw: without densities; rho: policy-weighted
     num_samples: Count = 10  # sampled actions per proposal distribution and state (N)
     temperature: Positive = 1.0  # temperature of the soft maximum
     gap: Gap = None  # target of the penalty; a learned multiplier on `weight` keeps it there

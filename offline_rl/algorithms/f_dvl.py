@@ -34,7 +34,7 @@ class Config(xql.Config):
     """Defaults: hari-sikchi/DVL:offline, its README and train_offline.py, but for `lam`."""
 
     divergence: Divergence = "chi_square"  # the f-divergence
-    conjugate: Conjugate = "one_sided"  # form of f*, see `conjugate`; not read by reverse_kl
+    conjugate: Conjugate = "one_sided"  # f below w = 1: zero, kept, or the released loss
     lam: Expectile = 0.8  # near 1 V follows the best action; not read by reverse_kl
     temperature: Positive = 1.0  # divides Q - V; in one-sided total_variation a mere factor
     batch_size: Count = 1024

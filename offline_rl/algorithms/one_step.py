@@ -44,9 +44,9 @@ class Config(DenoiserShape, ChunkConfig):
     """Sizes and process are the teacher's; other defaults are Diffusion Policy's."""
 
     process: Annotated[Literal["ddpm", "edm", "flow"], BUILT] = "ddpm"  # the teacher's
-    num_train_timesteps: Built = 100  # the teacher's, for ddpm
+    num_train_timesteps: Built = 100  # noise levels of the teacher's ddpm schedule
     prediction_type: Annotated[Literal["epsilon", "sample"], BUILT] = (
-        "epsilon"  # the teacher's, for ddpm
+        "epsilon"  # what the teacher's ddpm network predicts
     )
     num_inference_steps: Built = 100  # the teacher's denoising steps
     tuned: Built | None = None  # the teacher's last, fine-tuned denoising steps; null: all or none

@@ -25,12 +25,14 @@ from offline_rl.algorithms.common.in_sample import DualConfig, DualV, gumbel_los
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Positive, Share
 
+Objective = Literal["bounded", "mixture"]
+
 
 @dataclass(frozen=True)
 class Config(DualConfig):
     """Defaults: the authors' example, hopper-random."""
 
-    objective: Literal["bounded", "mixture"] = "bounded"  # of Q: the code's, the paper's
+    objective: Objective = "bounded"  # loss of Q: the released code's or the paper's (mixture)
     temperature: Positive = 5.0  # as in XQL; increase it until Q stays finite
     max_clip: NonNegative = 7.0  # cap on (Q - V) / temperature; no gradient above it
     reward_gap: Positive = 2.0  # objective=bounded: cost of each step of the other data

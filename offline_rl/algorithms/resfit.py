@@ -72,7 +72,7 @@ class Config(VisionConfig):
     target_noise: bool = True  # add noise to the target's next action
     clip_target: bool = False  # clip targets to [0, 1], for rewards of success only
     correction_weight: NonNegative = 0.0  # weight of the squared residual action in the actor loss
-    mean_first: bool = False  # square the critics' mean error, as the code, not each one's
+    mean_first: bool = False  # square the critics' mean error, as the authors' code does
     num_critics: Ensemble = 10  # number of critics (E)
     num_min_critics: Count = 2  # critics sampled in each update for the minimum in the target
     layer_norm: Switch = True  # layer normalization in actor and critics

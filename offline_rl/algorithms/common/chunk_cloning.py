@@ -83,8 +83,8 @@ class ChunkConfig(ChunkShape, VisionConfig):
 
     mask_ends: bool = False  # exclude actions padded beyond an episode's ends from the loss
     lr: Rate = 1e-4  # peak learning rate
-    beta1: Share = 0.95  # of AdamW
-    beta2: Share = 0.999  # of AdamW
+    beta1: Share = 0.95  # beta1 of AdamW
+    beta2: Share = 0.999  # beta2 of AdamW
     weight_decay: Share = 1e-6  # weight decay of AdamW
     num_warmup_updates: Amount = 500  # updates over which the learning rate rises
     decay_lr: bool = True  # cosine decay of the learning rate to 0 over num_updates

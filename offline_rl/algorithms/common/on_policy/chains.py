@@ -61,11 +61,11 @@ class ChainConfig(DenoiserShape):
     """Defaults: DPPO's for gym (irom-princeton/dppo:cfg/gym/finetune)."""
 
     process: Annotated[Literal["ddpm", "flow"], BUILT] = "ddpm"  # the run's diffusion process
-    num_train_timesteps: Built = 100  # the run's, for ddpm
+    num_train_timesteps: Built = 100  # noise levels of the run's ddpm schedule
     prediction_type: Annotated[Literal["epsilon", "sample"], BUILT] = (
-        "epsilon"  # the run's, for ddpm
+        "epsilon"  # what the run's ddpm network predicts
     )
-    sampler: Annotated[Literal["ddpm", "ddim"], BUILT] = "ddpm"  # for process=ddpm
+    sampler: Annotated[Literal["ddpm", "ddim"], BUILT] = "ddpm"  # sampler for process=ddpm
     num_inference_steps: Built = 20  # denoising steps
     tuned: Built = 10  # last denoising steps, which are fine-tuned (K')
     eta: Fraction = 1.0  # noise of ddim and flow steps in exploration; evaluation has none
