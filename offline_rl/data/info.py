@@ -7,7 +7,7 @@ import numpy as np
 
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.load import data_folder, known_cards, load
-from offline_rl.data.read import as_list
+from offline_rl.data.read import round_for_display
 from offline_rl.utils.files import checksum
 from policies import channels
 
@@ -83,7 +83,7 @@ def describe_action_range(data: Dataset) -> str | None:
     spec = data.spec
     if spec is None or not spec.action_low or {*spec.action_low, *spec.action_high} == {-1, 1}:
         return None
-    low, high = (as_list(np.array(end)) for end in (spec.action_low, spec.action_high))
+    low, high = (round_for_display(np.array(end)) for end in (spec.action_low, spec.action_high))
     if len({*low}) == len({*high}) == 1:
         return f"-1 and 1 stand for {low[0]:g} and {high[0]:g}"
     return f"-1 and 1 stand for {low} and {high}"

@@ -85,7 +85,9 @@ def read(
     notes = [*parsed.notes]
     if action_range == "data":
         low, high = data_range(parsed.columns["actions"])
-        notes.append(f"-1 and 1 stand for the actions {as_list(low)} and {as_list(high)}")
+        notes.append(
+            f"-1 and 1 stand for the actions {round_for_display(low)} and {round_for_display(high)}"
+        )
     if not d4rl_compatible:  # D4RL's transitions are returned without warnings
         notes += find_warnings(columns, parsed.keys, max_episode_steps, notes)
     extras = parsed.extras
@@ -145,7 +147,7 @@ def bound_per_action(bound: Any, count: int) -> tuple[float, ...]:
     return tuple(np.broadcast_to(bound, count).astype(float).tolist()) if np.size(bound) else ()
 
 
-def as_list(values: np.ndarray | float) -> list[float]:
+def round_for_display(values: np.ndarray | float) -> list[float]:
     """Round to four significant digits, for display."""
     return [float(f"{x:.4g}") for x in np.atleast_1d(values)]
 

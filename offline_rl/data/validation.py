@@ -116,7 +116,7 @@ def find_warnings(
     elif not last[-1]:
         length = len(last) - 1 - int(np.flatnonzero(last)[-1])
         yield f"the last episode has no flag after its {length:,} rows: it counts as timed out."
-    yield from _continuity(columns, names, last)
+    yield from _check_continuity(columns, names, last)
 
     lengths = np.diff(np.concatenate([[-1], np.flatnonzero(last), [len(last) - 1]]))
     if max_episode_steps is not None and lengths.max() > max_episode_steps:
@@ -152,7 +152,7 @@ def find_warnings(
             )
 
 
-def _continuity(
+def _check_continuity(
     columns: Mapping[str, np.ndarray], names: Mapping[str, str], last: np.ndarray
 ) -> Iterator[str]:
     """Compare stored next observations with the next rows; yield a warning if flags disagree."""
