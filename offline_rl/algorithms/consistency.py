@@ -9,11 +9,11 @@ Differs: from the authors' code (Aaditya-Prasad/consistency-policy): the second 
          always the next bin, and jumps end after it; there some end where they start, which gives
          no training signal. Noise in a batch alternates between two distributions by parity, there
          by halves. The bins of three steps differ; their default takes them for standard
-         deviations. A moving average of the weights acts and is the target; there the last weights
-         (`ema_max=0`). `dropout` applies to all blocks; their middle block always has 0.2. As
-         there, the target is the student itself, and the initial noise has standard deviation 1
-         (`unit`). Images are encoded by the teacher's encoder, once per update; the student never
-         changes it.
+         deviations. The policy and its teacher are moving averages of the weights; there they are
+         the last weights (`ema_max=0`). `dropout` applies to all blocks; their middle block always
+         has 0.2. As there, the target is the student itself, and the initial noise has standard
+         deviation 1 (`unit`). Images are encoded by the teacher's encoder, once per update; the
+         student never changes it.
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ Differs: updates equal those of the authors' code (Lei-Kun/RL-100; benchmarks/co
          clipped. Later imitation continues from the current policy with Adam and a moving average
          of constant rate; there AdamW and a rate that decreases. There is one batch size; there 256
          rows of data, and 512 in policy improvement. Phases are shorter; there 8,000 times 10
-         updates with a gate after each 50. Online, V keeps its optimizer state, there it is reset.
-         Learning rates and clips do not decay. Both policies are scored from the same states, and
-         rejected weights are restored, as in the paper. The last denoising step has no noise except
-         `sampling_floor`; there it ends at the least noisy level. Noise is cut at `noise_max`.
-         Chunks are valued as executed, within their range. Target networks follow every update,
-         there every second one. The transition model has no weight decay and does not predict
-         rewards. The one-step head receives the policy's first time, and its chunks are limited to
-         [-1, 1]; there they are in the actions' own units. Transitions of flows are those of
-         `dppo`.
+         updates with a gate after every 50 of these. Online, V keeps its optimizer state, there it
+         is reset. Learning rates and clips do not decay. Both policies are scored from the same
+         states, and rejected weights are restored, as in the paper. The last denoising step has no
+         noise except `sampling_floor`; there it ends at the least noisy level. Noise is cut at
+         `noise_max`. Chunks are valued as executed, within their range. Target networks follow
+         every update, there every second one. The transition model has no weight decay and does not
+         predict rewards. The one-step head receives the policy's first time, and its chunks are
+         limited to [-1, 1]; there they are in the actions' own units. Transitions of flows are
+         those of `dppo`.
 """
 
 from __future__ import annotations

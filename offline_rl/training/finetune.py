@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from offline_rl.algorithms.common.config import built
+from offline_rl.algorithms.common.config import structural_fields
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, run_label
 from offline_rl.data.transform import Preprocessing
 from offline_rl.training.options import FinetuneOptions, TrainOptions
@@ -126,8 +126,10 @@ def network_settings(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
     hyper: hyper-parameters of another algorithm's run. Layer sizes may be shared by all networks in
     one config and be set for each network in the other; they are carried over if they are equal.
     """
-    settings = {name: hyper[name] for name in built(cfg) - {"batch_size"} if name in hyper}
-    for name in built(cfg) - settings.keys():
+    settings = {
+        name: hyper[name] for name in structural_fields(cfg) - {"batch_size"} if name in hyper
+    }
+    for name in structural_fields(cfg) - settings.keys():
         sizes = [v for k, v in hyper.items() if k.endswith("hidden") and name.endswith("hidden")]
         shared = name == "hidden" or "hidden" in hyper
         if sizes and shared and all(value == sizes[0] for value in sizes):

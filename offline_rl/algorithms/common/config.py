@@ -73,7 +73,7 @@ class EnsembleConfig(BaseConfig):
 
 
 @cache
-def built(config: type) -> frozenset[str]:
+def structural_fields(config: type) -> frozenset[str]:
     """Return the fields that define networks or data, which are fixed for all phases of a run."""
     hints = get_type_hints(config, include_extras=True)
     always = {"batch_size", "activation"} | {f.name for f in fields(Preprocessing)}
@@ -83,7 +83,7 @@ def built(config: type) -> frozenset[str]:
 
 
 @cache
-def stackable(config: type) -> frozenset[str]:
+def stackable_fields(config: type) -> frozenset[str]:
     """Return the fields that may have a different value for each stacked seed.
 
     These are all numbers except those that define networks or data, and those of Preprocessing,
@@ -99,7 +99,7 @@ def stackable(config: type) -> frozenset[str]:
 
 
 def check_stackable(config: type, names: Iterable[str]) -> None:
-    """Raise ValueError for a field that is not `stackable`."""
+    """Raise ValueError for a field that is not `stackable_fields`."""
     for name in names:
-        if name not in stackable(config):
+        if name not in stackable_fields(config):
             raise ValueError(f"{name} cannot differ between stacked seeds. Use one value.")

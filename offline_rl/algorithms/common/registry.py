@@ -267,7 +267,7 @@ def interaction(name: str, task: str, cfg: Any, overrides: Mapping[str, Any]) ->
     or a field of its config that then holds online only.
     """
     from offline_rl.algorithms.common.base import Interaction
-    from offline_rl.algorithms.common.config import OFFLINE, built
+    from offline_rl.algorithms.common.config import OFFLINE, structural_fields
 
     cls = algorithm_class(name)
     values = {**cls.Online.config_changes, **tuned(name, task, "online")[1], **overrides}
@@ -281,7 +281,7 @@ def interaction(name: str, task: str, cfg: Any, overrides: Mapping[str, Any]) ->
     for key in changed:
         if OFFLINE in type_metadata(hints[key]):
             raise UserError(f"online.{key} is used offline only. Set algorithm.{key}=.")
-        if key in built(cls.Config):
+        if key in structural_fields(cls.Config):
             raise UserError(
                 f"online.{key}: networks and data have one value for all phases. Set "
                 f"algorithm.{key}=."

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
-from offline_rl.algorithms.common.config import stackable
+from offline_rl.algorithms.common.config import stackable_fields
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import OnPolicy
 from offline_rl.data import Dataset
@@ -612,7 +612,7 @@ def test_every_number_has_a_range_that_stacked_values_pass(name: str):
     for field in sorted(numbers):
         with pytest.raises(ValueError, match=f"{field}=nan is not"):
             config(**{field: math.nan})
-    for field in stackable(config):
+    for field in stackable_fields(config):
         stacked = config()
         object.__setattr__(stacked, field, torch.tensor([math.nan, -1e300]))
         Checked.__post_init__(stacked)
