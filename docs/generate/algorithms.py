@@ -38,33 +38,35 @@ Each algorithm is one file, `offline_rl/algorithms/<name>.py`; shared parts are 
 `offline_rl/algorithms/common`. Per-task settings are in `configs/algorithm/<name>.yaml`.
 
 - **lines**: lines of code without blank lines, comments, docstrings and imports. The first number
-  is the file's, the second that of shared files, without the base class and optimizers.
-- **bf16**: `precision=auto` uses it if the processor supports it. Its scores were compared with
-  float32 after 2,500 to 30,000 updates, before the critics had converged, and before commit
-  74fd8bc, since which output layers stay in float32
-  ([parity](../benchmarks/results/parity/README.md)).
+  counts the algorithm's file. The second counts the shared files that it imports, without the
+  base class and the optimizers.
+- **bf16**: `precision=auto` uses bf16 if the processor supports it. Scores in bf16 were compared
+  with float32 after 2,500 to 30,000 updates, before the critics had converged
+  ([parity](../benchmarks/results/parity/README.md)). These runs are older than commit 74fd8bc,
+  which keeps output layers in float32.
 """
 SCORES = """## Scores
 
 Normalized score of the last checkpoint, mean ± standard deviation over seeds, and the number of
 updates. `data` is the mean over the data's episodes. `*`: training was too short for the critics to
 converge, so the number says little about the method and cannot be compared. Results with a critic
-convergence below one half have no number. Each study's page has errors, settings and differences
-from published numbers. ReCOIL's results, on data made for it, are on the
-[page of Dual RL](../benchmarks/results/dual/README.md).
+convergence below 50 % are not shown. The page of each study has standard errors, settings and
+differences from published numbers. ReCOIL was trained on data generated for it; its results are on
+the [page of Dual RL](../benchmarks/results/dual/README.md).
 """
 ONLINE = """### `datasets/generated`: SAC, online
 
-Mean return of the evaluation episodes, at the checkpoint whose policy collected our expert data.
+Mean return of the evaluation episodes of the checkpoint that collected the expert data.
 
 | task | environment steps | return |
 |---|---|---|"""
 SPEED = """## Speed
 
-Seed-updates per second of the compiled engine, as a multiple of eager single-seed PyTorch in the
-same run, at the commit given. Rows of different commits were measured on different days; do not
-compare their rates. 17 observations, 6 actions, the algorithm's default batch size.
-`*`: there is no eager baseline; the multiple is of the same update without compilation.
+Updates per second of compiled code, summed over stacked seeds and divided by the rate of eager
+PyTorch with one seed, measured in the same run. Rows of different commits were measured on
+different days; do not compare their rates. 17 observations, 6 actions, the algorithm's default
+batch size. `*`: there is no eager baseline; the rate is divided by that of the same update without
+compilation.
 """
 
 
@@ -119,18 +121,24 @@ def shared_lines(path: Path) -> int:
 
 
 def learns_from(cls: Any) -> str:
-    """Return an algorithm's kind of training data in words."""
+    """Return a phrase that names what an algorithm is trained on: data, an environment or both."""
     if cls.starts_online():
-        return "an environment"
+        uses_data = cls.Online().offline_fraction != 0
+        return "data and an environment" if uses_data else "an environment"
+    if cls.distills_from:
+        return "data and a trained teacher"
+    if cls.finetunes_from:
+        return "an environment, starting from a trained policy"
     words = {
         "mc_returns": "returns to go",
         "next_actions": "next actions",
         "timesteps": "time steps",
-        "expert": "an expert's data: `expert_dataset=`",
-        "costs": "costs",
     }
-    further = [words.get(name, name.replace("_", " ")) for name in cls.extra_columns]
-    data = "data" + ("" if not further else f" ({', '.join(further)})")
+    columns = [name for name in cls.extra_columns if name not in ("expert", "held_out")]
+    further = " and ".join(words.get(name, name.replace("_", " ")) for name in columns)
+    data = f"data with {further}" if further else "data"
+    if "expert" in cls.extra_columns:
+        data += " and an expert's data (`expert_dataset=`)"
     return f"{data}, then an environment" if cls.online else data
 
 
