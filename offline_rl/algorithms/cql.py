@@ -81,10 +81,7 @@ class Config(EnsembleConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gap is None and self.gap_after_weight:
-            raise ValueError(
-                "gap_after_weight=true has no effect without a gap. Set gap=…, or "
-                "gap_after_weight=false."
-            )
+            raise ValueError("gap_after_weight=true has no effect without a gap. Set gap=….")
 
 
 class CQL(Algorithm):
@@ -101,12 +98,10 @@ class CQL(Algorithm):
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         norm: dict[str, Any] = {"layer_norm": cfg.layer_norm}
         head: dict[str, Any] = {"affine": (1.0, -1.0), "init": small_output_init(1e-2)} | norm
-        init = orthogonal_init(last_gain=1e-2)
+        ensemble = {"ensemble": cfg.num_critics, "init": orthogonal_init(last_gain=1e-2)} | norm
         networks: dict[str, nn.Module] = {
             "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, **head),
-            "critic": Critic(
-                obs, act, cfg.critic_hidden, ensemble=cfg.num_critics, init=init, **norm
-            ),
+            "critic": Critic(obs, act, cfg.critic_hidden, **ensemble),
             "log_alpha": Scalar(0),
         }
         multiplier = {"log_multiplier": Scalar(0 if cfg.gap_after_weight else 1)}
@@ -131,9 +126,8 @@ class CQL(Algorithm):
         state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
         state = update_temperature(state, log_pi, -self.spec.action_dim)  # as SAC
         y = self.target(old, batch, alpha)  # [B]
-        sampled, log_density = sample_proposals(
-            old, batch, cfg.num_samples, cfg.variant
-        )  # [M, B, A], [M, B]
+        # [M, B, A], [M, B]
+        sampled, log_density = sample_proposals(old, batch, cfg.num_samples, cfg.variant)
         actions = torch.cat([sampled, a[None]])
         factor = 1.0 if cfg.gap is None else old.log_multiplier().exp().clamp(0, 1e6)
 
@@ -141,9 +135,8 @@ class CQL(Algorithm):
             q = critic(s.expand(len(actions), *s.shape), actions)  # [E, M + 1, B]
             td = (q[:, -1] - y).square().mean(1)  # [E]
             q = sampled_q(old, q, cfg.num_min_critics)
-            z = soft_maximum(
-                self.penalized_values(q, batch), log_density, cfg.variant, cfg.temperature
-            )
+            values = self.penalized_values(q, batch)
+            z = soft_maximum(values, log_density, cfg.variant, cfg.temperature)
             bounded = (z - q[:, -1]).clamp(min=cfg.clip_diff_min).clamp(max=cfg.clip_diff_max)
             cost = cfg.num_critics * (factor * weighted_excess(bounded.mean(1), cfg)).mean()
             return td.sum() + cost, (td.sum(), bounded.mean(1))
@@ -156,9 +149,8 @@ class CQL(Algorithm):
             return state, metrics
 
         def multiplier_loss(log_multiplier):  # dual ascent (appendix F)
-            return -(
-                log_multiplier().exp().clamp(0, 1e6) * weighted_excess(penalty, cfg)
-            ).mean(), ()
+            multiplier = log_multiplier().exp().clamp(0, 1e6)
+            return -(multiplier * weighted_excess(penalty, cfg)).mean(), ()
 
         state, _, _ = minimize_with(state, "log_multiplier", multiplier_loss)
         return state, metrics | {"multiplier": factor}
@@ -167,16 +159,12 @@ class CQL(Algorithm):
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
         """Return the critic target [B], from one next action or the best of `num_samples`."""
-        s, count = (
-            batch.next_observations,
-            self.cfg.num_samples if self.cfg.max_target_backup else 1,
-        )
+        cfg, s = self.cfg, batch.next_observations
+        count = cfg.num_samples if cfg.max_target_backup else 1
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
-        members = sample_members(
-            state, self.cfg.num_critics, self.cfg.num_min_critics, replace=True
-        )
+        members = sample_members(state, cfg.num_critics, cfg.num_min_critics, replace=True)
         q, best = state.critic_target(s.expand(count, *s.shape), pi, members).amin(0).max(0)  # [B]
-        if self.cfg.backup_entropy:
+        if cfg.backup_entropy:
             q = q - alpha * log_pi.gather(0, best[None])[0]
         return batch.rewards + batch.discount * q
 
@@ -193,8 +181,7 @@ def sample_proposals(
     Returns the actions [M, B, A] and their log densities [M, B]. rho: N policy actions (M = N =
     samples).
     Other variants: N uniform actions, N policy actions, and N policy actions sampled in the *next*
-    state
-    (M = 3N). All are evaluated in the current state.
+    state (M = 3N). All are evaluated in the current state.
     """
     current, log_current = state.policy.sample(batch.observations, state.random, samples)
     if variant == "rho":
@@ -202,9 +189,8 @@ def sample_proposals(
     following, log_following = state.policy.sample(batch.next_observations, state.random, samples)
     uniform = 2 * state.random.uniform(current.shape) - 1
     log_uniform = torch.full_like(log_current, -current.shape[-1] * log(2))
-    return torch.cat([uniform, current, following]), torch.cat(
-        [log_uniform, log_current, log_following]
-    )
+    log_densities = torch.cat([log_uniform, log_current, log_following])
+    return torch.cat([uniform, current, following]), log_densities
 
 
 def soft_maximum(q: Tensor, log_density: Tensor, variant: Variant, temperature: float) -> Tensor:

@@ -22,7 +22,7 @@ Differs: from the authors' code (amazon-science/residual-offpolicy-rl): time-out
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -100,10 +100,6 @@ class Online(schedule.HalfAndHalf):
     critic_only_option: ClassVar[str] = "online.critic_updates"
     critic_updates: Amount = 10_000  # updates of the critics alone, all at the end of the warm-up
 
-    @classmethod
-    def small(cls) -> Self:
-        return cls(utd=2.0, critic_updates=0)
-
     def warmup_action(
         self, random: np.random.Generator, observations: Observations, size: int
     ) -> np.ndarray | None:
@@ -137,8 +133,7 @@ class ResFiT(DelayedActor):
             if not 0 <= rewards.min() <= rewards.max() <= 1:
                 raise UserError(
                     f"clip_target=true clips targets to [0, 1], but {dataset.path or dataset.name} "
-                    f"has rewards from {rewards.min():g} to {rewards.max():g}. Remove "
-                    "clip_target, or use rewards in [0, 1]"
+                    f"has rewards from {rewards.min():g} to {rewards.max():g}. Remove clip_target."
                 )
         return cfg
 
@@ -181,10 +176,9 @@ class ResFiT(DelayedActor):
             return cfg.correction_weight * residual.square().sum(-1).mean() - value
 
         correction = (state.policy(s) - base).abs().mean().detach()
-        old = state
-        state, policy_value = minimize(state, "policy", policy_loss)
-        state = soft_update(state, "policy_target", "policy", cfg.tau)
-        state = keep_where(old, state, ~actor_learns)
+        new, policy_value = minimize(state, "policy", policy_loss)
+        new = soft_update(new, "policy_target", "policy", cfg.tau)
+        state = keep_where(state, new, ~actor_learns)
         return state, metrics | {"policy_loss": policy_value, "correction": correction}
 
     def target(self, state: State, batch: Batch, noisy: Tensor) -> Tensor:
@@ -215,11 +209,7 @@ class CriticOfAll(nn.Module):
         self.net = Critic(size - self.base, spec.action_dim, hidden, **shape)
 
     def forward(
-        self,
-        observations: Any,
-        actions: Tensor,
-        random: Any = None,
-        members: Tensor | None = None,
+        self, observations: Any, actions: Tensor, random: Any = None, members: Tensor | None = None
     ) -> Tensor:
         """Return Q, [E, ...], for observations [..., O] or channels, and actions [..., A].
 

@@ -105,7 +105,8 @@ class Online(Checked):
     @classmethod
     def small(cls) -> Self:
         """Return options of a short period, with which tests take little time."""
-        return cls(utd=2.0)
+        values: dict[str, Any] = {"utd": 2.0, "critic_updates": 0}
+        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
 
     def warmup_action(
         self, random: np.random.Generator, observations: Observations, size: int
