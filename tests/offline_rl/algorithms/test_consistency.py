@@ -209,7 +209,7 @@ def test_a_distilled_policy_takes_one_step(tmp_path):
     assert student.path == tmp_path / "none_in_memory" / "consistency" / "from-diffusion_policy"
     policy = policies.load(student.path / "seed_1" / "policy.bundle")
     assert policy.module.noise_shape == (1, 4, 1)
-    with pytest.raises(UserError, match=r"network: student and teacher must both have mlp"):
+    with pytest.raises(UserError, match=r"network must be mlp, as in the teacher's run"):
         distill(run=made.path, num_updates=3, **{"algorithm.network": "unet"}, **keys)
     for other, words in (
         (forks(rate_hz=30.0), "rate_hz: the policy has 10, here it is 30"),

@@ -17,7 +17,7 @@ from offline_rl.replay.batch import Batch
 from offline_rl.training.sources import offline_source
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
-from policies.chunks import Queue
+from policies.chunks import ChunkExecutor
 from policies.spec import Spec
 
 SMALL = {"network": "mlp", "widths": (16,), "time_size": 8, "n_obs_steps": 2, "horizon": 4}
@@ -172,7 +172,7 @@ def test_stacked_policies_act_like_each_seeds_head():
             with torch.no_grad():
                 return head.plan(torch.from_numpy(seen), torch.from_numpy(noise)).numpy()
 
-        made = Queue(plan, n_obs_steps=2, n_action_steps=2, noise_shape=head.noise_shape)
+        made = ChunkExecutor(plan, n_obs_steps=2, n_action_steps=2, noise_shape=head.noise_shape)
         made.reset(seeds)
         queues.append(made)
     for step in range(5):

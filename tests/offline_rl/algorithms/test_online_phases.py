@@ -183,7 +183,7 @@ def test_options_that_online_training_cannot_change_are_refused(
 
 def test_a_required_preliminary_phase_is_refused_without_data() -> None:
     keys = {"algorithm": "spot", "task": "gym/hopper-medium-replay", "num_env_steps": 10}
-    with pytest.raises(UserError, match="fine-tune a run of it"):
+    with pytest.raises(UserError, match="fine-tune one of its runs"):
         prepare({**keys, "num_updates": 0, "online.offline_fraction": 0.0})
 
 

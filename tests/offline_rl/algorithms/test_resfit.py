@@ -349,7 +349,7 @@ def test_a_policy_that_uses_rewards_cannot_be_a_base(
         batch_size=4, out=str(tmp_path), **keys, **told,
     )  # fmt: skip
     file = str(made.path / "seed_0" / "policy.bundle")
-    with pytest.raises(UserError, match="acts on the rewards of its episode, which a base is not"):
+    with pytest.raises(UserError, match="reads the rewards of its episode, but a base"):
         base_of(file, envs.make_vector(line, 1))
 
 
@@ -794,7 +794,7 @@ def test_a_residual_of_a_python_base_needs_that_base_to_play(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path, capsys: Any
 ) -> None:
     made = learn(base_name("Chunked"), data, tmp_path / "out", seeds=1, show=True)
-    assert "pass base= to evaluate and play as well" in capsys.readouterr().out
+    assert "pass base= also to evaluate and play" in capsys.readouterr().out
     file = str(made.path / "seed_0" / "policy.bundle")
     assert policies.load(file).bundle.provenance["base"] == base_name("Chunked")
     with pytest.raises(
@@ -809,7 +809,7 @@ def test_a_residual_of_a_python_base_needs_that_base_to_play(
     with pytest.raises(UserError, match="is a residual policy without its own base"):
         base_of(file, envs.make_vector(line, 1))
     with pytest.raises(
-        UserError, match=r"For a longer run, restart with finetune base=.*:Chunked name="
+        UserError, match=r"Train longer from the start: offline-rl finetune base=.*:Chunked name="
     ):
         finetune(run=made.path, num_env_steps=10)
 
@@ -894,6 +894,6 @@ def test_demonstrations_beyond_the_residual_scale_are_reported(
     learn(base_name("simple"), data, tmp_path, steps=2, seeds=1, show=True)
     share = np.mean(np.abs(data.actions[:, 0] - 0.25) > 0.1)
     assert (
-        f"{share:.0%} of its actions differ from the base's by more than scale=0.1"
+        f"{share:.0%} of the actions differ from the base policy's by more than scale=0.1"
         in capsys.readouterr().out
     )
