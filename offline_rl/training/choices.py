@@ -1,7 +1,8 @@
-"""Choice of precision, compilation and threads by rule, not by timing.
+"""Choice of precision, compilation and CPU threads.
 
-One command on one machine gives the same bits every time. The choices are printed, stored in
-environment.json, and used again when the run is resumed.
+The choices follow fixed rules and no timing, so the same command on the same machine gives
+bit-identical results. They are printed, stored in environment.json, and used again when the run is
+resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from offline_rl.utils.files import read_json_object
 
 LOG_EVERY = 1_000  # updates or environment steps between two rows of metrics
 LOG_EVERY_ON_GPU = 10_000  # replaces LOG_EVERY for short updates on a GPU
-LOG_SECONDS = 5.0  # updates on a GPU are short if LOG_EVERY of them take less, by estimate
+LOG_SECONDS = 5.0  # GPU updates are short if the estimated time of LOG_EVERY of them is lower
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Choices:
     precision: Precision
     compile: bool
     threads: int  # CPU threads
-    why: str = ""
-    # program -> replacement of compiled code that failed its check on this machine
+    why: str = ""  # reason for the choice, printed
+    # program -> what replaces its compiled code, which failed its check on this machine
     fallbacks: dict[str, Fallback] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -48,7 +49,7 @@ def load_choices(folder: SeedFolder, done: Done) -> Choices:
     Raises UserError if they are unreadable, or if the run was compiled and no compiler is found.
     """
     path, (_, progress) = folder.path / "environment.json", folder.load(done)
-    try:  # checkpoints before format 3 do not contain them
+    try:  # checkpoints before format 3 do not contain the choices
         values = progress["choices"] if "choices" in progress else read_json_object(path)["choices"]
         choices = Choices(**values)
     except (KeyError, TypeError) as error:
@@ -63,9 +64,10 @@ def load_choices(folder: SeedFolder, done: Done) -> Choices:
 
 
 def choose_precision(o: TrainOptions, device: torch.device) -> Precision:
-    """Return the precision. `auto`: bf16 if a committed result shows no loss of score, else fp32.
+    """Return the precision of matrix multiplications.
 
-    bf16 also needs a device that supports it.
+    `auto` is bf16 if a stored result shows no loss of score and the device supports bf16, else
+    fp32.
     """
     if o.precision != "auto":
         return o.precision
@@ -74,34 +76,38 @@ def choose_precision(o: TrainOptions, device: torch.device) -> Precision:
 
 
 def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update") -> Choices:
-    """Return the choices for this many updates of `phase` on this machine, from counted work."""
-    work, device = engine.update_cost(phase), engine.device.type
-    size = f"{work.flops / 1e6:,.0f} MFLOP in {work.products:.0f} matrix products per update"
+    """Return the choices for `updates` updates of `phase` on this machine.
+
+    The time of an update is estimated from counted operations.
+    """
+    cost, device = engine.update_cost(phase), engine.device.type
+    size = f"{cost.flops / 1e6:,.0f} MFLOP in {cost.matmuls:.0f} matrix multiplications per update"
     if "OMP_NUM_THREADS" in os.environ:
         threads = torch.get_num_threads()
     elif device != "cpu":
-        threads = 1  # the CPU only runs evaluations, whose matrix products are small
+        threads = 1  # the CPU only runs evaluations, whose matrix multiplications are small
     else:
-        threads = work.threads(hardware.num_cores(), engine.precision)
-    seconds = work.seconds(device, engine.precision, threads)
+        threads = cost.threads(hardware.num_cores(), engine.precision)
+    seconds = cost.seconds(device, engine.precision, threads)
     if o.compile != "auto":
         return Choices(engine.precision, o.compile == "always", threads, f"compile={o.compile}")
     if missing := hardware.missing_compiler():
         return Choices(engine.precision, False, threads, f"not compiling: {missing}")
-    pays = is_worth_compiling(seconds, updates)
+    worthwhile = is_worth_compiling(seconds, updates)
     why = (
         f"{size}, estimated {1000 * seconds:,.3g} ms; {updates:,} updates "
-        f"{'repay' if pays else 'do not repay'} {COMPILE_SECONDS:.0f} s of compilation"
+        f"{'repay' if worthwhile else 'do not repay'} {COMPILE_SECONDS:.0f} s of compilation"
     )
-    return Choices(engine.precision, pays, threads, why)
+    return Choices(engine.precision, worthwhile, threads, why)
 
 
 def log_interval(engine: Engine, phase: str) -> int:
-    """Return the number of a phase's updates between two rows of metrics.
+    """Return the number of updates of `phase` between two rows of metrics.
 
-    A row launches some hundred kernels, waits for the device and writes two files for each seed. A
-    GPU does 1,000 small updates in the same time. The interval is computed from counted work: with
-    measured time, two runs of one command would log at different updates.
+    To write a row takes some hundred kernel launches, a synchronization with the device and writes
+    to two files for each seed. A GPU runs 1,000 small updates in the same time. The interval
+    depends on counted operations. If it depended on measured time, two runs of the same command
+    would log at different updates.
     """
     if engine.device.type == "cpu":
         return LOG_EVERY

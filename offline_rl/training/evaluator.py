@@ -16,7 +16,8 @@ from offline_rl.evaluation.rollout import Episodes, rollout
 from policies import channels
 from policies.channels import Observations
 
-Moment = dict[str, Any]  # number of updates and environment steps, and the clock
+# updates, env_steps, wall_seconds and clock (offline updates plus environment steps)
+Moment = dict[str, Any]
 
 
 class Evaluation(NamedTuple):
@@ -41,14 +42,14 @@ class Evaluator:
     ) -> None:
         """Create the evaluator.
 
-        env: one environment for each seed and episode, or fewer. starts: seeds of the episodes.
-        background: run in a thread.
+        env: one environment for each seed and episode, or fewer. starts: random seeds of the
+        episodes. background: run in a thread.
         """
         self.env, self.normalizer, self.starts = env, normalizer, starts
         self.episodes, self.groups = len(starts), len(engine.seeds)
         # episodes of a seed that run in parallel
         self.width = min(self.episodes, max(1, env.num_envs // self.groups))
-        # for small networks the latency of a GPU costs more than computing on the CPU
+        # on the CPU: for small networks, the latency of a GPU exceeds the compute time of the CPU
         self._policies = engine.stacked_policy(self.width, device=torch.device("cpu"))
         self.background = background
         self._thread = ThreadPoolExecutor(1)  # started when first used
@@ -57,11 +58,14 @@ class Evaluator:
 
     @property
     def moment(self) -> Moment | None:
-        """Moment of the running evaluation; None if there is none."""
+        """Moment at which the running evaluation started; None if none is running."""
         return self._running[0] if self._running else None
 
     def begin(self, moment: Moment) -> None:
-        """Start an evaluation of a copy of the policies. Without a thread it runs in `finish`."""
+        """Start an evaluation of a copy of the policies.
+
+        Without a background thread, `finish` runs the evaluation.
+        """
         self._policies.snapshot()
         if self.background:
             self._running = moment, self._thread.submit(self._play).result
@@ -69,7 +73,10 @@ class Evaluator:
             self._running = moment, self._play
 
     def finish(self) -> Evaluation | None:
-        """Wait for the running evaluation, if any, and return it. Raises its error, once."""
+        """Wait for the running evaluation, if any, and return it.
+
+        If the evaluation raised an error, the next call raises that error, and later calls do not.
+        """
         if self._running is None:
             return None
         moment, result = self._running
@@ -83,7 +90,7 @@ class Evaluator:
     def abandon(self) -> None:
         """Stop the running evaluation within one step and start no more.
 
-        When it returns, the environments may be closed.
+        Afterwards the environments can be closed.
         """
         self._abandoned.set()
         self._thread.shutdown()
@@ -91,7 +98,8 @@ class Evaluator:
     def _play(self) -> tuple[Episodes, set[int]]:
         """Return the episodes of all seeds, and the seeds whose policies are broken.
 
-        All seeds run in parallel; with fewer environments, groups of seeds one after another.
+        All seeds run in parallel. With fewer environments than seeds, groups of seeds run one after
+        another.
         """
         torch.set_flush_denormal(True)  # the setting is per thread
         episodes, broken = dict[int, list[Episodes]](), set[int]()
@@ -108,27 +116,27 @@ class Evaluator:
         return (parts[0] if len(parts) == 1 else Episodes.joined(parts)), broken
 
     def _play_group(self, group: range, starts: np.ndarray, broken: set[int]) -> Episodes:
-        """Return the episodes of the seeds in `group`, one from each of `starts`.
+        """Return the episodes of the seeds in `group`, one for each episode seed in `starts`.
 
         Indices of seeds whose policy returns NaN or infinity are added to `broken`.
         """
         shape, count = (self.groups, self.width), len(starts)
-        places = np.s_[group.start : group.stop, :count]
+        in_group = np.s_[group.start : group.stop, :count]
 
         def to_all_seeds(x: np.ndarray) -> torch.Tensor:
             """Pad an array of the group, [G * B, …], to all stacked seeds, [S, width, …]."""
             if (len(group), count) == shape:
                 return torch.from_numpy(x).reshape(*shape, *x.shape[1:])
             padded = np.zeros((*shape, *x.shape[1:]), x.dtype)
-            padded[places] = x.reshape(len(group), count, *x.shape[1:])
+            padded[in_group] = x.reshape(len(group), count, *x.shape[1:])
             return torch.from_numpy(padded)
 
         def act(observations: Observations) -> np.ndarray:
             if self._abandoned.is_set():
                 raise InterruptedError("the training has stopped")
-            actions = self._policies(channels.map_channels(to_all_seeds, observations))[places]
-            wrong = torch.nonzero(~actions.isfinite().all(-1).all(-1)).flatten()
-            broken.update((wrong + group.start).tolist())
+            actions = self._policies(channels.map_channels(to_all_seeds, observations))[in_group]
+            non_finite = torch.nonzero(~actions.isfinite().all(-1).all(-1)).flatten()
+            broken.update((non_finite + group.start).tolist())
             return actions.nan_to_num(0, 0, 0).reshape(len(group) * count, -1).numpy()
 
         def observe(rewards: np.ndarray) -> None:

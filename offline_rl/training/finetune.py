@@ -2,10 +2,13 @@
 
 finetune continues a run online, as a new run. Each seed loads its newest checkpoint: networks,
 targets, optimizers, counters and the transform of observations and rewards. The result equals that
-of one command, `train … num_updates= num_env_steps=`. Algorithms with a random warm-up (SAC, TD3,
-RLPD) have none here, so the results are equal only if `online.warmup_steps` and
-`online.warmup_policy` are set to the same values. Another algorithm gets the same network sizes and
-transform. It loads the networks that it shares with the run; a tensor that it lacks is an error.
+of a single command, `train … num_updates= num_env_steps=`. SAC, TD3 and RLPD have a random warm-up
+in `train` but not in `finetune`: for them the results are equal only if `online.warmup_steps` and
+`online.warmup_policy` have the same values in both.
+
+finetune can also switch to another algorithm. The new run then has the network sizes and the
+transform of the old run, and loads all of its networks from it. A tensor that the old run lacks, or
+that has another shape, is an error.
 
 distill trains another algorithm with a run's policies as teachers. Each seed's teacher is the
 acting network of its newest checkpoint. The student uses the same data, transform and network.
@@ -49,13 +52,13 @@ class Start:
     run: Path
     task: str
     algorithm: str
-    num_updates: int  # of the run's main phase; the length of its learning-rate schedules
+    num_updates: int  # offline updates of the run; the length of its learning-rate schedules
     hyper: Mapping[str, Any]  # hyper-parameters of the run
     checkpoints: dict[int, tuple[Done, str]]  # seed -> its checkpoint, and the checksum of the file
 
     @property
     def updates(self) -> int:
-        """Updates before this run, equal for all seeds."""
+        """Updates in the checkpoints, equal for all seeds."""
         return next(iter(self.checkpoints.values()))[0].updates
 
     def folder(self, seed: int) -> SeedFolder:
@@ -63,21 +66,21 @@ class Start:
         return SeedFolder(self.run, seed)
 
     def to_json(self, seed: int) -> dict[str, Any]:
-        """Return the entry `start` in the config.json of a seed of the new run."""
+        """Return the entry `start` of the new run's config.json for `seed`."""
         sums = {str(seed): self.checkpoints[seed][1]}
         return {"run": str(self.run), "updates": self.updates, "sha256": sums}
 
 
 def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Start, dict[str, Any]]:
-    """Return the start from the newest common checkpoint of `run`, and the config of `run`.
+    """Return the newest checkpoints that all seeds of `run` have in common, and its config.
 
-    A damaged checkpoint is reported and the one before it is used. seeds: a list or a count of the
+    A damaged checkpoint is reported and the previous one is used. seeds: a list or a count of the
     run's seeds; default: all. Raises UserError if there is no common checkpoint.
     """
     path = Path(run)
     if not path.is_dir():
-        remedy = ". It is a file: use the folder that contains seed_0" if path.is_file() else ""
-        raise UserError(f"run={run}: there is no such folder{remedy}")
+        problem = "is a file" if path.is_file() else "does not exist"
+        raise UserError(f"run={run} {problem}. Use the folder that contains seed_0.")
     run_seeds = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
     if not run_seeds:
         raise UserError(f"run={run} contains no seeds. Use the folder that contains seed_0.")
@@ -92,13 +95,16 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
     newest = {folder.seed: max(folder.checkpoints(), default=None) for folder in folders}
     for seed, last in newest.items():
         if last is None:
-            raise UserError(f"{path}/seed_{seed} has no checkpoint to start from")
+            raise UserError(
+                f"{path}/seed_{seed} has no checkpoint to start from. Use another run=, or other "
+                "seeds with seeds=[…]."
+            )
     done = common_checkpoint(folders, "restore one from a copy, or use another run=")
     progress = ", ".join(f"seed {s}: {d.updates:,}" for s, d in newest.items() if d)
     if done is None:
         raise UserError(
-            f"run={run}: its seeds have no common checkpoint ({progress} updates). Continue from "
-            "some seeds with seeds=[…], and give each selection another name=…"
+            f"run={run}: its seeds have no common checkpoint ({progress} updates). Select seeds "
+            "with equal progress by seeds=[…], and give each selection another name=…"
         )
     if len({*newest.values()}) > 1:
         print(
@@ -113,7 +119,7 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
 
 
 def out_option(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the folder of all runs that contains `run` as `out`; empty if `run` was moved."""
+    """Return `out`, the folder of all runs that contains `run`; empty if `run` was moved."""
     names = (named_task(config), run_label(config["algorithm"]), config["name"])
     run = run if len(run.parts) > len(names) else run.resolve()
     out = run.parents[len(names) - 1]
@@ -123,8 +129,8 @@ def out_option(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
 def network_settings(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of config class `cfg` that define networks and data, taken from `hyper`.
 
-    hyper: hyper-parameters of another algorithm's run. Layer sizes may be shared by all networks in
-    one config and be set for each network in the other; they are carried over if they are equal.
+    hyper: hyper-parameters of another algorithm's run. One config may set the layer sizes once for
+    all networks, the other for each network. The sizes are then copied only if all are equal.
     """
     settings = {
         name: hyper[name] for name in structural_fields(cfg) - {"batch_size"} if name in hyper
@@ -140,8 +146,8 @@ def network_settings(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
 def keys_of(config: Mapping[str, Any], passed: Mapping[str, Any], start: Start) -> dict[str, Any]:
     """Return the keys for `train`: options and hyper-parameters of the run, overridden by `passed`.
 
-    Another algorithm gets only the hyper-parameters that define networks, and the discount; not the
-    batch size. Raises UserError if `passed` changes how the data is prepared.
+    If the algorithm changes, only the discount and the hyper-parameters that define networks are
+    copied, and not the batch size. Raises UserError if `passed` changes how the data is prepared.
     """
     algorithm = passed.get("algorithm", start.algorithm)
     for f in fields(Preprocessing):
@@ -159,7 +165,7 @@ def keys_of(config: Mapping[str, Any], passed: Mapping[str, Any], start: Start) 
     kind, hyper = algorithm_class(algorithm), config["hyper"]
     if algorithm == start.algorithm:
         options = [f for f in fields(kind.Config) if f.name in hyper]
-        # null in a field whose default is not None stands for an infinite bound, its default
+        # infinity is saved as null: a null field keeps its default, the infinite bound
         options = [f for f in options if hyper[f.name] is not None or f.default is None]
         inherited = {f.name: hyper[f.name] for f in options}
     else:
@@ -167,13 +173,13 @@ def keys_of(config: Mapping[str, Any], passed: Mapping[str, Any], start: Start) 
             start.algorithm, hyper
         )
         if "discount" in hyper and "discount" in {f.name for f in fields(kind.Config)}:
-            inherited["discount"] = hyper["discount"]  # the loaded critics estimate these returns
+            inherited["discount"] = hyper["discount"]  # the loaded critics were trained with it
     keys |= {f"algorithm.{k}": v for k, v in inherited.items()}
     if algorithm == start.algorithm and kind.starts_online():
         # the policy is trained: no random warm-up
         keys |= {"online.warmup_steps": 0, "online.warmup_policy": "policy"}
     if "batch_size" in passed:
-        keys.pop("algorithm.batch_size", None)  # the same option
+        keys.pop("algorithm.batch_size", None)  # batch_size sets the same option
     return {**keys, **passed}
 
 
@@ -199,20 +205,21 @@ def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -
     start, config = start_of(run, keys.get("seeds"))
     if config.get("base"):
         raise UserError(
-            f"run={run} is a residual policy, whose online experience is not stored. For a longer "
-            f"run, restart with finetune base={config['base']} name=… num_env_steps=…"
+            f"run={run} is a residual policy. Its online experience is not stored, so it cannot be "
+            f"continued. Train longer from the start: offline-rl finetune base={config['base']} "
+            "name=… num_env_steps=…"
         )
     train_keys = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
     kind = algorithm_class(train_keys["algorithm"])
     if not kind.online:
-        # fine-tuning algorithms continue policies that predict action chunks, the others do not
+        # only algorithms with `finetunes_from` can continue policies that predict action chunks
         chunks = "horizon" in config["hyper"]
         kinds = {name: algorithm_class(name) for name in algorithm_names()}
-        able = [k for k, v in kinds.items() if v.online and bool(v.finetunes_from) == chunks]
-        able = [name for name in able if not kinds[name].is_residual]
+        suitable = [k for k, v in kinds.items() if v.online and bool(v.finetunes_from) == chunks]
+        suitable = [name for name in suitable if not kinds[name].is_residual]
         raise UserError(
-            f"{train_keys['algorithm']} does not learn online. Choose an algorithm that does and "
-            f"has the same networks: algorithm={' or '.join(able)}."
+            f"{train_keys['algorithm']} does not learn online. Choose an online algorithm with the "
+            f"same networks: algorithm={' or '.join(suitable)}."
         )
     if "dataset" in keys and not train_keys.get(
         "online.offline_fraction", kind.Online().offline_fraction
@@ -254,7 +261,9 @@ def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
     for name, value in sorted(teacher_config.items()):
         train_keys[f"algorithm.{name}"] = value
         if to_json_values(keys.get(f"algorithm.{name}", value)) != to_json_values(value):
-            raise UserError(f"algorithm.{name}: student and teacher must both have {value}")
+            raise UserError(
+                f"algorithm.{name} must be {value}, as in the teacher's run. Remove the option."
+            )
     return train(show=show, start=start, **(train_keys | keys))
 
 

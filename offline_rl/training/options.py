@@ -19,9 +19,9 @@ class TrainOptions(Checked):
     )
     expert_dataset: str | None = None  # expert demonstrations, in addition to dataset (recoil)
     base: str | None = None  # frozen base policy of resfit: a bundle or module:function
-    action_scale: Positive | None = None  # the actions of the data are divided by this number
+    action_scale: Positive | None = None  # divide the actions of the data by this number
     action_range: ActionRange | None = (
-        None  # [low, high] of the data's actions, mapped to [-1, 1]; data: their minimum, maximum
+        None  # range of the data's actions, mapped to [-1, 1]: [low, high], or data (min and max)
     )
     observation_keys: list[str] | None = (
         None  # arrays of the file, or keys of env:…, that form the observation, in this order
@@ -32,8 +32,8 @@ class TrainOptions(Checked):
     max_episode_steps: Count | None = (
         None  # time limit of env:…, and of episodes in a file without time-outs
     )
-    d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
-    terminate_on_end: bool = False  # with d4rl_compatible=true: D4RL's option of the same name
+    d4rl_compatible: bool = False  # use exactly the transitions of D4RL's qlearning_dataset
+    terminate_on_end: bool = False  # D4RL's option of this name; needs d4rl_compatible=true
     data_dir: str | None = None  # folder of datasets; default: OFFLINE_RL_DATA, else a cache folder
     seeds: int | list[int] = 1  # a count (3: seeds 0, 1, 2) or a list; all seeds train in parallel
     num_updates: Amount = (
@@ -47,20 +47,20 @@ class TrainOptions(Checked):
     utd: Positive | None = (
         None  # gradient updates per environment step (update-to-data); default: the algorithm's
     )
-    overlap: bool = False  # step the environment in parallel with the updates of the step before
+    overlap: bool = False  # step the environment in parallel with the updates of the previous step
     keep_data: bool = False  # save each seed's online experience as a dataset, experience.hdf5
     batch_size: Count | None = None  # transitions per update; default: the algorithm's, mostly 256
     eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: Count | Literal["all"] = (
-        10  # per seed; all: every initial state once, if the task has a finite list
+        10  # episodes per evaluation and seed; all: one per initial state, if their list is finite
     )
     eval_envs: Count | None = (
-        None  # evaluation environments open at a time; 1 if only one can exist; default: no limit
+        None  # maximum of open evaluation environments; 1: only one can exist; default: no limit
     )
     checkpoint_every: Count = 10_000  # updates (online: environment steps) between checkpoints
     device: str = "auto"  # auto, cpu, cuda, or one GPU, such as cuda:1
     precision: Literal["auto", "fp32", "tf32", "bf16"] = (
-        "auto"  # of matrix products; auto: bf16 if a stored result shows no score loss, else fp32
+        "auto"  # of matmuls; auto: bf16 if a stored result shows no loss of score, else fp32
     )
     compile: Literal["auto", "always", "never"] = (
         "auto"  # compile the updates; auto: if the estimated saving exceeds the compile time

@@ -43,7 +43,7 @@ from policies import Spec, channels
 from policies.channels import BASE_ACTION
 from policies.heads.head import load_kinds
 
-IN_MEMORY = "in memory"  # stands in the config for a Dataset that was passed as an object
+IN_MEMORY = "in memory"  # value of dataset= in the config if a Dataset object was passed
 # options that determine how a file is read
 READING = (
     "action_scale",
@@ -60,7 +60,7 @@ FREE = (
     *("data_dir", "seeds", "out", "tracker", "device", "compile", "precision", "stream"),
     *("keep_data", "stretch", "eval_envs"),
 )
-# stored options that may differ when a run is resumed: files are compared by their checksums
+# stored options that may differ when a run is resumed; of files only the checksums must be equal
 CHANGING = (
     *("dataset", "expert_dataset", "base", "start.run"),
     *("eval_every", "eval_episodes", "checkpoint_every"),
@@ -79,17 +79,17 @@ class Plan(Resolved):
     stackable: bool  # the seeds train in parallel
     starts: np.ndarray  # seeds of the evaluation episodes
     base: Base | None = None  # frozen base policy of a residual policy
-    actions: Spec | None = None  # of the environment; has an action range only if it states one
-    limit: str | None = None  # why only one environment may be open; None: no limit
+    actions: Spec | None = None  # the environment's; has an action range only if that states one
+    limit: str | None = None  # reason for the limit of one open environment; None: no limit
 
     def make_envs(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
-        """Return `count` environments as the learner observes them, with the base's action if any.
+        """Return `count` environments. Observations contain the action of the base policy, if any.
 
         fewer: if the environment does not allow `count` instances, return as many as it allows.
         """
-        one = single(self.options)
+        why = one_env_option(self.options)
         try:
-            env = envs.make_vector(self.task, count, num_threads=threads, fewer=fewer, single=one)
+            env = envs.make_vector(self.task, count, num_threads=threads, fewer=fewer, single=why)
         except envs.Broken as error:
             raise UserError(str(error)) from error
         return env if self.base is None else WithBase(env, self.base)
@@ -178,10 +178,10 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
         if "next_actions" in algorithm.extra_columns and interaction.online.n_step > 1:
             raise UserError(
                 f"online.n_step={interaction.online.n_step}: {options.algorithm} needs n_step=1, "
-                "because it learns from the action directly after a step"
+                "because its targets use the action of the next step"
             )
         if base is not None:
-            merge_specs(resolved.task, env, dataset)  # refuses data of another task
+            merge_specs(resolved.task, env, dataset)  # raises for data of another task
             dataset = add_base_actions(dataset, base, next(iter(settings.values())).scale)
         if options.expert_dataset is not None:
             source = datasets.get("expert_dataset", options.expert_dataset)
@@ -221,7 +221,7 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
     if learner.phases and not options.num_updates and start is None:
         raise UserError(
             f"{options.algorithm} must train on a dataset before it trains online. Set "
-            "num_updates=, or fine-tune a run of it."
+            "num_updates=, or fine-tune one of its runs."
         )
     steps, pretrain = options.num_env_steps, options.pretrain_updates
     schedule = learner.schedule(options.num_updates, steps, pretrain)
@@ -249,41 +249,45 @@ def _prepare(keys: Mapping[str, Any], start: Start | None, opened: ExitStack) ->
 
 
 def open_trial_envs(task: Task, options: TrainOptions) -> envs.VectorEnv:
-    """Return environments of the task: two of a user's class, to test if both can be open."""
+    """Return environments of the task, to check it before training.
+
+    For an environment that is not built in, two are opened, to test whether that is possible.
+    """
     count = 1 if task.env_id in NATIVE or options.eval_envs == 1 else 2
-    return envs.make_vector(task, count, fewer=True, single=single(options))
+    return envs.make_vector(task, count, fewer=True, single=one_env_option(options))
 
 
-def single(options: TrainOptions) -> str | None:
-    """Return the setting that allows one instance of the environment only; None if there is none.
+def one_env_option(options: TrainOptions) -> str | None:
+    """Return the option that limits the run to one open environment; None if there is no limit.
 
-    Without online steps only evaluations open environments, as many as `eval_envs` says.
+    Without online steps there is no such limit: only evaluations open environments, and they open
+    `eval_envs` of them.
     """
     return "eval_envs=1" if options.eval_envs == 1 and options.num_env_steps else None
 
 
 def limit_of(env: envs.VectorEnv | None, options: TrainOptions, cfg: Any) -> str | None:
-    """Return why a run that learns online has one environment; None if it may have several.
+    """Return why an online run can open only one environment; None if it can open several.
 
-    Raises UserError if it needs several.
+    Raises UserError if the algorithm needs several.
     """
     if env is None or env.limit is None or not options.num_env_steps:
         return None
     if (count := getattr(cfg, "environments", 1)) > 1:
         raise UserError(
-            f"{env.limit}, and {options.algorithm} collects in {count} at the same time. Use "
-            "algorithm.environments=1."
+            f"{env.limit}, and {options.algorithm} collects in {count} environments at the same "
+            "time. Use algorithm.environments=1."
         )
     return env.limit
 
 
 def check_policy_learns(learner: Algorithm, schedule: Sequence[Piece]) -> None:
-    """Raise UserError if the policy, or a network that it follows, would learn nothing."""
+    """Raise UserError if the policy, or a network that its training needs, would learn nothing."""
     phases = {piece.phase for piece in schedule}
-    if "update" in phases and (left_out := [x for x in learner.needed_phases if x not in phases]):
+    if "update" in phases and (missing := [x for x in learner.needed_phases if x not in phases]):
         raise UserError(
-            f"{type(learner).__name__} relies on {left_out[0]}, which has 0 updates here. Raise "
-            "pretrain_updates, or remove it to use the algorithm's default."
+            f"{type(learner).__name__} relies on the phase {missing[0]}, which has 0 updates here. "
+            "Raise pretrain_updates, or remove it to use the algorithm's default."
         )
     for phase in dict.fromkeys(piece.phase for piece in schedule):
         alone, key = learner.for_phase(phase).updates_before_policy(phase)
@@ -315,7 +319,7 @@ def has_dataset(resolved: Resolved) -> bool:
 
 
 def reads_data(resolved: Resolved) -> bool:
-    """Return True if the run learns from a dataset or normalizes observations by one."""
+    """Return True if the run needs a dataset, to learn from it or to normalize observations."""
     o, offline_fraction = resolved.options, resolved.interaction.online.offline_fraction
     normalizes = resolved.algorithm.is_residual and has_dataset(resolved)
     return bool(o.num_updates or (o.num_env_steps and (offline_fraction or normalizes)))
@@ -324,9 +328,9 @@ def reads_data(resolved: Resolved) -> bool:
 def load_dataset(
     resolved: Resolved, in_memory: Dataset | None = None, env: envs.VectorEnv | None = None
 ) -> Dataset:
-    """Return the data of a run, cut to `episodes=`: `in_memory`, else `dataset=`, else the task's.
+    """Return the first `episodes=` episodes of the run's data; all if `episodes` is not set.
 
-    Raises UserError.
+    The data is `in_memory`, else `dataset=`, else the task's. Raises UserError.
     """
     o = resolved.options
     dataset = data_of(in_memory if in_memory is not None else o.dataset or resolved.task, o, env)
@@ -334,7 +338,7 @@ def load_dataset(
 
 
 def convert_actions(data: Dataset, env: envs.VectorEnv | None, options: TrainOptions) -> Dataset:
-    """Return `data` with its actions in [-1, 1] of the range of `env`. Raises UserError."""
+    """Return `data` with actions scaled so that [-1, 1] is the range of `env`. Raises UserError."""
     if env is None:
         return data
     passed = (k for k in ("action_scale", "action_range") if getattr(options, k) is not None)
@@ -342,9 +346,9 @@ def convert_actions(data: Dataset, env: envs.VectorEnv | None, options: TrainOpt
 
 
 def complete_settings(resolved: Resolved, dataset: Dataset) -> dict[str, Any]:
-    """Return the settings of each run, with open values filled in from the data.
+    """Return the settings of each run, with the values that depend on the data filled in.
 
-    Raises UserError if the data do not allow these settings.
+    Raises UserError if these settings do not work with the data.
     """
     options, algorithm, settings = resolved.options, resolved.algorithm, resolved.settings
     if "costs" in algorithm.extra_columns and "costs" not in dataset.extras:
@@ -356,7 +360,8 @@ def complete_settings(resolved: Resolved, dataset: Dataset) -> dict[str, Any]:
     if unusable == dataset.num_rows or dataset.num_rows < 2:
         raise UserError(
             f"{dataset.path or dataset.name} has {dataset.num_rows:,} rows, of which "
-            f"{dataset.usable.sum():,} have a next observation. That is too little to learn from."
+            f"{dataset.usable.sum():,} have a next observation. That is too little to learn from. "
+            "Use a larger dataset."
         )
     if not dataset.has_rewards and any(map(algorithm.uses_rewards, settings.values())):
         raise UserError(
@@ -365,14 +370,14 @@ def complete_settings(resolved: Resolved, dataset: Dataset) -> dict[str, Any]:
         )
     settings = {name: algorithm.complete_config(cfg, dataset) for name, cfg in settings.items()}
     if any(cfg.normalize_returns for cfg in settings.values()):
-        range_of_returns(dataset)  # refuses data whose returns have no range
+        range_of_returns(dataset)  # raises if all returns are equal
     if any(cfg.center_rewards for cfg in settings.values()):
         if options.num_env_steps:
             raise UserError(
                 "center_rewards=true requires that no episode terminates, which is unknown for "
                 "online experience. Remove center_rewards or num_env_steps."
             )
-        center_of(dataset)  # refuses where episodes terminate
+        center_of(dataset)  # raises if episodes terminate
     return settings
 
 
@@ -436,9 +441,10 @@ def load_base(
 
 
 def add_base_actions(data: Dataset, base: Base, scale: float) -> Dataset:
-    """Return `data` with the base's actions as an observation channel.
+    """Return `data` with the base policy's actions as an observation channel.
 
-    A note reports how many actions a residual within `scale` cannot reach. Raises UserError.
+    A note states the share of actions that a residual action within `scale` cannot reach. Raises
+    UserError.
     """
     try:
         labeled_data = label_dataset(data, base)
@@ -450,34 +456,34 @@ def add_base_actions(data: Dataset, base: Base, scale: float) -> Dataset:
     share = float((np.abs(labeled_data.actions - base_actions) > scale).any(1).mean())
     if not share:
         return labeled_data
-    note = f"{share:.0%} of its actions differ from the base's by more than scale={scale:g}"
+    note = f"{share:.0%} of the actions differ from the base policy's by more than scale={scale:g}"
     return replace(labeled_data, notes=(*labeled_data.notes, note))
 
 
 def data_of(
     source: str | Task | Dataset, options: TrainOptions, env: envs.VectorEnv | None = None
 ) -> Dataset:
-    """Load the dataset that `source` names with the reading options, or return `source` itself.
+    """Return the dataset that `source` is or names.
 
-    If `observation_keys` applies to the environment and the data has one observation vector, the
-    vector is used unchanged and a note says so. env: the task's environment, if it is open.
-    Raises UserError.
+    If `observation_keys` selects parts of the environment's observations and the data has one
+    observation vector, the vector is used unchanged and a note says so. env: the task's
+    environment, if it is open. Raises UserError.
     """
     read_options = {name: getattr(options, name) for name in READING}
     read_options = {name: value for name, value in read_options.items() if value is not None}
     if source == IN_MEMORY:
         raise UserError(
-            "the run was trained on a Dataset that was in memory. Pass it again from Python, as "
+            "the run was trained on a Dataset in memory. Pass the same Dataset from Python as "
             "dataset=."
         )
-    own_task = options.task.startswith("env:")
+    is_env_id = options.task.startswith("env:")
     has_parts = env.observes_dict if isinstance(env, LoopVectorEnv) else env is None
-    keys = options.observation_keys if own_task and has_parts else None
+    keys = options.observation_keys if is_env_id and has_parts else None
     if isinstance(source, Dataset):
-        elsewhere = {"max_episode_steps"} if own_task else set()
-        elsewhere |= {"observation_keys"} if keys else set()
+        for_env = {"max_episode_steps"} if is_env_id else set()  # they apply to the environment
+        for_env |= {"observation_keys"} if keys else set()
         if unused := [
-            name for name, value in read_options.items() if value and name not in elsewhere
+            name for name, value in read_options.items() if value and name not in for_env
         ]:
             raise UserError(
                 f"{unused[0]}= has no effect on data in memory: it controls how a file is read. "
@@ -497,7 +503,7 @@ def data_of(
         data = load(source, options.data_dir, **read_options)
     if not keys or isinstance(data.observations, Mapping):
         return data
-    note = f"observations are used as the environment's {', '.join(keys)}, in this order"
+    note = f"the observation vector is used as the environment's {', '.join(keys)}, in this order"
     return replace(data, notes=(*data.notes, note))
 
 
@@ -521,9 +527,8 @@ def merge_specs(
 ) -> Spec:
     """Return the policy's spec, merged from data and environment. The environment has priority.
 
-    has_base: the environment's observations do not contain the base's action yet, the data's do.
-
-    Raises UserError if data and environment contradict each other.
+    has_base: add the base policy's action to the environment's observations; the data already has
+    it. Raises UserError if data and environment contradict each other.
     """
     specs = list[tuple[str, Spec]]()
     for data in (dataset, expert):
@@ -585,17 +590,17 @@ def data_spec(data: Dataset) -> Spec:
 
 
 def mismatch_remedy(one: Spec, other: Spec, name: str, task: Task) -> str:
-    """Return what to do if `other`, the observations of `name`, differ from those of `one`."""
+    """Return the remedy if the spec `other`, called `name`, has other observations than `one`."""
     for channel in (
         other.channels if one.single_vector is None and other.single_vector is None else ()
     ):
         match = next((c for c in one.channels if c.name == channel.name), None)
         if match is None:
             names = ", ".join(c.name for c in one.channels)
-            return f"it has {names}, but not {channel.name}. Choose or rename arrays of it"
+            return f"the data has {names}, but not {channel.name}. Choose or rename its arrays"
         if channel.kind == "image" and match.shape != channel.shape:
             height, width, colors = channel.shape
-            return f"resize its {channel.name} to {height} x {width} pixels of {colors} colors"
+            return f"resize {channel.name} of the data to {height} x {width} x {colors}"
     vector, parts = (one, other) if one.single_vector is not None else (other, one)
     vectors_alone = parts.single_vector is None and parts.vectors == parts.channels
     if vector.single_vector is not None and vectors_alone and one.action_dim == other.action_dim:
@@ -613,7 +618,7 @@ def mismatch_remedy(one: Spec, other: Spec, name: str, task: Task) -> str:
                 )
             stored = " and ".join(f"observations/{key}" for key in keys)
             return f"store the data's observations as {stored}"
-    return "is it data of another task? Use its task, or task=none to train without evaluation"
+    return "is the data of another task? Use that task, or task=none to train without evaluation"
 
 
 def describe_shape(spec: Spec) -> str:
@@ -651,7 +656,7 @@ def description(plan: Plan, name: str, seed: int) -> dict[str, Any]:
 
 
 def is_extension(plan: Plan, member: Member) -> bool:
-    """Return True if the seed's folder holds this run with fewer updates, which can be extended.
+    """Return True if the seed's folder contains this run with fewer updates, so it can be extended.
 
     Raises UserError if the extended run would differ from one uninterrupted run.
     """
@@ -703,13 +708,13 @@ def headline(plan: Plan) -> str:
     if plan.base is not None and plan.base.bundle is None:
         notes += (
             f"\nbase={plan.base.name} is code and cannot be stored in a bundle. The bundle will "
-            "contain the residual policy only; pass base= to evaluate and play as well"
+            "contain the residual policy only: pass base= also to evaluate and play"
         )
     return f"{o.algorithm} on {o.task}, seeds {plan.seeds}{several}: {rows}{table}{where}{notes}"
 
 
 def settings_source(algorithm: str, pattern: str | None) -> str:
-    """Return the origin of an algorithm's settings as text: a row of a per-task table, or none."""
+    """Return a text about the origin of the settings: a row of the per-task table or defaults."""
     owner = table_of(algorithm)
     file = f"configs/algorithm/{owner}.yaml"
     if owner is None:
@@ -720,7 +725,7 @@ def settings_source(algorithm: str, pattern: str | None) -> str:
 
 
 def rows_left_out(plan: Plan, data: Dataset) -> str:
-    """Return a sentence with the number of rows that critics cannot use, if there are any."""
+    """Return a note with the number of rows without a next observation; empty if there are none."""
     count = plan.algorithm.unusable_rows(data)
     if not count:
         return ""
@@ -752,7 +757,7 @@ def too_few_steps_note(plan: Plan) -> str:
         return ""
     by_batch = online.warmup_steps < batch
     key, value = ("batch_size", batch) if by_batch else ("online.warmup_steps", online.warmup_steps)
-    after = f", then {online.utd:g} updates a step, {period} at a time" if steps > value else ""
+    after = f", then {online.utd:g} updates per step, {period} at a time" if steps > value else ""
     return (
         f"\nnum_env_steps={steps} ends before learning starts ({key}={value}{after}). Raise "
         f"num_env_steps or lower {key}"

@@ -28,7 +28,10 @@ TWINS = (("batch_size", "algorithm.batch_size"), ("utd", "online.utd"))  # two k
 
 @dataclass(frozen=True)
 class Resolved:
-    """Resolved keys of a run: the command line overrides the per-task table, that the defaults."""
+    """Resolved keys of a run.
+
+    The command line overrides the per-task table, and the table overrides the defaults.
+    """
 
     options: TrainOptions
     wandb: WandbOptions
@@ -41,7 +44,7 @@ class Resolved:
 
     @property
     def cfg(self) -> Any:
-        """Hyper-parameters of the first run. Other runs differ in stackable ones only."""
+        """Hyper-parameters of the first run. Other runs differ only in stackable fields."""
         return next(iter(self.settings.values()))
 
 
@@ -92,8 +95,8 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     settings, pattern = settings_by_run(options, algorithm, hyper)
     if options.keep_data and not all(cfg.reward_scale for cfg in settings.values()):
         raise UserError(
-            "keep_data=true needs reward_scale above or below 0: with reward_scale=0 the original "
-            "rewards cannot be recovered"
+            "keep_data=true does not work with reward_scale=0, from which the original rewards "
+            "cannot be recovered. Remove one of them."
         )
     if online and not options.num_env_steps:
         raise UserError(f"online.{next(iter(online))}= has no effect without num_env_steps=")
@@ -132,7 +135,10 @@ def option_types(algorithm: type[Algorithm]) -> dict[str, Any]:
 
 
 def part(keys: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the keys that begin with `prefix`, without it. For "": the keys without a group."""
+    """Return the keys that begin with `prefix`, with the prefix removed.
+
+    An empty prefix selects the keys of no group.
+    """
     if prefix:
         return {k.removeprefix(prefix): v for k, v in keys.items() if k.startswith(prefix)}
     return {k: v for k, v in keys.items() if not k.startswith(("algorithm.", "online.", "wandb."))}
@@ -164,7 +170,7 @@ def settings_by_run(
 
 
 def tuned_for(options: TrainOptions) -> str:
-    """Return the task or dataset whose tuned settings apply. With task=none: the dataset's."""
+    """Return the name whose tuned settings apply: the task, or the dataset if task=none."""
     by_dataset = options.task == "none" and options.dataset in known_cards()
     return str(options.dataset) if by_dataset else options.task
 
@@ -191,7 +197,7 @@ def run_name(name: str, chosen: Mapping[str, Any]) -> str:
 def check_options(options: TrainOptions, algorithm: type[Algorithm], seeds: list[int]) -> None:
     """Raise UserError for options that contradict or need each other."""
     if not options.name.strip("."):
-        raise UserError(f"name={options.name!r} cannot be the name of a folder")
+        raise UserError(f"name={options.name!r} cannot be the name of a folder. Use another name=.")
     if not options.out.strip():
         raise UserError("out= is empty. Use out=. for the working folder.")
     if not options.num_updates and not options.num_env_steps and algorithm.starts_online():
@@ -200,7 +206,7 @@ def check_options(options: TrainOptions, algorithm: type[Algorithm], seeds: list
             "num_updates=… to train on a dataset."
         )
     if not options.num_updates and not options.num_env_steps:
-        raise UserError("nothing to do: num_updates and num_env_steps are both 0")
+        raise UserError("nothing to do: num_updates and num_env_steps are both 0. Raise one.")
     if not seeds or len(set(seeds)) < len(seeds) or not set(seeds) <= {*range(TRAINING_SEEDS)}:
         last = TRAINING_SEEDS - 1
         raise UserError(f"seeds={seeds}: expected different seeds between 0 and {last}")
@@ -212,7 +218,7 @@ def check_options(options: TrainOptions, algorithm: type[Algorithm], seeds: list
     if options.num_env_steps and not algorithm.online:
         raise UserError(f"{options.algorithm} does not learn online. Remove num_env_steps.")
     if options.num_env_steps and options.task == "none":
-        raise UserError("num_env_steps needs an environment, and task=none has none")
+        raise UserError("num_env_steps needs an environment, and task=none has none. Set task=.")
     if options.overlap and issubclass(algorithm.Online, OnPolicy):
         raise UserError(
             f"overlap=true does not work with {options.algorithm}, which is on-policy: it collects "

@@ -30,12 +30,12 @@ class Result:
     """Results of one run, or of several that were trained in parallel."""
 
     path: Path  # the run's folder; of several runs, the folder that contains them
-    results: list[dict[str, Any]]  # each seed's result.json, run after run
+    results: list[dict[str, Any]]  # each seed's result.json, grouped by run
     names: list[str]  # the name of the run, for each result
 
     @property
     def scores(self) -> list[float]:
-        """Final normalized score of each seed. Tasks without references: the mean return."""
+        """Final normalized score of each seed; the mean return if the task has no references."""
         return [r["score"] if r["score"] is not None else r["mean_return"] for r in self.results]
 
     def __fspath__(self) -> str:
@@ -70,7 +70,7 @@ def environment(plan: Plan, choices: Choices) -> dict[str, Any]:
 def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Choices) -> None:
     """Write the policy bundle, then result.json, which marks the seed as finished.
 
-    Both replace earlier files. A diverged seed has no policy; an earlier one is removed.
+    Both replace earlier files. A diverged seed gets no bundle, and its earlier bundle is removed.
     """
     o, data, reference = plan.options, plan.dataset, plan.task.reference
     last = trainer.last[s] if trainer.last else None

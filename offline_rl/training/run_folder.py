@@ -6,8 +6,8 @@ metrics.jsonl      means of the algorithm's metrics
 evaluations.jsonl  the return of every evaluation episode
 checkpoints/updates_<n>[-env_steps_<n>].safetensors   complete state, with a checksum; two are kept
 tensorboard/       event files; with tracker=wandb instead wandb.json (the run's id) and wandb/
-result.json, policy.bundle   exist once the seed is finished. While a finished run is extended, they
-                   are those of the shorter run, until both are replaced
+result.json, policy.bundle   exist once the seed is finished. While a finished run is extended, both
+                   files of the shorter run remain until the longer run replaces them
 failed.json        reason of an error; removed when the run is resumed
 """
 
@@ -44,15 +44,15 @@ MAX_CHECKPOINTS = 2
 CHECKSUMS = {  # checksum in a config -> text for messages
     "data": "other data",
     "expert_data": "another expert's data",
-    "base_sha256": "another base",
+    "base_sha256": "another base policy",
     "code_sha256": "other code in its algorithm's file",
 }
 SUMS = "start.sha256."  # prefix in a flat config: checksum of the checkpoint each seed starts from
-FORMAT = "3"  # of checkpoints; raised when their content changes
-METADATA = {
+FORMAT = "3"  # of new checkpoints; raised when their content changes
+METADATA = {  # readable formats -> keys of the metadata
     "2": {"format", "progress"},
     "3": {"format", "progress", "checksum"},
-}  # readable formats
+}
 
 
 def run_folder(out: str, *parts: str) -> Path:
@@ -78,9 +78,9 @@ class OtherVersion(UserError):
 
 
 class Done(NamedTuple):
-    """Progress of a run. It orders checkpoints and gives them their names."""
+    """Progress of a run, by which checkpoints are sorted and named."""
 
-    env_steps: int = 0  # online steps; first in the order, since updates follow each step
+    env_steps: int = 0  # of online training; sorted by first, because updates follow each step
     updates: int = 0  # all phases together
 
     @property
@@ -91,7 +91,7 @@ class Done(NamedTuple):
 
     @classmethod
     def of(cls, file: str) -> Done | None:
-        """Parse a file name made by `file`, or an older one, `<updates>`. None for other names."""
+        """Parse a checkpoint's file name. Old versions used `<updates>`. None for other names."""
         match = re.fullmatch(r"(?:updates_)?(\d+)(?:-env_steps_(\d+))?\.safetensors", file)
         return match and cls(int(match[2] or 0), int(match[1]))
 
@@ -118,7 +118,7 @@ class SeedFolder:
         try:
             done, total = (read_json_object(f)["num_updates"] for f in (self.result, self.config))
             return bool(done < total)
-        except (UserError, KeyError, TypeError):  # reported by whoever reads the file
+        except (UserError, KeyError, TypeError):  # reported when the content is needed
             return False
 
     def algorithm(self, config: Mapping[str, Any]) -> str:
@@ -131,7 +131,7 @@ class SeedFolder:
         return ":".join(filter(None, (file, cls))) if file else name
 
     def _algorithm_file(self) -> dict[str, str]:
-        """Return path and checksum of a user's algorithm file; empty for the built-in ones."""
+        """Return path and checksum of a user's algorithm file; empty for built-in algorithms."""
         environment = self.path / "environment.json"
         return (
             (read_json_object(environment).get("algorithm") or {}) if environment.is_file() else {}
@@ -174,7 +174,7 @@ class SeedFolder:
         return dict(sorted(dated))
 
     def save(self, done: Done, tensors: Mapping[str, Tensor], progress: Any) -> None:
-        """Write a checkpoint and remove all but the newest ones."""
+        """Write a checkpoint. Only the newest MAX_CHECKPOINTS are kept."""
         path, text = self.path / "checkpoints" / done.file, json.dumps(progress)
         metadata = {"format": FORMAT, "progress": text, "checksum": checksum(text, tensors)}
 
@@ -222,9 +222,10 @@ class SeedFolder:
             raise UserError(f"{self.path / name}.jsonl could not be written: {error}") from error
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Return all rows of `<name>.jsonl`, without a last line that a killed process left cut.
+        """Return all rows of `<name>.jsonl`.
 
-        Raises UserError naming a damaged line.
+        A last line that is incomplete because the process was killed is skipped. Raises UserError
+        naming a damaged line.
         """
         rows = list[dict[str, Any]]()
         for where, row in self._lines(name):
@@ -234,7 +235,7 @@ class SeedFolder:
         return rows
 
     def _lines(self, name: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
-        """Yield file and line number of each line of `<name>.jsonl`, and its row; None: damaged."""
+        """Yield the position of each line of `<name>.jsonl`, and its row, None if damaged."""
         path = self.path / f"{name}.jsonl"
         try:
             lines = path.read_bytes().split(b"\n") if path.exists() else []
@@ -247,7 +248,7 @@ class SeedFolder:
                     raise ValueError
             except (ValueError, KeyError, TypeError, RecursionError):
                 if number == len(lines) and line.isascii():
-                    return  # empty, or cut short when the process was killed
+                    return  # empty, or incomplete because the process was killed
                 row = None
             yield f"{path}: line {number}", row
 
@@ -264,7 +265,7 @@ class SeedFolder:
     def rewind(self, done: Done | None, *, evaluated: bool = True) -> None:
         """Remove rows logged after `done`, since that part is repeated; None removes all rows.
 
-        Prints the damaged lines, which are removed too. evaluated: keep the evaluation at `done`.
+        Damaged lines are reported and removed. evaluated: keep the evaluation at `done`.
         """
         last = done or Done(-1, -1)
         for name in ("metrics", "evaluations"):
@@ -281,9 +282,9 @@ class SeedFolder:
             write_text(self.path / f"{name}.jsonl", text)
 
     def agree(self, config: dict[str, Any], free: Collection[str] = ()) -> None:
-        """Store `config`. Raises UserError naming an option that differs from the stored config.
+        """Check `config` against the stored config, or store it if there is none.
 
-        free: options that may differ.
+        Raises UserError naming an option that differs. free: options that may differ.
         """
         config = to_json_values(config)
         if not self.config.is_file():
@@ -314,7 +315,7 @@ class SeedFolder:
             )
 
     def renew(self, config: dict[str, Any]) -> None:
-        """Store `config`, with which the run continues and which `agree` has accepted.
+        """Store the config of a resumed run, which `agree` has accepted.
 
         An earlier result and policy stay until `finish` replaces them.
         """
@@ -323,7 +324,7 @@ class SeedFolder:
         self.failed.unlink(missing_ok=True)
 
     def fail(self, why: str) -> None:
-        """Store the reason of an error, unless that fails too."""
+        """Store the reason of an error. A failure to store it is ignored."""
         with contextlib.suppress(UserError):
             write_json(self.failed, {"why": why})
 
@@ -332,7 +333,7 @@ def common_checkpoint(
     folders: Sequence[SeedFolder],
     remedy: str = "remove the folder to restart, or train under another name=…",
 ) -> Done | None:
-    """Return the newest progress at which all seeds have an intact checkpoint; None if none has.
+    """Return the newest progress at which all seeds have an intact checkpoint; None without one.
 
     Prints the damaged checkpoints that it skips. Raises UserError if all are damaged.
     """
@@ -366,7 +367,7 @@ def values_agree(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bo
     codes = one.get("code_sha256"), two.get("code_sha256")
     if key == "algorithm" and None not in codes:
         return True  # files are compared by their checksums, not by their paths
-    general = f"hyper.{key.removeprefix('online.')}"  # the value online unless it is overridden
+    general = f"hyper.{key.removeprefix('online.')}"  # applies online unless online.* overrides it
     if key.startswith("online.") and general in one and general in two:
         return bool(one.get(key, one[general]) == two.get(key, two[general]))
     if key in one and key in two:
@@ -376,7 +377,7 @@ def values_agree(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bo
 
 
 def config_of_seed(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return a seed's config without the other seeds' start checksums, written by old versions."""
+    """Return a seed's config. Start checksums of other seeds (of old versions) are removed."""
     if not config.get("start"):
         return dict(config)
     sums = config["start"].get("sha256", {})
@@ -385,7 +386,7 @@ def config_of_seed(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def learner_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors without those of the collector: experience and memory."""
+    """Return a checkpoint's tensors without the collector's experience and policy memory."""
     return {k: v for k, v in tensors.items() if k.split("/")[0] not in ("buffer", "memory")}
 
 

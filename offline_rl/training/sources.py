@@ -34,7 +34,7 @@ def sources_of(
 ) -> Sources:
     """Return the sources of a run: its dataset, if any, and buffers for online experience, if any.
 
-    data: the raw data to learn from.
+    data: the dataset before the transform.
     """
     offline: ReplayBuffer | WithExpert | Stream | None = None
     every_row: ReplayBuffer | WithExpert | Stream | None = None
@@ -60,7 +60,7 @@ def sources_of(
 
 
 def rollouts(plan: Plan, seeds: Sequence[int], device: torch.device) -> Rollouts:
-    """Return empty rollouts of the size of one on-policy iteration, for each seed."""
+    """Return empty rollouts for every seed, with space for one on-policy iteration."""
     cfg = plan.interaction.cfg
     learner: Any = plan.algorithm(plan.spec, cfg, interaction=plan.interaction)
     size = cfg.decisions // cfg.environments, cfg.environments
@@ -70,7 +70,7 @@ def rollouts(plan: Plan, seeds: Sequence[int], device: torch.device) -> Rollouts
 
 
 def experience(plan: Plan, steps: int, seeds: Sequence[int], device: torch.device) -> ReplayBuffer:
-    """Return an empty buffer for `steps` environment steps of each seed."""
+    """Return an empty buffer with space for `steps` environment steps of every seed."""
     actions = plan.spec.action_dim
     return ReplayBuffer(
         plan.spec.observation_shapes,
@@ -100,14 +100,15 @@ def offline_source(
 
 
 def rows_for(algorithm: type[Algorithm], data: Dataset) -> Dataset:
-    """Return the data with every row usable if no phase of the algorithm reads successors."""
+    """Return the data, with every row usable if the algorithm reads no next observations."""
     return with_every_row(data) if not algorithm.unusable_rows(data) else data
 
 
 def with_every_row(data: Dataset) -> Dataset:
     """Return the data with every row usable, for imitation.
 
-    An unknown next observation is replaced by the row's own observation, which nothing reads.
+    A missing next observation is replaced by the observation of the same row. Imitation does not
+    read it.
     """
     if data.usable.all():
         return data
@@ -128,7 +129,8 @@ def must_stream(plan: Plan, data: Dataset, device: torch.device) -> bool:
             rows = int(data.num_rows * 0.8 * free / needed)
             raise UserError(
                 f"stream=never: {data.num_rows:,} rows need {needed / 2**30:.1f} GiB on {device}, "
-                f"which has {free / 2**30:.1f} GiB free. About {rows:,} rows would fit."
+                f"which has {free / 2**30:.1f} GiB free. About {rows:,} rows would fit. Use "
+                "stream=auto or fewer episodes=."
             )
         return False
     for reason, holds in {
@@ -161,5 +163,5 @@ def stream_source(
 
 
 def further_columns(algorithm: type[Algorithm], cfg: Any, data: Dataset) -> dict[str, np.ndarray]:
-    """Return the batch columns that `algorithm` needs in addition to the usual five."""
+    """Return the batch columns that `algorithm` needs in addition to the standard five."""
     return columns(algorithm.extra_columns, data, partial(algorithm.mc_returns, cfg))

@@ -21,7 +21,7 @@ class Tracker(Protocol):
     """Interface of loggers. Values are named `group/name`.
 
     clock: updates on the dataset plus environment steps. An evaluation in the background is logged
-    late, with the clock at which it started.
+    when it ends, with the clock at which it started.
     """
 
     def log(self, values: Mapping[str, float], clock: int) -> None: ...
@@ -59,7 +59,10 @@ class TensorBoard:
 
 
 class WandB:
-    """One W&B run per seed, in the group of its run. Its id is stored in the seed's folder."""
+    """One W&B run per seed. The seeds of a run form a W&B group.
+
+    The id of the W&B run is stored in the seed's folder.
+    """
 
     def __init__(
         self, folder: SeedFolder, group: str, config: Mapping[str, Any], options: WandbOptions
@@ -78,7 +81,8 @@ class WandB:
                 config={**config, "seed": folder.seed},
                 reinit="create_new",
             )
-        self.run.define_metric("*", step_metric="clock")  # W&B's own step counter cannot go back
+        # W&B's own step counter cannot go back, as a resumed run must
+        self.run.define_metric("*", step_metric="clock")
 
     def log(self, values: Mapping[str, float], clock: int) -> None:
         self.run.log({**values, "clock": clock})

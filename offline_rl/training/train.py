@@ -86,13 +86,13 @@ def train(
     parallel.
     show: print progress. watch: called after each evaluation. start: the run to continue from.
 
-    Calling it again continues an interrupted run and leaves a finished one as it is. A higher
-    num_updates extends both. Ctrl-C and SIGTERM save a checkpoint first. Raises UserError for
+    A repeated call continues an interrupted run and does not change a finished run. A higher
+    num_updates extends either. Ctrl-C and SIGTERM save a checkpoint first. Raises UserError for
     mistakes in options, data or files.
     """
     plan = prepare(keys, start)
     if start is not None:
-        load_transform(start, plan.seeds, plan.spec, plan.actions)  # refuses other observations
+        load_transform(start, plan.seeds, plan.spec, plan.actions)  # raises if specs differ
     o, members = plan.options, members_of(plan)
     runs = list(dict.fromkeys(m.folder.path.parent for m in members))
     path = runs[0] if len(runs) == 1 else runs[0].parent
@@ -163,14 +163,14 @@ def members_of(plan: Plan) -> list[Member]:
 def extended_members(plan: Plan, members: Sequence[Member]) -> list[Member]:
     """Return the members that are extended to more updates.
 
-    Raises UserError if a folder holds a run with another configuration, or a damaged result.
+    Raises UserError if a folder contains a run with another configuration, or a damaged result.
     """
     extended = [m for m in members if is_extension(plan, m)]
     for member in members:
         if member.folder.config.is_file() or member.folder.finished:
             member.folder.agree(member.description, changeable_options(member, extended))
         if member.folder.finished:
-            member.folder.outcome()  # refuses a damaged one
+            member.folder.outcome()  # raises if it is damaged
     return extended
 
 
@@ -194,10 +194,10 @@ def resume_groups(members: Sequence[Member]) -> list[list[Member]]:
 
 
 def killed_between_first_checkpoints(resumed: Sequence[Member], new: Sequence[Member]) -> bool:
-    """Return True if a process was killed after some seeds saved their first checkpoint, not all.
+    """Return True if a process was killed when only some seeds had saved their first checkpoint.
 
-    Then the seeds with a checkpoint have exactly one, and a seed without one has a config file: it
-    had started too. All of them must restart together.
+    Then some seeds have exactly one checkpoint, and another seed has a config file, because it was
+    started, but no checkpoint. All of them must restart together.
     """
     first = bool(resumed) and all(len(m.folder.checkpoints()) == 1 for m in resumed)
     return first and any(m.folder.config.is_file() for m in new)
@@ -232,7 +232,7 @@ def _train_group(
     if isinstance(sources.offline, Stream):
         opened.callback(sources.offline.close)
     if show:
-        engine.say = partial(tqdm.write, file=sys.stdout)
+        engine.log = partial(tqdm.write, file=sys.stdout)
     choices = stored or choose(o, engine, *longest_phase(plan))
     engine.compiled, engine.fallbacks = choices.compile, dict(choices.fallbacks)
     engine.uncompiled_phases = {
@@ -244,7 +244,7 @@ def _train_group(
         notes = small_columns(transform, plan.dataset, plan.spec, plan.cfg, rewards=rewards)
         print(*notes, choices, sep="\n")
     if done is None and plan.start is not None:
-        load_start(engine, plan.start)  # may refuse, before anything is written
+        load_start(engine, plan.start)  # may raise UserError: nothing may be written before
     threads = min(hardware.num_cores(), 8)
     collector: Collector | RolloutCollector | None = None
     if isinstance(sources.rollouts, Rollouts):
@@ -270,7 +270,8 @@ def _train_group(
         )
     if collector is not None:
         opened.callback(close_quietly, collector)
-    # opened after the collector's, which needs one environment for each seed; fewer suffice here
+    # the collector needs one environment for each seed, so it opens its environments first;
+    # evaluation can do with fewer
     evaluation: envs.VectorEnv | None = None
     if plan.task.env_id:
         count = len(seeds) * len(plan.starts)
@@ -282,7 +283,7 @@ def _train_group(
             say_once(f"{why}Evaluation runs {at_a_time(evaluation.num_envs)}")
     for member in members:
         folder = member.folder
-        # num_updates may differ: extended_members has checked it
+        # a different num_updates is allowed here, because extended_members has checked it
         folder.agree(member.description, (*CHANGING, "num_updates"))
         folder.renew(member.description)
         if done is None:
@@ -405,7 +406,7 @@ def load_transform(
 ) -> Transform:
     """Return the transform of the run to continue from. Raises UserError if `spec` does not fit.
 
-    actions: with the action range of the environment, if it states one. Default: spec.
+    actions: spec with the action range of the environment, if it states one. Default: `spec`.
     """
     transform, start_spec = load_transform_and_spec(start, seeds[0])
     if not fits(transform, spec):
@@ -419,7 +420,7 @@ def load_transform(
     if (problem := learned.mismatch(spec)) is not None:
         raise UserError(
             f"{start.run} cannot continue with this data or task: {problem}. Use data and a task "
-            "like the run's."
+            "like those of the run."
         )
     try:
         same = learned.conversion(here) is None
@@ -427,7 +428,7 @@ def load_transform(
         same = False
     if not same:
         raise UserError(
-            f"{start.run} cannot continue with this data or task: The policy's action range is "
+            f"{start.run} cannot continue with this data or task: the policy's action range is "
             f"{learned.action_range}; here it is {here.action_range}. Use a task with range "
             f"{learned.action_range}, or retrain for {here.action_range}."
         )
@@ -445,7 +446,7 @@ def load_transform_and_spec(start: Start, seed: int) -> tuple[Transform, Spec | 
 
 
 def range_note(plan: Plan) -> str | None:
-    """Return a note if an earlier policy's actions become shares of another action range."""
+    """Return a note if normalized actions of the loaded policy are fractions of a new range."""
     spec = None
     if plan.start is not None:
         spec = load_transform_and_spec(plan.start, plan.seeds[0])[1]
@@ -467,7 +468,7 @@ def fits(transform: Transform, spec: Spec) -> bool:
 def load_start(engine: Engine, start: Start) -> None:
     """Load every seed's checkpoint of the run to continue from.
 
-    Raises UserError naming what differs if its networks do not fit.
+    Raises UserError naming the difference if the networks do not fit.
     """
     for s, seed in enumerate(engine.seeds):
         path = start.folder(seed).checkpoints()[start.checkpoints[seed][0]]
@@ -485,17 +486,17 @@ def load_start(engine: Engine, start: Start) -> None:
             )
             differing = {k: v for k, v in settings.items() if to_json_values(getattr(cfg, k)) != v}
             keys = " ".join(f"algorithm.{k}={format_value(v)}" for k, v in differing.items())
-            remedy = f"That run had {keys}" if keys else "Its networks are of another kind"
+            remedy = f"Set {keys}, as in that run" if keys else "Its networks are of another kind"
             raise UserError(f"cannot continue from {path}: {error}. {remedy}.") from None
     if (difference := network_difference(engine.algorithm, start)) is not None:
         raise UserError(f"cannot continue from run={start.run}: {difference}")
 
 
 def network_difference(algorithm: Algorithm, start: Start) -> str | None:
-    """Return a sentence about a network with equal tensors but another function; None if none.
+    """Return a difference between networks whose tensor shapes are equal; None if there is none.
 
-    Bounds of the standard deviation may differ between algorithms. Policies that predict action
-    chunks are not compared.
+    Another activation is an example. Bounds of the standard deviation may differ and are not
+    compared, nor are policies that predict action chunks.
     """
     if hasattr(algorithm.modules[algorithm.policy], "plan"):
         return None
@@ -507,7 +508,7 @@ def network_difference(algorithm: Algorithm, start: Start) -> str | None:
         here, there = module_description(module), module_description(other)
         for key in sorted(here.keys() | there.keys()):
             if here.get(key) != there.get(key):
-                return f"its {name} has {key}={there.get(key)}, here it is {here.get(key)}"
+                return f"its {name} has {key}={there.get(key)}, but here it is {here.get(key)}"
     return None
 
 
@@ -523,10 +524,10 @@ def module_description(module: nn.Module) -> dict[str, Any]:
 
 
 def is_unreadable(path: Path) -> bool:
-    """Return True if the JSON file is missing or damaged, and print so."""
+    """Return True, and print the problem, if the JSON file is missing or damaged."""
     try:
         read_json_object(path)
     except UserError as error:
-        print(f"{error}. It is written again.")
+        print(f"{error}. The file is written again.")
         return True
     return False

@@ -48,15 +48,15 @@ from offline_rl.utils.signals import Abandoned, postpone_signals
 from offline_rl.utils.text import format_duration
 from policies import Bundle
 
-PROGRESS_EVERY_S = 60.0  # between two progress lines, without a terminal
-SLICE_S = 1.0  # of updates, after which the progress bar moves and Ctrl-C is checked
+PROGRESS_EVERY_S = 60.0  # time between two progress lines without a terminal
+SLICE_S = 1.0  # seconds of updates between two progress-bar updates and checks for Ctrl-C
 
 
 @dataclass
 class Progress:
     """Timing, divergence and the last evaluation, stored in checkpoints."""
 
-    seconds: float = 0.0  # spent in updates
+    seconds: float = 0.0  # time spent in updates
     timed_updates: int = 0
     wall_seconds: float = 0.0
     diverged: list[int | None] = field(default_factory=list)  # updates at divergence, per seed
@@ -86,8 +86,8 @@ class Trainer:
         """Create the trainer of one group of S seeds.
 
         schedule: pieces of work, in order. evaluation: S * episodes environments, or fewer.
-        starts: seeds of the evaluation episodes. choices: precision, compilation and threads,
-        stored in checkpoints. watch: called after each evaluation.
+        starts: random seeds of the evaluation episodes. choices: precision, compilation and
+        threads, stored in checkpoints. watch: called after each evaluation.
         """
         self.watch, self.show, self.choices = watch, show, dict(choices)
         self.options, self.task, self.engine, self.transform = options, task, engine, transform
@@ -99,7 +99,7 @@ class Trainer:
         self._last_line = (0.0, 0)  # time and clock of the last progress line
         self._should_stop: Callable[[], bool] = lambda: False
         self._saved = Done()  # progress in the newest checkpoint
-        self._failed_evaluations = 0  # in a row
+        self._failed_evaluations = 0  # number of consecutive failures
         self.evaluator: Evaluator | None = None
         if evaluation is not None:
             busy = torch.get_num_threads() if engine.device.type == "cpu" else 1
@@ -107,12 +107,13 @@ class Trainer:
             self.evaluator = Evaluator(
                 engine, evaluation, transform.normalizer, starts, background=background
             )
-        hidden = not show if "ipykernel" in sys.modules else None if show else True  # no terminal
+        # None: tqdm hides the bar if there is no terminal
+        hidden = not show if "ipykernel" in sys.modules else None if show else True
         self.bar = tqdm(total=self.total, disable=hidden, unit="step", dynamic_ncols=True)
 
     @property
     def total(self) -> int:
-        """Clock at the end: updates of Learn plus environment steps and rows of other pieces."""
+        """Clock at the end: updates of `Learn` pieces plus steps and rows of all other pieces."""
         return sum(work.size for work in self.schedule)
 
     @property
@@ -122,7 +123,7 @@ class Trainer:
         return (self.schedule[k], done) if k < len(self.schedule) else None
 
     def updates(self, kind: str) -> int:
-        """Return the number of updates of all preliminary phases (`pretrain`), or `online`."""
+        """Return a number of updates. kind: `pretrain` (all preliminary phases) or `online`."""
         learn = [work for work in self.schedule if isinstance(work, Learn)]
         if kind == "pretrain":
             return sum(work.updates for work in learn if work.phase not in ("update", ONLINE))
@@ -174,7 +175,7 @@ class Trainer:
         return Done(self.env_steps, self.engine.updates)
 
     def _period(self, work: Piece) -> int:
-        """Return by how much the clock advances in one step of this piece of work."""
+        """Return by how much one step of this piece of work advances the clock."""
         if isinstance(work, Learn):
             return self.engine.period(work.phase)
         if isinstance(work, Fill):
@@ -188,7 +189,7 @@ class Trainer:
         return self.collector.envs_per_seed * self.collector.n_action_steps
 
     def _stops(self) -> Iterator[int]:
-        """Yield the values of the clock at which to log, evaluate, save or change the phase."""
+        """Yield the clock values at which to log, evaluate, save or change the phase."""
         marks = list(accumulate(work.size for work in self.schedule))
         if self._has_owed_updates:
             yield self.clock
@@ -209,7 +210,7 @@ class Trainer:
         k, done = locate(self.schedule, self.clock)
         worked = next((j for j in range(k if done else k - 1, 0, -1) if self.schedule[j].size), 0)
         start = sum(work.size for work in self.schedule[:worked])
-        before = max(self.clock - self._period(self.schedule[worked]), start)  # its last step
+        before = max(self.clock - self._period(self.schedule[worked]), start)  # before that step
         phases = [work.phase for work in self.schedule]
         end = done == 0 and phases[max(k - 1, 0) : k] != phases[k : k + 1]
         end &= k == 0 or phases[k - 1] not in self.engine.algorithm.phases_without_eval
@@ -239,7 +240,10 @@ class Trainer:
         self._interact(work, done, stop)
 
     def _interact(self, work: Interact, done: int, stop: int) -> None:
-        """Take environment steps and run their updates; with overlap during the next step."""
+        """Take environment steps and run the updates of each step after it.
+
+        With overlap, the updates run during the next step.
+        """
         assert isinstance(self.collector, Collector)
         collector, overlap = self.collector, self.options.overlap
         if self._has_owed_updates:
@@ -251,7 +255,7 @@ class Trainer:
             before, failure = collector.steps, None
             try:
                 collector.end()
-            except RepeatedFailure as error:  # the step itself may have succeeded
+            except RepeatedFailure as error:  # raised below: the step may have succeeded
                 failure = error
             steps = collector.steps - before
             self.clock, done = self.clock + steps, done + steps
@@ -264,12 +268,12 @@ class Trainer:
             self._print_progress(self.clock)
 
     def _run_owed_updates(self, phase: str, *, complete: bool = False) -> None:
-        """Run the owed updates. complete: run all of them even if a stop is requested."""
+        """Run the owed updates. complete: run all of them, even if a stop is requested."""
         if owed := self._owed_updates(phase):
             self._learn(owed, phase, complete=complete)
 
     def _owed_updates(self, phase: str) -> int:
-        """Return how many updates of the environment steps so far have not been run."""
+        """Return how many updates are due for the environment steps so far and not yet run."""
         assert isinstance(self.collector, Collector)
         if not self.collector.can_sample(self.engine.batch_size):
             return 0
@@ -308,7 +312,7 @@ class Trainer:
             self.engine.programs(phase)  # build time is not part of the update rate
         except Abandoned:
             if complete or self._saved == self._position:
-                raise  # no checkpoint can be written here, or none is needed
+                raise  # a checkpoint cannot be written here, or is not needed
             return 0
         self._record_fallbacks()
         self._last_line = self._last_line[0] + time.monotonic() - build_started, self._last_line[1]
@@ -333,7 +337,7 @@ class Trainer:
         return done
 
     def _record_fallbacks(self) -> None:
-        """Store which compiled programs failed their check, so that a resumed run does the same."""
+        """Store which compiled programs failed their check, so a resumed run replaces the same."""
         if self.engine.fallbacks == self.choices.get("fallbacks", {}):
             return
         self.choices["fallbacks"] = dict(self.engine.fallbacks)
@@ -342,7 +346,7 @@ class Trainer:
             write_json(path, read_json_object(path) | {"choices": self.choices})
 
     def _print_progress(self, clock: int, doing: str = "") -> None:
-        """Print `doing`, or the rate and the time left, once a minute if there is no bar."""
+        """Print `doing`, or the rate and the remaining time, once a minute if there is no bar."""
         now = time.monotonic()
         if not (self.show and self.bar.disable) or now - self._last_line[0] < PROGRESS_EVERY_S:
             return
@@ -444,9 +448,9 @@ class Trainer:
             self.watch(self)
 
     def _report_failed_evaluation(self, moment: Moment, error: BaseFault | Broken) -> None:
-        """Print that an evaluation failed and repeat it if it was the last one.
+        """Print that an evaluation failed, and repeat it if it was the final evaluation.
 
-        Raises UserError after MAX_FAILURES failures in a row.
+        Raises UserError after MAX_FAILURES consecutive failures.
         """
         self._failed_evaluations, self.last = self._failed_evaluations + 1, []
         self.progress.evaluated = moment["clock"]
@@ -523,7 +527,7 @@ class Trainer:
             folder.rewind(done, evaluated=bool(self.last))
 
     def _restore(self, done: Done) -> None:
-        """Load a checkpoint: everything but the logs."""
+        """Load a checkpoint. Logs are not changed."""
         progress, diverged = dict[str, Any](), list[int | None]()
         streams, memories = list[dict[str, Any]](), list[dict[str, Tensor]]()  # per seed
         for s, folder in enumerate(self.folders):
@@ -548,9 +552,10 @@ class Trainer:
         self.progress = Progress(**{name: progress[name] for name in names}, diverged=diverged)
 
     def _phases_before(self, done: Done) -> dict[str, int]:
-        """Return the updates of each phase at `done`, for older checkpoints, which lack them.
+        """Return the updates of each phase at `done`. Older checkpoints do not contain them.
 
-        In their schedules at most one phase interacts. It gets the remaining updates.
+        Schedules of older checkpoints have at most one phase with environment steps. It gets the
+        updates that the other phases leave.
         """
         updates, clock = dict[str, int](), self.clock
         remaining = done.updates - self.folders[0].start_updates
@@ -585,6 +590,9 @@ def bundled(
 
 
 def next_slice(number: int, period: int, rate: float) -> int:
-    """Return how many of `number` updates to run in one call, in complete periods. rate: in 1/s."""
+    """Return how many of `number` updates to run in one call, a multiple of `period`.
+
+    rate: updates per second.
+    """
     size = min(number // 10, int(rate * SLICE_S))
     return max(period, size - size % period)

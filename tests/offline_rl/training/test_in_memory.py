@@ -95,10 +95,10 @@ def test_named_parts_of_a_vector_get_a_specific_remedy() -> None:
     assert mismatch_remedy(parts, vector, "task env:a", mine) == joined
     for other in (Spec((6,), 2), Spec((5,), 3)):
         assert mismatch_remedy(other, parts, "task env:a", mine).startswith(
-            "is it data of another task?"
+            "is the data of another task?"
         )
     assert mismatch_remedy(vector, Spec((5,), 3), "task env:a", mine).startswith(
-        "is it data of another task?"
+        "is the data of another task?"
     )
 
 
@@ -141,7 +141,7 @@ def test_observation_keys_may_join_only_the_environments_parts(tmp_path: Path) -
         plan = prepare(keys)
         assert plan.spec.observation_shapes == (3,)
         assert plan.dataset is not None
-        note = "observations are used as the environment's pos, vel, in this order"
+        note = "the observation vector is used as the environment's pos, vel, in this order"
         assert note in plan.dataset.notes
         keys["task"] = f"env:{tmp_path}/world_of_parts.py:Flat"
         with pytest.raises(UserError, match="observation_keys"):  # there are no named arrays

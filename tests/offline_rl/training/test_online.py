@@ -351,7 +351,7 @@ def test_runs_that_cannot_be_continued_are_refused(line: str, data: Path, tmp_pa
             ("num_env_steps", 5),
             ("algorithm", "td3"),
             ("algorithm.hidden", 9),
-        ): r"critic/\S+ is \(.*That run had algorithm.hidden=\[8\]",
+        ): r"critic/\S+ is \(.*Set algorithm.hidden=\[8\], as in that run",
         (("num_env_steps", 5), ("seeds", 7)): "seed",
         (("num_env_steps", 5), ("algorithm.reward_scale", 10)): r"scale=10: .*trained with 1",
     }.items():
@@ -372,9 +372,9 @@ def test_runs_that_cannot_be_continued_are_refused(line: str, data: Path, tmp_pa
             file.unlink()
     with pytest.raises(UserError, match="no checkpoint"):
         finetune(run=run, num_env_steps=5, algorithm="td3")
-    with pytest.raises(UserError, match=r"no such folder\. It is a file"):
+    with pytest.raises(UserError, match=r"is a file\. Use the folder"):
         finetune(run=run / "seed_0" / "config.json", num_env_steps=5)
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(UserError, match="does not exist"):
         finetune(run=tmp_path / "gone", num_env_steps=5)
 
 
@@ -908,9 +908,9 @@ def test_networks_with_equal_tensors_but_other_functions_are_refused(
     keys = {**OFFLINE, "task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
     run = train(**keys, algorithm="iql").path
     own = {"out": str(tmp_path), "show": False, "tracker": "none", "num_env_steps": 20}
-    with pytest.raises(UserError, match="its policy has tanh_mean=True, here it is False"):
+    with pytest.raises(UserError, match="its policy has tanh_mean=True, but here it is False"):
         finetune(run=run, algorithm="awac", **own)
-    with pytest.raises(UserError, match="its policy has activation=relu, here it is tanh"):
+    with pytest.raises(UserError, match="its policy has activation=relu, but here it is tanh"):
         finetune(run=run, **{**own, "algorithm.activation": "tanh"})
 
 

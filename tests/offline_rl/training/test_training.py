@@ -136,7 +136,9 @@ def test_an_algorithm_for_one_vector_names_the_keys_that_join_several(tmp_path: 
 def test_spot_needs_updates_that_fit_its_density_model(base_keys) -> None:
     small = {"algorithm": "spot", "algorithm.hidden": [8], "algorithm.vae_hidden": [8]}
     for none in ({"pretrain_updates": 0}, {"algorithm.vae_updates": 0}):
-        with pytest.raises(UserError, match="SPOT relies on fit_vae, which has 0 updates here"):
+        with pytest.raises(
+            UserError, match="SPOT relies on the phase fit_vae, which has 0 updates here"
+        ):
             prepare({**base_keys, **small, **none})
     assert prepare({**base_keys, **small, "pretrain_updates": 2}).schedule[0].phase == "fit_vae"
 
