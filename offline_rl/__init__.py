@@ -67,13 +67,13 @@ _NEIGHBORS = ("envs", "policies", "real_robot")
 
 
 class _HiddenFolders:
-    """Import finder that explains why a user's folder with the name of a package is not found."""
+    """Import finder that explains why modules in a user's folder `envs`, say, are not found."""
 
     @staticmethod
     def find_spec(name: str, *rest: object) -> None:
-        """Raise ImportError if `name` is a module in a user's folder that a package here hides.
+        """Raise ImportError if `name` is a module in a user's folder that our package hides.
 
-        Such a folder has no __init__.py; otherwise Python finds it before the package here.
+        Such a folder has no __init__.py. Python would find a folder with one first.
         """
         package, _, module = name.partition(".")
         if package not in _NEIGHBORS or not module:
@@ -101,9 +101,9 @@ def _place(spec: ModuleSpec | None) -> str | None:
 
 
 def _load_neighbors() -> None:
-    """Import the packages next to this one, even if the user has a package of the same name.
+    """Import `envs`, `policies` and `real_robot`, even if the user has packages of these names.
 
-    Python finds a user's package in the script's folder first. The package here is then imported
+    Python finds a user's package in the script's folder first. Our package is then imported
     instead, with a warning. Raises ImportError if the user's package is already imported.
     """
     sys.meta_path.append(_HiddenFolders)
@@ -119,11 +119,11 @@ def _load_neighbors() -> None:
         if name in sys.modules:
             raise ImportError(
                 f"offline_rl needs its own package {name!r}, and {other or 'another module'} is "
-                "imported under that name. Rename it."
+                "already imported under this name. Rename it."
             )
         spec = PathFinder.find_spec(name, [str(home)])
         if spec is None or spec.loader is None:
-            raise ImportError(f"offline_rl is in {home}, but its package {name!r} is missing there")
+            raise ImportError(f"The package {name!r} is missing in {home}. Reinstall offline_rl.")
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         if other is not None:

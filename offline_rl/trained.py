@@ -1,4 +1,4 @@
-"""A trained seed of a run in Python: its actions, its Q values and its evaluation.
+"""One trained seed of a run in Python: compute actions and Q values, and evaluate the policy.
 
 run = offline_rl.load("runs/neorl2_DMSD/iql/default")
 run.q_values(observations, run.act(observations)).mean(0)
@@ -45,8 +45,8 @@ from policies.runtimes.network import make_network
 def load(run: str | os.PathLike[str], seed: int | None = None) -> Trained:
     """Load one training seed of a run, finished or not.
 
-    run: the run's folder, a seed's folder, or the result of `train`. seed: default: the first one.
-    Raises UserError if there is no such seed, or no checkpoint.
+    run: the run's folder, a seed's folder, or the result of `train`. seed: by default the lowest.
+    Raises UserError if the run has no such seed, or the seed has no checkpoint.
     """
     path = Path(run)
     if path.is_file():
@@ -69,35 +69,37 @@ def load(run: str | os.PathLike[str], seed: int | None = None) -> Trained:
 
 
 class Trained:
-    """A training seed of a run, as in its newest complete checkpoint."""
+    """A training seed of a run, loaded from its newest complete checkpoint."""
 
     def __init__(self, folder: SeedFolder) -> None:
         """Load the seed's checkpoint. Raises UserError if there is none."""
         self.path, self.config = folder.path, read_json_object(folder.config)
         self.config["algorithm"] = folder.algorithm(self.config)
-        done = common_checkpoint([folder])
-        if done is None:
+        checkpoint = common_checkpoint([folder])
+        if checkpoint is None:
             raise UserError(f"{folder.path} holds no checkpoint yet. Train longer, then try again.")
-        tensors, progress = folder.load(done)
-        self.updates = done.updates  # in all phases
+        tensors, progress = folder.load(checkpoint)
+        self.updates = checkpoint.updates  # in all phases
         self.parameters: dict[str, dict[str, Tensor]] = {}  # network -> name -> parameter
         for key, value in tensors.items():
             kind, network, name = (*key.split("/", 2), "")[:3]
             if kind == "params":
                 self.parameters.setdefault(network, {})[name] = value
         self.transform = Transform.from_json(progress["transform"])
-        self.algorithm = self._algorithm(progress.get("spec"))
+        self.algorithm = self._rebuild_algorithm(progress.get("spec"))
 
-    def _algorithm(self, spec: Mapping[str, Any] | None) -> Algorithm:
-        """Rebuild the algorithm as it was trained.
+    def _rebuild_algorithm(self, spec: Mapping[str, Any] | None) -> Algorithm:
+        """Rebuild the algorithm with the config and spec of the training.
 
-        spec: None in checkpoints of earlier versions, which store it only in the bundle.
+        spec: None if an earlier version wrote the checkpoint. The spec is then read from the
+        policy bundle.
         """
         try:
             policy_spec = Spec.from_json(spec) if spec else read(self.path / "policy.bundle").spec
         except BundleError as error:
             raise UserError(
-                f"{self.path}: the observations of the policy are not known: {error}"
+                f"{self.path}: the checkpoint is of an earlier version and does not describe the "
+                f"observations, and the policy bundle cannot be read: {error}"
             ) from None
         return rebuild_algorithm(self.config["algorithm"], self.config["hyper"], policy_spec)
 
@@ -107,7 +109,7 @@ class Trained:
 
     @cached_property
     def policy(self) -> BundlePolicy:
-        """The policy as a bundle's: it takes raw observations and returns actions in [-1, 1]."""
+        """The policy, as loaded from a bundle: raw observations in, actions in [-1, 1] out."""
         weights = {k: v.numpy() for k, v in self.parameters[self.algorithm.policy].items()}
         bundle = bundled(self.algorithm, weights, self.transform, {})
         policy = BundlePolicy(bundle, make_network(bundle, "torch"))
@@ -119,7 +121,7 @@ class Trained:
         return with_base
 
     def _make_env(self, count: int, task: str | None) -> VectorEnv:
-        """Make `count` environments of `task`; default: the run's own task. Raises UserError."""
+        """Make `count` environments of `task`, by default the run's task. Raises UserError."""
         check_task({"task": task})
         try:
             env_task = adapted(task or self.config["task"], self.config)
@@ -141,8 +143,8 @@ class Trained:
     def q_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Return the Q value of each critic, [E, B], or [E] for one observation and one action.
 
-        observations: raw, [B, *obs]. actions: in [-1, 1], [B, A]. Values refer to the rewards as
-        the algorithm sees them, after `transform`. Raises UserError if the algorithm has no critic
+        observations: raw, [B, *obs]. actions: in [-1, 1], [B, A]. The values are returns of the
+        preprocessed rewards (after `transform`). Raises UserError if the algorithm has no critic
         of single steps and vectors, and ValueError for other shapes.
         """
         if "critic" not in self.parameters:
@@ -177,9 +179,9 @@ class Trained:
 
     @torch_defaults()
     def evaluate(self, episodes: int = 10, task: str | None = None) -> Episodes:
-        """Play complete episodes in an environment; default: the run's own task. Raises UserError.
+        """Play complete episodes with the policy. Raises UserError.
 
-        episodes: their number. task: the environment's task.
+        episodes: number of episodes. task: task to play, by default the run's task.
         """
         episodes = to_python(episodes)
         if not isinstance(episodes, int) or episodes < 1:

@@ -196,7 +196,7 @@ def test_a_package_imported_in_place_of_ours_is_named_with_the_remedy(
     tmp_path: Path,
 ) -> None:
     done = python("import envs, offline_rl", make_packages_of_the_same_names(tmp_path))
-    words = f"needs its own package 'envs', and {tmp_path}/envs is imported under that name."
+    words = f"needs its own package 'envs', and {tmp_path}/envs is already imported under this name"
     assert done.stderr.splitlines()[-1].startswith("ImportError: offline_rl " + words)
 
 

@@ -16,19 +16,20 @@ from torch.utils._pytree import tree_flatten
 
 Code = Literal["default", "avx2"]  # instruction set of the generated code
 
-# GCC 12 deletes stores that are needed. With generic tuning, which -march=native selects for a
-# processor that GCC does not know, it copies a local array by `rep movsq`. Dead-store elimination
-# does not see that this reads the array. Inductor's AVX-512 transpose of 16-bit tiles is such code,
-# so compiled bf16 updates give NaN or wrong numbers. The flag has no measurable cost. No other
-# option of PyTorch 2.11 to 2.13 reaches the compiler's flags in all of these versions.
+# A bug of GCC 12 deletes stores that are needed. If GCC does not know the processor, -march=native
+# selects generic tuning, and GCC copies a local array by `rep movsq`. Dead-store elimination does
+# not see that this instruction reads the array. Inductor's AVX-512 transpose of 16-bit tiles is
+# such code, so compiled bf16 updates give NaN or wrong numbers. The flag below has no measurable
+# cost. It is passed through Inductor's option for floating-point contraction: no other option
+# reaches the compiler in all versions of PyTorch from 2.11 to 2.13.
 WITHOUT_DEAD_STORE_ELIMINATION = "-fno-dse"
 AVX2_BITS = 256  # register width
 
 
 def inductor_options(on_cpu: bool, code: Code = "default") -> dict[str, Any]:
-    """Return the Inductor options of one compilation. code: only used on a CPU."""
+    """Return the Inductor options of one compilation. code: ignored on a GPU."""
     options: dict[str, Any] = {"cpp_wrapper": on_cpu}  # kernels are called from C++
-    options["deterministic"] = not on_cpu  # otherwise a GPU's block sizes are chosen by timing
+    options["deterministic"] = not on_cpu  # else Inductor chooses a GPU's block sizes by timing
     if not on_cpu:
         return options
     flags = getattr(torch._inductor.config.cpp, "enable_floating_point_contract_flag", None)
@@ -43,23 +44,23 @@ def inductor_options(on_cpu: bool, code: Code = "default") -> dict[str, Any]:
 def compile_graph(
     graph: GraphModule, counts: set[int], seeds: int, code: Code = "default"
 ) -> Callable[..., Tensor]:
-    """Compile `graph` in three parts: keys, random numbers and the rest.
+    """Compile `graph` in three parts: scalars of each seed, random numbers, and the rest.
 
-    Keys and random numbers depend only on the inputs with indices in `counts`: seeds, update
-    counts, optimizer steps, sizes. Keys have one element per seed: random keys, bias corrections,
-    learning rates. In a single part, Inductor would inline all of these and recompute them for
-    every element that uses them.
+    The first two depend only on integers: the inputs with indices in `counts`, which are seeds,
+    update counts, optimizer steps and sizes. Scalars of each seed are keys of random numbers, bias
+    corrections and learning rates. If all were one part, Inductor would inline the scalars and
+    random numbers, and recompute them for every element that uses them.
     """
-    keys, numbers, rest = range(3)
+    scalars, random_numbers, rest = range(3)
     part: dict[Node, int] = {}
-    for place, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder"):
-        part[node] = keys if place in counts else rest
+    for index, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder"):
+        part[node] = scalars if index in counts else rest
     for node in graph.graph.nodes:
         if node not in part:
-            part[node] = max((part[n] for n in node.all_input_nodes), default=keys)
+            part[node] = max((part[n] for n in node.all_input_nodes), default=scalars)
             value = node.meta.get("val")
-            if part[node] == keys and isinstance(value, Tensor) and value.numel() > seeds:
-                part[node] = numbers
+            if part[node] == scalars and isinstance(value, Tensor) and value.numel() > seeds:
+                part[node] = random_numbers
             if node.target is torch.ops.aten.copy_.default:  # inputs are modified last
                 part[node] = rest
     split = split_module(graph, graph, lambda node: part[node])
@@ -70,10 +71,10 @@ def compile_graph(
 
 
 class CompiledGraph(nn.Module):
-    """A graph of tensor operations that is compiled at its first call, for the shapes of that call.
+    """A graph of tensor operations, compiled at the first call for the shapes of its arguments.
 
-    Inductor compiles it without Dynamo. There is no Python code left to trace, and Dynamo's checks
-    of every argument would cost a tenth of a small update.
+    Inductor compiles the graph without Dynamo. No Python code is left to trace, and Dynamo's guards
+    on every argument would cost a tenth of a small update.
     """
 
     def __init__(self, graph: GraphModule, code: Code = "default") -> None:
@@ -96,7 +97,8 @@ class CompiledGraph(nn.Module):
 def capture_graph(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., Tensor]:
     """Capture `run(*arguments)` as a CUDA graph of the current device.
 
-    The function that is returned ignores its arguments and always returns the same tensor.
+    The returned function replays the graph. It ignores its arguments and always returns the same
+    tensor.
     """
     stream = capture_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
@@ -105,7 +107,7 @@ def capture_graph(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., 
             run(*arguments)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    # meanwhile other threads may allocate pinned memory for the next batches of streamed data
+    # "thread_local": during the capture, other threads may allocate pinned memory for streamed data
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         result = run(*arguments)
 
@@ -118,8 +120,9 @@ def capture_graph(run: Callable[..., Tensor], *arguments: Any) -> Callable[..., 
 
 @cache
 def capture_stream(device: int) -> torch.cuda.Stream:
-    """Return the stream for captures on `device`, which is the current device.
+    """Return the stream for captures on `device`, which must be the current device.
 
-    There is one per device, because cuBLAS keeps a workspace of up to 32 MiB for each stream.
+    All captures on a device share a stream, because cuBLAS keeps a workspace of up to 32 MiB for
+    each stream.
     """
     return torch.cuda.Stream(device)

@@ -1,8 +1,8 @@
-"""Cost of an update, counted on its graph; it decides on the number of threads and compilation.
+"""Cost of an update. It decides how many threads run the update and whether it is compiled.
 
-The cost is counted, not timed. Two runs of one command on one machine must give the same bits, and
-timing would decide differently when the machine is busy. docs/explanation/performance.md explains
-the constants.
+The cost is counted on the update's graph, not timed. Two runs of one command on one machine must
+give the same bits, and timings would lead to other decisions when the machine is busy.
+docs/explanation/performance.md explains the constants.
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 COMPILE_SECONDS = 30.0  # first compilation on two cores; later ones come from the cache
-COMPILED_SPEEDUP = 2.5  # of compiled over uncompiled updates, in float32
-THREAD_FLOPS = {"fp32": 2e6, "bf16": 8e6}  # minimum FLOPs of a matrix product per thread
+COMPILED_SPEEDUP = 2.5  # time of an uncompiled update / time of a compiled one, in float32
+THREAD_FLOPS = {"fp32": 2e6, "bf16": 8e6}  # minimum FLOPs of a matrix multiplication per thread
 
 
 class Machine(NamedTuple):
     """Speed at which a kind of device runs an uncompiled graph."""
 
-    call_seconds: float  # per operation, however small
-    bytes_per_second: float  # written
-    flops: dict[str, float]  # FLOP/s of matrix products, per CPU core or for the entire GPU
+    call_seconds: float  # fixed time per operation
+    bytes_per_second: float  # written bytes
+    flops: dict[str, float]  # FLOP/s of matrix multiplications, per CPU core or of the entire GPU
 
 
 MACHINES = {
     "cpu": Machine(4e-6, 12e9, {"fp32": 150e9, "bf16": 500e9}),
-    "cuda": Machine(3e-6, 1e12, {"fp32": 20e12, "tf32": 100e12, "bf16": 200e12}),  # not measured
+    # not measured
+    "cuda": Machine(3e-6, 1e12, {"fp32": 20e12, "tf32": 100e12, "bf16": 200e12}),
 }
 
 
 class UpdateCost(NamedTuple):
     """Cost of one update of all stacked seeds."""
 
-    calls: float  # number of operations that compute something
-    bytes: float  # written by them
-    products: float  # number of matrix products
-    flops: float  # of the matrix products
+    calls: float  # number of operations, without views
+    bytes: float  # bytes that the operations write
+    matmuls: float  # number of matrix multiplications
+    flops: float  # FLOPs of the matrix multiplications
 
     def threads(self, cores: int, precision: str) -> int:
-        """Return a number of threads, at most `cores`, for which products are large enough."""
+        """Return how many threads, at most `cores`, the mean matrix multiplication can use."""
         minimum = THREAD_FLOPS["bf16" if precision == "bf16" else "fp32"]
-        mean = self.flops / max(self.products, 1)
+        mean = self.flops / max(self.matmuls, 1)
         return max(1, min(cores, int(mean / minimum)))
 
     def seconds(self, device: str, precision: str, threads: int = 1) -> float:
@@ -68,7 +69,7 @@ def is_worth_compiling(seconds_per_update: float, updates: int) -> bool:
 
 def count_cost(graph: GraphModule, updates: int) -> UpdateCost:
     """Return the cost per update of a traced graph of `updates` updates. Views cost nothing."""
-    calls, written, products, flops = 0, 0, 0, 0
+    calls, written, matmuls, flops = 0, 0, 0, 0
     for node in graph.graph.nodes:
         if not isinstance(node.target, OpOverload) or node.target.is_view:
             continue
@@ -78,5 +79,5 @@ def count_cost(graph: GraphModule, updates: int) -> UpdateCost:
         if flops_of := flop_registry.get(node.target.overloadpacket):
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
             flops += flops_of(*args, **kwargs, out_val=value)
-            products += 1
-    return UpdateCost(*(total / updates for total in (calls, written, products, flops)))
+            matmuls += 1
+    return UpdateCost(*(total / updates for total in (calls, written, matmuls, flops)))

@@ -1,9 +1,9 @@
 """The engine: runs an algorithm's updates for several seeds at the same time.
 
 The updates of one period are traced into a graph of tensor operations: sampling, losses, gradients,
-optimizers and targets. `torch.func.vmap` adds a leading axis for S stacked seeds, and the new state
-is copied into the old state's storage. The graph runs as it is or compiled; on a GPU it is replayed
-as a CUDA graph. Nothing in it waits for the host.
+optimizers and target networks. `torch.func.vmap` adds a leading axis for S stacked seeds, and the
+new state is copied into the storage of the old state. The graph runs uncompiled or compiled; on a
+GPU it is replayed as a CUDA graph. No operation of the graph waits for the host.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from offline_rl.utils.trees import flatten
 from policies.networks.precision import set_compute_dtype
 
 Precision = Literal["fp32", "tf32", "bf16"]
-ELSEWHERE = "elsewhere"  # counter of updates in other phases, not saved; see `Engine.done`
+ELSEWHERE = "elsewhere"  # counter of updates in other phases; not saved, see `Engine.done`
 COUNTS = ("steps", "update", ELSEWHERE)  # leaves with equal values for all stacked seeds
 MAX_UNROLLED = 4  # longer periods are split into programs of one update each
 APPLY_STREAM = 1 << 35  # separates the random numbers of `apply` from those of updates
-Positions = tuple[int, ...]  # of updates within a period
+Positions = tuple[int, ...]  # indices of updates within a period
 Fallback = Literal["avx2", "uncompiled"]  # replaces a program that failed its check
 
 
@@ -55,7 +55,7 @@ class SampleRequest(NamedTuple):
 class Program:
     """One or more updates of all seeds in a single call, with accumulated metrics."""
 
-    run: Callable[[], Tensor]  # -> the metrics' means [S, metrics]
+    run: Callable[[], Tensor]  # returns the mean of each metric over the updates, [S, metrics]
     metrics: list[str]
     total: Tensor  # sum over the calls since `Engine.metrics` was last called, [S, metrics]
     calls: int = 0
@@ -78,20 +78,22 @@ class Engine:
     ) -> None:
         """Create the state of all seeds.
 
-        make(s) returns the algorithm of the s-th seed, and is called with torch's random generator
-        seeded by it. sources: the data that phases learn from; a single source is the offline data.
-        values: float fields of the config that differ between seeds, a value for each seed.
+        make(s) creates the algorithm of the s-th seed; during the call, torch's random generator is
+        seeded with that seed. sources: training data of the phases; a single source is the offline
+        data. values: float fields of the config that differ between seeds, {field: [S values]}.
         """
         torch.set_flush_denormal(True)  # denormal moments of dead units are 100 times slower
         if torch.device(device).type == "cpu":
             hardware.keep_freed_memory()
         self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
-        self.capture = self.device.type == "cuda"  # as CUDA graphs; a profiler sees one call
+        self.capture = (
+            self.device.type == "cuda"
+        )  # use CUDA graphs, which a profiler sees as one call
         self.uncompiled_phases: Collection[str] = ()  # phases too short to be worth compiling
         self.compile_seconds = 0.0
-        self.fallbacks: dict[str, Fallback] = {}  # program -> its fallback; a run stores them
-        self.say: Callable[[str], object] = lambda _: None  # called before slow steps
+        self.fallbacks: dict[str, Fallback] = {}  # program -> fallback; stored in the run's folder
+        self.log: Callable[[str], object] = lambda _: None  # prints a message before slow steps
         self.compiling: Callable[[], AbstractContextManager[None]] = nullcontext  # around compiling
         algorithms, trees = [], []
         for s, seed in enumerate(self.seeds):
@@ -107,8 +109,8 @@ class Engine:
         self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
         self.values = {k: torch.tensor(v, device=self.device) for k, v in (values or {}).items()}
         set_precision(self.algorithm, precision, self.device)
-        # phase -> its updates so far, which checkpoints hold in addition to the state. The state's
-        # counter "elsewhere" is the number of updates in other phases than the last one entered
+        # Phase -> number of updates so far. Checkpoints hold this in addition to the state. The
+        # state's counter "elsewhere" is the number of updates in all phases except `_entered`.
         self.done: dict[str, int] = {}
         self._entered: str | None = None
         self._phases: dict[str, tuple[Algorithm, Source]] = {}
@@ -118,23 +120,23 @@ class Engine:
 
     @property
     def updates(self) -> int:
-        """Updates so far, in all phases together. Raises ValueError if seeds differ in it."""
-        done = self.state["counters"]["update"].tolist()
-        if len(set(done)) > 1:
+        """Number of updates so far, over all phases. Raises ValueError if the seeds differ."""
+        counts = self.state["counters"]["update"].tolist()
+        if len(set(counts)) > 1:
             raise ValueError(
-                f"seeds {self.seeds} have done {done} updates and cannot be trained together"
+                f"seeds {self.seeds} have done {counts} updates and cannot be trained together"
             )
-        return done[0]
+        return counts[0]
 
     def for_phase(self, phase: str) -> tuple[Algorithm, Source]:
-        """Return the algorithm as configured in a phase, and the source that it learns from."""
+        """Return the algorithm with the config of a phase, and the source of its batches."""
         if phase not in self._phases:
             algorithm = self.algorithm.for_phase(phase)
             self._phases[phase] = algorithm, algorithm.source(phase, self.sources)
         return self._phases[phase]
 
     def period(self, phase: str = "update") -> int:
-        """Return the number of updates after which a phase's sequence of updates repeats."""
+        """Return the number of updates after which the sequence of different updates repeats."""
         return self.for_phase(phase)[0].period
 
     def run(self, num_updates: int, phase: str = "update") -> None:
@@ -155,7 +157,7 @@ class Engine:
             self.done[phase] = self.done.get(phase, 0) + period
 
     def _enter(self, phase: str) -> None:
-        """Make `State.done` count the updates of `phase`. Waits for the device if it changes."""
+        """Make `State.done` count the updates of `phase`. Waits for the device if it differs."""
         if phase != self._entered:
             others = self.updates - self.done.get(phase, 0)
             self.state["counters"][ELSEWHERE].fill_(others)
@@ -175,13 +177,13 @@ class Engine:
         return {name: sum(t for t, _ in x) / sum(n for _, n in x) for name, x in sums.items()}
 
     def finite_seeds(self) -> np.ndarray:
-        """Return for each seed whether all its parameters are finite, [S]. Waits for the device."""
+        """Return a mask of the seeds with only finite parameters, [S]. Waits for the device."""
         leaves = flatten(self.state["params"]).values()
         finite = torch.stack([x.reshape(len(x), -1).isfinite().all(1) for x in leaves])
         return finite.all(0).cpu().numpy()
 
     def programs(self, phase: str = "update") -> list[Program]:
-        """Return the programs of one period: a single one, or one per update if it is long.
+        """Return the programs of one period: one, or one per update if the period is long.
 
         Updates that the algorithm declares equal (`equivalent_step`) share a program.
         """
@@ -200,12 +202,13 @@ class Engine:
                 self.compile_seconds += time.perf_counter() - started
         return [self._programs[phase, positions] for positions in parts]
 
-    def _one_seed(
+    def _make_seed_update(
         self, phase: str, positions: Positions, names: list[str]
     ) -> Callable[[Any, Any, Any], tuple[Any, Tensor]]:
         """Return a function (state, values, data) -> (state, metrics) that updates one seed.
 
-        It runs the updates at `positions` of the period, and writes the metrics' names to `names`.
+        The function runs the updates at `positions` of the period, and writes the names of the
+        metrics to `names`.
         """
         configured, source = self.for_phase(phase)
 
@@ -234,22 +237,25 @@ class Engine:
     def _trace(
         self, phase: str, positions: Positions
     ) -> tuple[GraphModule, list[Tensor], list[Tensor]]:
-        """Return the graph of the updates at `positions`, and its arguments.
+        """Return the graph of the updates at `positions`, and the arguments of the graph.
 
-        The arguments are the leaves of the state, and those of the values and the data.
+        The arguments are two lists of leaves: those of the state, and those of values and data.
         """
         names: list[str] = []
-        one, leaves, form = self._one_seed(phase, positions, names), *tree_flatten(self.state)
-        inputs, inputs_form = tree_flatten((self.values, self.for_phase(phase)[1].tensors()))
+        one_seed = self._make_seed_update(phase, positions, names)
+        leaves, structure = tree_flatten(self.state)
+        inputs, inputs_structure = tree_flatten((self.values, self.for_phase(phase)[1].tensors()))
 
-        def stacked(leaves: list[Tensor], inputs: list[Tensor]) -> Tensor:
-            tree = tree_unflatten(leaves, form)
-            values, data = tree_unflatten(inputs, inputs_form)
+        def all_seeds(leaves: list[Tensor], inputs: list[Tensor]) -> Tensor:
+            tree = tree_unflatten(leaves, structure)
+            values, data = tree_unflatten(inputs, inputs_structure)
             if len(self.seeds) == 1:
                 tree, values, data = tree_map(lambda x: x[0], (tree, values, data))
-                new, metrics = tree_map(lambda x: x[None], one(tree, values, data))
-            else:  # Shared data has a leading axis of 1. Counts are equal, so values derived from
-                # them are one number for all seeds, and an optimizer step is one pass over memory.
+                new, metrics = tree_map(lambda x: x[None], one_seed(tree, values, data))
+            else:
+                # Data that all seeds share has a leading axis of 1. COUNTS are equal for all seeds
+                # and are passed without a seed axis. Then an optimizer step, whose bias correction
+                # depends on them, is one pass over memory.
                 axes = (
                     tree_map_with_path(lambda at, _: None if at[-1].key in COUNTS else 0, tree),
                     tree_map(lambda _: 0, values),
@@ -258,16 +264,16 @@ class Engine:
                 arguments = tree_map(
                     lambda x, axis: x[0] if axis is None else x, (tree, values, data), axes
                 )
-                new, metrics = vmap(one, in_dims=axes)(*arguments)
+                new, metrics = vmap(one_seed, in_dims=axes)(*arguments)
             for old, value in zip(leaves, tree_flatten(new)[0], strict=True):
                 if old is not value:
                     old.copy_(value)
             return metrics
 
         if (phase, positions) not in self._traced:
-            self.say(f"tracing: {phase}")
+            self.log(f"tracing: {phase}")
             with self._state_preserved(), torch.no_grad():
-                graph = trace(stacked, leaves, inputs)
+                graph = trace(all_seeds, leaves, inputs)
             graph.graph.eliminate_dead_code()
             graph.recompile()
             graph.meta["metrics"] = names
@@ -281,13 +287,13 @@ class Engine:
         current = torch.cuda.device(self.device) if on_gpu else nullcontext()
         with self._state_preserved(), torch.no_grad(), current:
             if compile:
-                self.say(f"compiling: {phase}, about a minute")
+                self.log(f"compiling: {phase}, about a minute")
                 algorithm, source = self.for_phase(phase)
                 if prefetch := getattr(source, "prefetch", None):
                     prefetch(self.updates)  # the check below needs a batch
                 complete = len(positions) == self.period(phase)
                 name = phase if complete else f"{phase} {positions[0]}"
-                # check an update that changes all networks, the policy included
+                # the check needs an update that changes all networks, including the policy
                 first, _ = algorithm.updates_before_policy(phase)
                 counters = self.state["counters"]
                 counters[ELSEWHERE].copy_(counters["update"] - first)
@@ -305,10 +311,10 @@ class Engine:
     def _compile(
         self, name: str, graph: GraphModule, leaves: list[Tensor], inputs: list[Tensor]
     ) -> Callable[..., Tensor]:
-        """Return the first program of `graph` that passes the check: compiled, AVX2, uncompiled.
+        """Compile `graph`; if the result fails the check, for AVX2; else return `graph` itself.
 
-        A fallback is stored in `fallbacks` under `name`. A fallback that is already there is used
-        without trying others. This changes the state, which the caller restores.
+        A fallback is stored in `fallbacks` under `name`. If it already holds one, only that is
+        used. This method changes the training state; the caller restores it.
         """
         codes: list[Code] = ["default", "avx2"] if self.device.type == "cpu" else ["default"]
         match self.fallbacks.get(name):
@@ -327,24 +333,24 @@ class Engine:
         verify.fill_zeros(leaves, parameters)
         expected = verify.call(graph, leaves, inputs)
         size = verify.ROUNDING[self.precision]
-        others = verify.call_with_rounding_errors(graph, leaves, inputs, parameters, size)
+        rounded = verify.call_with_rounding_errors(graph, leaves, inputs, parameters, size)
         for code in codes:
             run = compile_graph(graph, counts, len(self.seeds), code)
             actual = verify.call(run, leaves, inputs)
             outputs = [*paths, *graph.meta["metrics"]]
-            fault = verify.difference(expected, actual, others, outputs)
+            fault = verify.difference(expected, actual, rounded, outputs)
             if fault is None:
                 if code != "default":
                     self.fallbacks[name] = code
                 return run
             remedy = "Compiling again for AVX2" if code != codes[-1] else "Updates run uncompiled"
-            self.say(f"The compiled update is wrong on this machine: {name}, {fault}. {remedy}.")
+            self.log(f"The compiled update is wrong on this machine: {name}, {fault}. {remedy}.")
         self.fallbacks[name] = "uncompiled"
         return graph
 
     @contextmanager
     def _state_preserved(self) -> Iterator[None]:
-        """Restore the training state afterward: tracing and compiling run real updates."""
+        """Restore the training state at the end: tracing and compiling run updates on it."""
         leaves = tree_flatten(self.state)[0]
         before = [x.clone() for x in leaves]
         try:
@@ -359,15 +365,15 @@ class Engine:
         """Return the algorithm's `method(state, inputs)` for each seed, without changing the state.
 
         inputs: tensors [S, …], with the same names and shapes in every call, or a request for a
-        sampled batch. The results are [S, …] too.
+        sampled batch. All results have the leading axis S.
         """
         configured = self.for_phase(phase)[0]
         self._enter(phase)
         source = self.for_phase(inputs.phase)[1] if isinstance(inputs, SampleRequest) else None
         tensors = source.tensors() if source is not None else inputs
-        leaves, form = tree_flatten((self.state, self.values, tensors))
+        leaves, structure = tree_flatten((self.state, self.values, tensors))
 
-        def one(tree: Any, values: Any, batch: Any) -> Any:
+        def one_seed(tree: Any, values: Any, batch: Any) -> Any:
             algorithm, counters = configured.with_values(values), tree["counters"]
             random = Random(counters["seed"] + APPLY_STREAM, counters["update"])
             done = counters["update"] - counters[ELSEWHERE]
@@ -377,17 +383,17 @@ class Engine:
                 batch = source.sample(batch, random, inputs.rows, algorithm.cfg.discount)
             return getattr(algorithm, method)(state, batch)
 
-        def stacked(leaves: list[Tensor]) -> Any:
-            arguments = tree_unflatten(leaves, form)
+        def all_seeds(leaves: list[Tensor]) -> Any:
+            arguments = tree_unflatten(leaves, structure)
             if len(self.seeds) == 1:
-                return tree_map(lambda x: x[None], one(*tree_map(lambda x: x[0], arguments)))
+                return tree_map(lambda x: x[None], one_seed(*tree_map(lambda x: x[0], arguments)))
             axes = tree_map(lambda x: 0 if len(x) == len(self.seeds) else None, arguments)
             shared = tree_map(lambda x, axis: x[0] if axis is None else x, arguments, axes)
-            return vmap(one, in_dims=axes)(*shared)
+            return vmap(one_seed, in_dims=axes)(*shared)
 
         with torch.no_grad():
             if (phase, method) not in self._applied:
-                graph = trace(stacked, leaves)
+                graph = trace(all_seeds, leaves)
                 graph.graph.eliminate_dead_code()
                 graph.recompile()
                 self._applied[phase, method] = graph
@@ -401,10 +407,11 @@ class Engine:
     def stacked_policy(
         self, batch: int, *, explore: bool = False, device: torch.device | None = None
     ) -> StackedPolicy:
-        """Return the policies of all seeds, for `batch` episodes of each.
+        """Return the policies of all seeds; each acts in `batch` episodes in parallel.
 
         explore: add the algorithm's exploration noise, which depends only on the seed and the step;
-        otherwise deterministic. device: where the policies act; default: the engine's device.
+        otherwise actions are deterministic. device: device of the policies, by default the
+        engine's.
         """
         name = self.algorithm.policy
         return StackedPolicy(
@@ -433,14 +440,15 @@ class Engine:
         return {name: x for name, x in tensors.items() if name != f"counters/{ELSEWHERE}"}
 
     def load_seed_state(self, s: int, flat: dict[str, Tensor]) -> None:
-        """Load the result of `seed_state` into the s-th seed. Raises ValueError if it differs.
+        """Load the result of `seed_state` into the s-th seed.
 
-        The update counts of all phases restart at 0, unless `done` is set afterward.
+        The update counts of all phases restart at 0; set `done` afterward to restore them. Raises
+        ValueError if names, shapes or types of the tensors differ.
         """
         current = self._saved()
         self.done, self._entered = {}, None
-        if missing := current.keys() ^ flat.keys():
-            raise ValueError(f"the checkpoint's tensors differ in {sorted(missing)[:3]}")
+        if unmatched := current.keys() ^ flat.keys():
+            raise ValueError(f"the checkpoint's tensors differ in {sorted(unmatched)[:3]}")
         for name, value in flat.items():
             tensor = current[name]
             if tensor[s].shape != value.shape or tensor.dtype != value.dtype:
@@ -452,7 +460,7 @@ class Engine:
 
 
 def set_gpu_precision(precision: Precision) -> None:
-    """Set how GPUs compute float32 products and convolutions in this process.
+    """Set how GPUs compute float32 matrix multiplications and convolutions in this process.
 
     TF32 is used only if `precision` is tf32. Algorithms are always deterministic.
     """
@@ -463,7 +471,7 @@ def set_gpu_precision(precision: Precision) -> None:
 
 
 def set_precision(algorithm: Algorithm, precision: Precision, device: torch.device) -> None:
-    """Set the precision of matrix products; weights, optimizer and all else stay float32."""
+    """Set the precision of matrix multiplications; weights, optimizer and the rest stay float32."""
     if device.type == "cuda":
         set_gpu_precision(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32

@@ -17,9 +17,9 @@ from offline_rl.utils.errors import UserError
 def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
     """Run `function` on `arguments` and return the graph of its tensor operations.
 
-    Fake tensors describe the results of operations. All of them share one FakeTensorMode, because
-    the modes that make_fx would create for each take longer than everything else. Raises UserError,
-    naming the line, if the user's code asks for the value of a tensor.
+    Fake tensors describe the results of operations. They share one FakeTensorMode: make_fx would
+    create one for each result, which takes longer than everything else. Raises UserError that names
+    the line if the user's code reads the value of a tensor.
     """
     try:
         fake = FakeTensorMode(allow_fallback_kernels=True)
@@ -35,7 +35,7 @@ def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
         ) from error
 
 
-VALUES = (  # torch's messages if a value is asked for: one seed, several seeds, a scalar
+VALUES = (  # parts of torch's messages if code reads a value: one seed, several seeds, a scalar
     "get value out of a tracing tensor",
     "data-dependent control flow",
     ".item()",

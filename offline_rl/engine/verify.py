@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 # Two correct programs round differently. A small error in a gradient can flip the sign of a step of
-# Adam, so no fixed tolerance fits all parameters. Instead the graph is run with parameters that
-# differ by rounding errors, which shows how much correct results can differ.
+# Adam, so no fixed tolerance fits all parameters. Therefore the graph also runs with parameters
+# that have artificial rounding errors, which shows how much correct results can differ.
 ROUNDING = {"fp32": 2.0**-18, "tf32": 2.0**-10, "bf16": 2.0**-8}  # relative errors of parameters
-FREQUENCIES = (1.2e4, 3.4e4)  # each gives a run with other rounding errors
-FACTOR = 4.0  # allowed difference, in units of the largest difference between those runs
+FREQUENCIES = (1.2e4, 3.4e4)  # one run per frequency, each with different rounding errors
+FACTOR = 4.0  # allowed error / largest difference that rounding errors cause in those runs
 FILL_SIZE = 0.02  # magnitude of the numbers that replace zero parameters
-TOLERANCE = 0.2  # allowed in addition, relative to the output: a sample or a maximum may change
+TOLERANCE = 0.2  # additional allowed error, relative to the output: samples or maxima may change
 CANCELED = 1e-6  # allowed if all runs of the graph give 0: terms may cancel to a rounding error
 
 
 class Outputs(NamedTuple):
     """Results of one call of an update."""
 
-    changes: list[Tensor]  # change of each leaf of the state, [S, ...]; new values of integers
+    changes: list[Tensor]  # change of each leaf of the state, [S, ...]; new value if integer
     metrics: Tensor  # [S, metrics]
 
 
@@ -35,7 +35,7 @@ def call(
     leaves: list[Tensor],
     inputs: list[Tensor],
 ) -> Outputs:
-    """Return the results of `run` from the state `leaves`, which is restored afterward."""
+    """Return the results of `run` on the state `leaves`; restore the state afterward."""
     before = [x.clone() for x in leaves]
     try:
         metrics = run(leaves, inputs).clone()
@@ -50,11 +50,11 @@ def call(
 
 
 def fill_zeros(leaves: list[Tensor], parameters: Sequence[int]) -> None:
-    """Replace parameters that are all zero by small numbers, in place.
+    """Replace parameter tensors that are all zero by small numbers, in place.
 
     If an output layer is zero, the gradients of the layers before it are zero, and wrong code for
-    them would go unnoticed. The numbers depend only on the position, so equal parameters stay
-    equal.
+    them would go unnoticed. A number depends only on its position in the tensor, so equal tensors
+    stay equal.
     """
     for x in (leaves[k] for k in parameters):
         if not x.any():
@@ -71,8 +71,8 @@ def call_with_rounding_errors(
 ) -> list[Outputs]:
     """Return the results of `run` for parameters with relative errors of `size`.
 
-    The errors depend only on the value, so equal parameters, such as those of a new target network,
-    stay equal. No random numbers are used.
+    The error of a parameter depends only on its value, so equal parameters, such as those of a new
+    target network, stay equal. No random numbers are used.
     """
     results = []
     before = [leaves[k].clone() for k in parameters]
@@ -88,18 +88,18 @@ def call_with_rounding_errors(
 
 
 def difference(
-    expected: Outputs, actual: Outputs, others: Sequence[Outputs], names: Sequence[str]
+    expected: Outputs, actual: Outputs, rounded: Sequence[Outputs], names: Sequence[str]
 ) -> str | None:
-    """Return a phrase about the first output that is wrong; None if all are right.
+    """Describe the first wrong output in `actual`; return None if all outputs are right.
 
-    others: results that are also correct. names: of the leaves, then of the metrics.
+    rounded: correct results with rounding errors. names: of the leaves, then of the metrics.
     """
 
     def columns(outputs: Outputs) -> list[Tensor]:
         return [*outputs.changes, *outputs.metrics.unbind(1)]
 
-    rows = zip(columns(expected), columns(actual), *map(columns, others), strict=True)
-    for name, (right, value, *more) in zip(names, rows, strict=True):
+    rows = zip(columns(expected), columns(actual), *map(columns, rounded), strict=True)
+    for name, (right, value, *variants) in zip(names, rows, strict=True):
         if not right.is_floating_point():
             if not torch.equal(right, value):
                 return f"{name} is wrong"
@@ -114,7 +114,7 @@ def difference(
             return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
 
         error, size = norm(value - right), torch.maximum(norm(right), norm(value))
-        noise = torch.stack([norm(x - right) for x in more]).amax(0)
+        noise = torch.stack([norm(x - right) for x in variants]).amax(0)
         allowed = TOLERANCE * size + FACTOR * noise
         allowed = torch.where((norm(right) == 0) & (noise == 0), CANCELED, allowed)
         if (error > allowed).any():

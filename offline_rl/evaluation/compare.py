@@ -2,14 +2,15 @@
 
 If the environment uses its seed, episode k of every run has the same initial state. Differences are
 then paired by episode, which removes the variation between initial states. If the environment
-ignores its seed, or has a single initial state, they are not paired. Two 95 % intervals answer two
-questions:
+ignores its seed, or has a single initial state, differences are not paired. Two 95 % intervals
+answer two questions:
 
-    over episodes        Do these trained policies differ? A t interval of the E differences between
-                         the runs' means over training seeds, given the policies. If differences
-                         are not paired, Welch's interval.
-    over training seeds  Would training again give a difference? A t interval of the S differences
-                         between the two policies of each training seed.
+    over episodes        Do these trained policies differ? The policies are fixed. For each of the E
+                         episodes, the runs' means over training seeds are subtracted; the interval
+                         is the t interval of the E differences. Without pairing it is Welch's.
+    over training seeds  Would training again give a difference? For each of the S training seeds,
+                         the means of the two policies are subtracted; the interval is the t
+                         interval of the S differences.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functools import cache
 import numpy as np
 
 LEVEL = 0.95
-PAIRING = {  # how episodes start (`evaluate.STARTS`) -> the note on pairing
+PAIRING = {  # how episodes start (a key of `evaluate.STARTS`) -> note for the user
     "seeded": "Differences are paired: episode k of every run starts from the same seed.",
     "random": "Differences are not paired: the environment ignores its seed.",
     "alike": "Differences are not paired: the environment has a single initial state.",
@@ -33,13 +34,13 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of the mean of one run to that of the reference run, in one measure."""
+    """Mean of a run minus the mean of the reference run, in one measure."""
 
     run: str
     reference: str
     measure: str  # score, return or success %
     value: float
-    over_episodes: Interval | None  # None: fewer than two episodes, or a policy's are all equal
+    over_episodes: Interval | None  # None: one episode per policy, or the same one repeated
     over_seeds: Interval | None  # None: the runs' seeds differ, or there are fewer than two
 
 
@@ -54,8 +55,8 @@ def difference(
 ) -> Difference:
     """Compare two runs.
 
-    values, reference_values: training seed -> values of the same episodes, [E]. start_kind: a key
-    of PAIRING.
+    values, reference_values: training seed -> value of each episode, [E], for the same episodes.
+    start_kind: a key of PAIRING.
     """
     ours, theirs = (np.stack([*v.values()]) for v in (values, reference_values))  # [S, E]
     by_episode = ours.mean(0) - theirs.mean(0)
@@ -73,9 +74,9 @@ def difference(
 
 
 def note_on(differences: Sequence[Difference], start_kind: str, *, every: bool = False) -> str:
-    """Return an explanation of the columns of differences.
+    """Return an explanation of the table of differences.
 
-    every: the episodes are all initial states of the task.
+    every: True if the episodes start once from each initial state of the task.
     """
     episodes = any(d.over_episodes is not None for d in differences)
     seeds = any(d.over_seeds is not None for d in differences)
@@ -115,16 +116,17 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Interval | None:
 def unpaired_interval(ours: np.ndarray, theirs: np.ndarray) -> Interval | None:
     """Return Welch's 95 % interval of the difference of two runs' means; None for one episode.
 
-    ours, theirs: [S, E], values of independent episodes of S policies. A run's mean is over both.
+    ours, theirs: [S, E], values of independent episodes of S policies. The mean of a run is over
+    its policies and episodes.
     """
     if ours.shape[1] < 2:
         return None
-    parts = [x.var(axis=1, ddof=1) / (x.shape[1] * len(x) ** 2) for x in (ours, theirs)]
-    variance = float(sum(part.sum() for part in parts))
+    terms = [x.var(axis=1, ddof=1) / (x.shape[1] * len(x) ** 2) for x in (ours, theirs)]
+    variance = float(sum(term.sum() for term in terms))
     mean = float(ours.mean() - theirs.mean())
     if variance == 0:
         return mean, mean
-    weights = [part / variance for part in parts]
+    weights = [term / variance for term in terms]
     pairs = zip(weights, (ours, theirs), strict=True)
     degrees = 1 / sum(float((w**2).sum()) / (x.shape[1] - 1) for w, x in pairs)
     half = t_quantile(degrees) * math.sqrt(variance)
@@ -137,8 +139,8 @@ def t_quantile(degrees: float, level: float = LEVEL) -> float:
 
     With t = sqrt(degrees) tan(angle), the density of the angle is cos(angle)^(degrees - 1).
     """
-    widest = min(math.pi / 2, 40 / math.sqrt(degrees))  # the density beyond it is negligible
-    angle = np.linspace(0, widest, 200_001)
+    max_angle = min(math.pi / 2, 40 / math.sqrt(degrees))  # the density beyond it is negligible
+    angle = np.linspace(0, max_angle, 200_001)
     density = np.cos(angle) ** (degrees - 1)
-    below = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
-    return math.sqrt(degrees) * math.tan(np.interp(level, below / below[-1], angle))
+    cumulative = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
+    return math.sqrt(degrees) * math.tan(np.interp(level, cumulative / cumulative[-1], angle))

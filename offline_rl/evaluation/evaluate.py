@@ -38,7 +38,7 @@ from policies import Player, bundle, channels
 from policies.channels import BASE_ACTION, Observations
 from policies.policy import BundlePolicy
 
-STARTS = {  # result of `LoopVectorEnv.classify_starts` -> how episodes start
+STARTS = {  # result of `LoopVectorEnv.classify_starts` -> how episodes start, for the user
     "seeded": "started from seeds {first} to {last}",
     "random": "started at random: the environment ignores its seed, so every evaluation differs",
     "alike": "all from the same initial state, whatever the seed",
@@ -48,11 +48,11 @@ HEADER = ["bundle", "score", "return", "success %", "cost"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Episodes of every policy that was evaluated. `print` shows the output of the command."""
+    """Result of an evaluation. `print` shows the same text as the command `offline-rl evaluate`."""
 
     task: Task
-    runs: dict[str, list[Path]]  # run as given by the user -> its bundles
-    episodes: dict[Path, Episodes]  # bundle -> its episodes
+    runs: dict[str, list[Path]]  # run as given by the user -> bundles of the run
+    episodes: dict[Path, Episodes]  # bundle -> episodes of its policy
     options: EvaluateOptions
     start_kind: str  # how episodes start, a key of STARTS
     notes: list[str]
@@ -67,12 +67,12 @@ class Evaluation:
     @property
     def scores(self) -> dict[Path, np.ndarray]:
         """Bundle -> the normalized score of every episode, [E]; empty without score references."""
-        return {path: values["score"] for path, values in self._values() if "score" in values}
+        return {path: values["score"] for path, values in self._measures() if "score" in values}
 
     @property
     def differences(self) -> list[Difference]:
-        """Difference of every other run to the first one, in each measure that all of them have."""
-        values, (first, *others) = dict(self._values()), self.runs
+        """Differences of every other run from the first, in each measure that all runs have."""
+        values, (first, *others) = dict(self._measures()), self.runs
         return [
             difference(
                 run,
@@ -85,8 +85,8 @@ class Evaluation:
             for measure in next(iter(values.values()))
         ]
 
-    def _values(self) -> Iterator[tuple[Path, dict[str, np.ndarray]]]:
-        """Yield each bundle with its measures, such as "score", of every episode."""
+    def _measures(self) -> Iterator[tuple[Path, dict[str, np.ndarray]]]:
+        """Yield each bundle with {measure: value of each episode, [E]}, such as "score"."""
         for path, e in self.episodes.items():
             measures = {"score": self.task.score(e.returns)} if self.task.reference else {}
             measures = measures or {"return": e.returns}
@@ -137,10 +137,10 @@ def evaluate(**keys: Any) -> Evaluation:
         task = task_of(options.task, paths)
         seeds = evaluation_seeds(task, options.episodes)
         count = min(len(seeds), options.eval_envs or len(seeds))
-        alone = "eval_envs=1" if options.eval_envs == 1 else None
+        single = "eval_envs=1" if options.eval_envs == 1 else None
         threads = min(num_cores(), 8)
         with closing(
-            envs.make_vector(task, count, num_threads=threads, fewer=True, single=alone)
+            envs.make_vector(task, count, num_threads=threads, fewer=True, single=single)
         ) as env:
             if isinstance(env, LoopVectorEnv) and task.env_id not in NATIVE:
                 start_kind = env.classify_starts()
@@ -160,7 +160,7 @@ def evaluate(**keys: Any) -> Evaluation:
     saved_keys = {"episodes": options.episodes, "target_return": target, "base": options.base}
     try:
         files += [save(path, loaded[path].bundle, task, saved_keys, played[path]) for path in paths]
-    except UserError as error:  # the folder is not writable; the results are shown nevertheless
+    except UserError as error:  # if the folder is not writable, only show the results
         problem = str(error)
     return Evaluation(task, runs, played, options, start_kind, notes, files, problem)
 
@@ -172,7 +172,7 @@ def seed_of(path: Path) -> int:
 
 
 def bundles(run: Path) -> list[Path]:
-    """Return the bundles of `run`, by seed. Raises UserError if there is none."""
+    """Return the bundles of `run`, sorted by seed. Raises UserError if there is none."""
     if run.is_file():
         return [run]
     of_seeds = sorted(run.glob("seed_*/policy.bundle"), key=lambda f: (len(str(f)), f))
@@ -186,9 +186,9 @@ def bundles(run: Path) -> list[Path]:
 
 
 def task_of(name: str | None, paths: Sequence[Path]) -> Task:
-    """Return the task to evaluate in, with the settings of the bundles' runs.
+    """Return the task to evaluate in, with the settings of the runs that trained the bundles.
 
-    name: the task's name; default: the task that the policies were trained on.
+    name: name of the task, by default the one that the policies were trained on.
     """
     name = name or trained_on(paths)
     first, *others = (adapted(name, bundle.read(path).provenance) for path in paths)
@@ -202,7 +202,10 @@ def task_of(name: str | None, paths: Sequence[Path]) -> Task:
 
 
 def adapted(name: str, config: Mapping[str, Any]) -> Task:
-    """Return the task `name`, with the settings of a run's `config` if the run trained on it."""
+    """Return the task `name`. If the run of `config` was trained on it, apply the run's settings.
+
+    The settings are max_episode_steps and observation_keys.
+    """
     task = envs.task(name)
     if task.name != config.get("task"):
         return task
@@ -213,9 +216,9 @@ def trained_on(paths: Sequence[Path]) -> str:
     """Return the one task that the bundles were trained on. Raises BundleError or UserError."""
     tasks = sorted({str(bundle.read(path).provenance.get("task", "none")) for path in paths})
     if len(tasks) > 1:
-        raise UserError(f"The bundles were trained on {' and '.join(tasks)}. Choose one by task=…")
+        raise UserError(f"The bundles were trained on {' and '.join(tasks)}. Choose one: task=…")
     if tasks == ["none"]:
-        raise UserError(f"{paths[0]} was trained without a task. Choose one by task=…")
+        raise UserError(f"{paths[0]} was trained without a task. Choose one: task=…")
     return tasks[0]
 
 
@@ -224,8 +227,8 @@ def load(
 ) -> BundlePolicy:
     """Load the policy in a bundle and check that it fits the task. Raises UserError.
 
-    arguments: replace the policy's own. base: base policy of a residual policy whose bundle does
-    not contain it.
+    arguments: replace arguments stored in the bundle, such as target_return. base: module:function
+    of the base policy, if the bundle of a residual policy does not contain it.
     """
     try:
         policy = policies.load(path, **arguments)
@@ -250,10 +253,10 @@ def load(
 
 
 def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) -> Episodes:
-    """Play an episode from every seed; of each chunk the first `n_action_steps` are executed.
+    """Play one episode from every seed. Of each chunk, `n_action_steps` actions are executed.
 
-    seeds: default: the fixed evaluation seeds, one per environment. If there are more seeds than
-    environments, the episodes are played group by group.
+    seeds: by default the fixed evaluation seeds, one per environment. If there are more seeds than
+    environments, the episodes are played in groups.
     """
     seeds = EVALUATION_SEED + np.arange(env.num_envs) if seeds is None else seeds
     if len(seeds) > env.num_envs:
@@ -283,10 +286,10 @@ def as_text(
     start_kind: str = "seeded",
     runs: Mapping[str, Sequence[Path]] | None = None,
 ) -> str:
-    """Return the table that the terminal shows.
+    """Return the table of results for the terminal.
 
-    every: the episodes are all initial states of the task. start_kind: a key of STARTS. runs: run
-    -> its bundles; default: one run.
+    every: True if the episodes start once from each initial state of the task. start_kind: a key
+    of STARTS. runs: run -> bundles of the run; by default all bundles are one run.
     """
     body = []
     for path, e in played.items():
@@ -313,7 +316,7 @@ def as_text(
 def as_table(differences: Sequence[Difference], *, every: bool = False) -> str:
     """Return the table of differences from the first run.
 
-    every: the episodes are all initial states of the task.
+    every: True if the episodes start once from each initial state of the task.
     """
     header = ["difference", "measure", "mean", "over episodes", "over training seeds"]
     body, runs = [], [differences[0].reference, *(d.run for d in differences)]

@@ -22,14 +22,13 @@ class ExportOptions(Checked):
     """Options of `offline-rl export`."""
 
     run: str  # a policy bundle, the folder of a seed, or the folder of a run
-    format: Literal["onnx"] = "onnx"  # policies.load(path, runtime="onnx") runs it without torch
+    format: Literal["onnx"] = "onnx"  # policies.load(path, runtime="onnx") then needs no torch
 
 
 def export(**keys: Any) -> list[str]:
-    """Add the ONNX graph to every bundle of a run. Return a line about each.
+    """Add ONNX graphs to every bundle of a run. Return one line per bundle.
 
-    keys: options of the command. Raises UserError, and changes no bundle, if one of them cannot be
-    exported.
+    keys: options of the command. If a bundle cannot be exported, raises UserError and changes none.
     """
     options = build(ExportOptions, keys)
     for module in NEEDED:

@@ -14,12 +14,12 @@ from offline_rl.utils.options import Checked, Count, Number
 class EvaluateOptions(Checked):
     """Options of `offline-rl evaluate`."""
 
-    run: str | list[str]  # a bundle, a seed's or a run's folder; to compare: [first,second]
+    run: str | list[str]  # a bundle, or the folder of a seed or run; [first,second] compares runs
     task: str | None = None  # task to evaluate in; default: the one the policy was trained on
     episodes: Count | Literal["all"] = 100  # per bundle, fixed seeds; all: each initial state once
     eval_envs: Count | None = None  # environments open at a time; 1 if only one can exist
-    target_return: Number | None = None  # of a return-conditioned policy; default: the bundle's
-    base: str | None = None  # base policy (module:function) of a residual policy without one
+    target_return: Number | None = None  # for return-conditioned policies; default: the bundle's
+    base: str | None = None  # residual policies: module:function of a base the bundle lacks
     json: bool = False  # print JSON instead of a table
 
 

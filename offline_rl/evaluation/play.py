@@ -35,16 +35,16 @@ MAX_RATE_HZ = 50.0  # highest frame rate that GIF viewers show
 class PlayOptions(Checked):
     """Options of `offline-rl play`."""
 
-    run: str  # a policy bundle, or a folder that contains one; of several seeds the first is used
+    run: str  # a policy bundle, or the folder of a seed or run; of a run, the first seed is played
     task: str | None = None  # task to play; default: the one the policy was trained on
     episodes: Count = 1  # number of episodes, from the same seeds as in `evaluate`
     out: str | None = None  # video file (.mp4, .gif); default: play.mp4 or .gif next to the bundle
-    target_return: Number | None = None  # of a return-conditioned policy; default: the bundle's
-    base: str | None = None  # base policy (module:function) of a residual policy without one
+    target_return: Number | None = None  # for return-conditioned policies; default: the bundle's
+    base: str | None = None  # residual policies: module:function of a base the bundle lacks
 
 
 def play(**keys: Any) -> list[str]:
-    """Record episodes of a policy as a video. Return a line about each, and the file's path.
+    """Record episodes of a policy as a video. Return a line per episode, and the video's path.
 
     keys: options of the command. Raises UserError.
     """
@@ -120,7 +120,7 @@ def play_episode(
 
 
 def call(env: Any, method: str, *arguments: Any, **keys: Any) -> Any:
-    """Call a method of the environment. Raises UserError, naming the line that failed."""
+    """Call a method of the environment. Raises UserError that names the line that failed."""
     try:
         return getattr(env, method)(*arguments, **keys)
     except Exception as error:  # a user's environment can raise anything
@@ -130,7 +130,7 @@ def call(env: Any, method: str, *arguments: Any, **keys: Any) -> Any:
 
 
 def policy_input(values: Any) -> np.ndarray:
-    """Return an observation channel as policies take it: images as they are, others float32."""
+    """Convert an observation channel for the policy: images stay uint8, vectors become float32."""
     array = np.asarray(values)
     return array if channels.is_image(array.shape) else array.astype(np.float32)
 
@@ -142,7 +142,7 @@ def render(env: Any) -> np.ndarray:
     except Exception as error:  # renderers have their own exception classes
         fault = " ".join(str(error).split())
         raise UserError(
-            f"The environment cannot be rendered: {fault}. Without a display MuJoCo needs EGL or "
+            f"The environment cannot be rendered: {fault}. Without a display, MuJoCo needs EGL or "
             "OSMesa."
         ) from None
     if image.ndim != 3 or image.shape[-1] != 3 or image.dtype != np.uint8:

@@ -27,7 +27,7 @@ class Episodes(NamedTuple):
     lengths: np.ndarray  # [B] int
     success: np.ndarray | None  # [B] bool; None if the environment does not report it
     costs: np.ndarray | None  # [B] float64, undiscounted; None if not reported
-    seeds: np.ndarray  # [B] int, of the environment
+    seeds: np.ndarray  # [B] int, environment seed of each episode
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Episodes:
@@ -55,8 +55,8 @@ class Episodes(NamedTuple):
 def evaluation_seeds(task: Task, episodes: int | str, key: str = "episodes") -> np.ndarray:
     """Return the seeds of an evaluation's episodes.
 
-    episodes: their number, or "all": one from each initial state. key: the option's name in
-    messages. Raises UserError for "all" if the task has no finite list of initial states.
+    episodes: number of episodes, or "all": one from each initial state. key: name of the option in
+    error messages. Raises UserError for "all" if the task has no finite list of initial states.
     """
     if isinstance(episodes, int):
         return EVALUATION_SEED + np.arange(episodes)
@@ -80,9 +80,9 @@ def rollout(
 ) -> Episodes:
     """Play one episode from each seed, each in its own environment, in parallel.
 
-    seeds: [B], at most `env.num_envs`. observe: is called with each step's raw rewards, [B], 0 for
-    finished episodes; for policies with memory. Raises Broken if the environment returns NaN or an
-    infinity.
+    seeds: [B], at most `env.num_envs`. observe: called after each step with the raw rewards, [B],
+    which are 0 for finished episodes; policies with memory use them. Raises Broken if the
+    environment returns NaN or an infinity.
     """
     count = len(seeds)
     running = np.arange(count)

@@ -32,7 +32,7 @@ class SavedEvaluation:
     """Saved result of `offline-rl evaluate` for one bundle."""
 
     file: Path
-    keys: dict[str, Any]  # the command's options: task, episodes, and others that were set
+    keys: dict[str, Any]  # options of the command: task, episodes, and all others that were set
     reference: Reference | None
     episodes: Episodes
     policy: str  # checksum of the policy
@@ -71,7 +71,7 @@ def save(path: Path, policy: Bundle, task: Task, keys: Mapping[str, Any], played
 
 
 def name_of(keys: Mapping[str, Any]) -> str:
-    """Return the part of a file's name that identifies one of a bundle's evaluations."""
+    """Return the part of the file name that differs between the evaluations of a bundle."""
     rest = [f"{k}_{v}" for k, v in sorted(keys.items()) if k not in ("task", "episodes")]
     return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([keys["task"], str(keys["episodes"]), *rest]))
 
@@ -82,7 +82,7 @@ def saved_evaluations(path: Path) -> list[SavedEvaluation]:
 
 
 def read(file: Path) -> SavedEvaluation:
-    """Read a file that `save` wrote. Raises UserError naming it if it is damaged."""
+    """Read a file that `save` wrote. Raises UserError that names the file if it is damaged."""
     content = read_json_object(file)
     try:
         values = content["score_reference"]
@@ -96,16 +96,15 @@ def read(file: Path) -> SavedEvaluation:
 
 
 def digest(policy: Bundle) -> str:
-    """Return a checksum of a policy's function, which exporting the network does not change."""
-    total = hashlib.sha256()
+    """Return a checksum of the mapping that a policy computes. Exporting does not change it."""
+    checksum = hashlib.sha256()
     arrays = dict(policy.weights)
     for name, normalizer in policy.normalizers.items():
         arrays |= {f"{name}/mean": normalizer.mean, f"{name}/scale": normalizer.scale}
     about = [policy.kind, policy.arguments, policy.spec.to_json()]
-    total.update(json.dumps(about, sort_keys=True, default=str).encode())
+    checksum.update(json.dumps(about, sort_keys=True, default=str).encode())
     for name in sorted(arrays):
-        total.update(f"{name} {arrays[name].shape} {arrays[name].dtype}".encode())
-        total.update(arrays[name].tobytes())
-    return (
-        total.hexdigest() if policy.base is None else f"{total.hexdigest()}+{digest(policy.base)}"
-    )
+        checksum.update(f"{name} {arrays[name].shape} {arrays[name].dtype}".encode())
+        checksum.update(arrays[name].tobytes())
+    text = checksum.hexdigest()
+    return text if policy.base is None else f"{text}+{digest(policy.base)}"

@@ -23,7 +23,7 @@ def test_calls_products_and_written_bytes_are_counted() -> None:
     graph = make_fx(program)(torch.ones(3, 4), torch.ones(4, 5), torch.ones(4))
     cost = count_cost(graph, 1)
     assert cost == UpdateCost(
-        calls=4, bytes=4 * (3 * 5 + 3 * (3 * 4)), products=2, flops=2 * (2 * 3 * 4 * 5)
+        calls=4, bytes=4 * (3 * 5 + 3 * (3 * 4)), matmuls=2, flops=2 * (2 * 3 * 4 * 5)
     )
     assert count_cost(graph, 2) == UpdateCost(*(total / 2 for total in cost))
 

@@ -119,7 +119,7 @@ def test_a_wrong_program_is_replaced_and_training_continues_as_uncompiled(
         return spoiled(graph, lambda leaves, _: FAULTS[fault](leaves[k]))
 
     monkeypatch.setattr(engine_module, "compile_graph", compile)
-    e.say = messages.append
+    e.log = messages.append
     random = torch.get_rng_state()
     e.run(4)
     assert torch.equal(random, torch.get_rng_state())
@@ -165,7 +165,7 @@ def test_every_output_is_compared(
             leaves[k] += 1
 
     monkeypatch.setattr(engine_module, "compile_graph", lambda graph, *_: spoiled(graph, change))
-    e.say = messages.append
+    e.log = messages.append
     e.programs()
     assert e.fallbacks == {"update": "uncompiled"}
     name = "" if leaf == "a metric" else leaf
