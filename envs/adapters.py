@@ -134,10 +134,10 @@ def to_scalar(value: Any) -> Any:
 
 
 class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Gymnasium wrapper for an environment of gym before 0.26, as the d4rl package registers them.
+    """Gymnasium wrapper for an environment of gym before 0.26, such as those of the d4rl package.
 
-    A seed determines an episode. Some of these environments use NumPy's global generator, so reset
-    seeds that too.
+    A seed determines an episode. Some of these environments use NumPy's global generator, so
+    `reset` seeds that generator too.
     """
 
     def __init__(self, env: Any) -> None:
@@ -164,7 +164,8 @@ class OldGym(gymnasium.Env[np.ndarray, np.ndarray]):
         self._env.close()
 
 
-SUCCESS = frozenset({"success", "is_success", "goal_achieved"})  # info keys: the goal is reached
+# info keys that are true if the goal is reached
+SUCCESS = frozenset({"success", "is_success", "goal_achieved"})
 RETURNED = {  # return values in Gymnasium's interface
     "reset": "observation, info",
     "step": "observation, reward, terminated, truncated, info",
@@ -178,15 +179,16 @@ TRIAL_STEPS = 8  # steps of the episode that tests whether instances share state
 class LoopVectorEnv(VectorEnv):
     """VectorEnv of Gymnasium environments with actions in [-1, 1], stepped one after the other.
 
-    num_threads: step on this many threads, if the environments share nothing. This pays off if
-    they spend their time outside Python's lock, as MuJoCo environments do.
+    num_threads: threads that step the environments. Above 1, the environments must not share
+    state. Threads help if steps run outside Python's global interpreter lock, as in MuJoCo.
     name: the environment's name in errors.
-    instances: the open instances of the same task, to be shared if no more can be opened.
-    Default: instances are not shared with other objects.
+    instances: the open instances of the same task. They are shared if no more can be opened.
+    Default: no instance is shared with another LoopVectorEnv.
     fewer: accept fewer environments if no more can be opened, instead of raising a ValueError.
-    single: the reason why only one instance is allowed, which the whole task then shares.
-    Default: no limit.
-    `reset` and `step` raise Broken, with the user's line, for any exception in an environment.
+    single: the reason why only one instance is allowed. All environments of the task then share
+    this instance. Default: no limit.
+    `reset` and `step` raise Broken for any exception in an environment. The message names the line
+    of user code.
     """
 
     def __init__(
@@ -277,9 +279,10 @@ class LoopVectorEnv(VectorEnv):
         return "alike" if observations_equal(start, other) else "seeded"
 
     def _compare_instances(self, count: int) -> None:
-        """Keep one environment only, if a second one changes or breaks the first one's episode.
+        """Keep only one environment if a second one changes or breaks the first one's episode.
 
-        count: the requested number. If a second one broke the first, the first is reopened alone.
+        If the second environment broke the first, both are closed and the first is opened again.
+        count: the requested number of environments.
         """
         instances = self._instances
         instances.tried = True
@@ -288,7 +291,10 @@ class LoopVectorEnv(VectorEnv):
         actions = np.random.default_rng(0).uniform(-1, 1, size).astype(np.float32)
 
         def episode(rows: np.ndarray) -> list[Any]:
-            """Return the first environment's outputs; the second takes the opposite actions."""
+            """Return the first environment's outputs in one episode.
+
+            A second environment takes the opposite actions.
+            """
             outputs = [first(self.reset([0, 1][: len(rows)], rows))]
             for action in actions:
                 pair = np.concatenate([action, -action])[: len(rows)]
@@ -302,7 +308,7 @@ class LoopVectorEnv(VectorEnv):
             return all(observations_equal(x, y) for x, y in zip(a, b, strict=False))
 
         def works(alone: list[Any]) -> bool:
-            """True if the first environment still returns the outputs `alone`."""
+            """True if the first environment still returns the same outputs as `alone`."""
             with suppress(Exception):
                 return equal(alone, episode(one))
             return False
@@ -312,13 +318,13 @@ class LoopVectorEnv(VectorEnv):
             if self.num_envs == 1:
                 return
             if not equal(alone, episode(one)):
-                return  # its episodes are not reproducible, so nothing can be compared
+                return  # episodes are not reproducible, so a comparison shows nothing
         except Exception as error:
             self._use_one()
             self._reopen_one()
             try:
                 episode(one)
-            except Exception:  # it fails alone too, which `check_first_steps` reports
+            except Exception:  # it also fails alone; `check_first_steps` reports the error
                 self._envs += self._open_views(count - 1, True) if instances.limit is None else []
                 VectorEnv.__init__(self, len(self._envs))
                 return
@@ -338,7 +344,7 @@ class LoopVectorEnv(VectorEnv):
     def _use_one(self) -> None:
         """Close all environments except the first."""
         for view in self._envs[1:]:
-            with suppress(*USER_ERRORS):  # it is no longer used
+            with suppress(*USER_ERRORS):  # errors of an unused environment do not matter
                 view.close()
         self._envs = self._envs[:1]
         super().__init__(1)
@@ -359,7 +365,7 @@ class LoopVectorEnv(VectorEnv):
             result = getattr(self._envs[index], what)(*args, **kwargs)
         except USER_ERRORS as error:
             hint = "" if user_line(error) else f". It must return {RETURNED[what]}"
-            if hint and "tensor" in str(error).lower():  # it is on a GPU or requires grad
+            if hint and "tensor" in str(error).lower():  # a tensor on a GPU, or one with a gradient
                 hint = ". Return a detached CPU tensor or a NumPy array"
             words = describe_error(error).rstrip(".") if hint else describe_error(error)
             raise Broken(f"{self.name}: {what} failed: {words}{hint}") from error
@@ -374,7 +380,7 @@ class LoopVectorEnv(VectorEnv):
             step = self.step(np.zeros((1, self.action_dim), np.float32), first)
         except Broken:
             raise
-        except Exception as error:  # outputs that are not numbers, or lack a key
+        except Exception as error:  # an output is not a number, or a key is missing
             raise Broken(
                 f"{self.name}: {describe_error(error)}. Its outputs do not match its spaces"
             ) from error
@@ -423,7 +429,7 @@ class LoopVectorEnv(VectorEnv):
         return image
 
     def close(self) -> None:
-        with ExitStack() as stack:  # closes the others even if one fails to close
+        with ExitStack() as stack:  # closes every environment, even if one fails to close
             stack.callback(self._threads.close)
             for env in self._envs:
                 stack.callback(env.close)
@@ -443,8 +449,8 @@ def action_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
 def rescale_actions(env: gymnasium.Env, name: str | None = None) -> gymnasium.Env:
     """Return `env` with actions mapped affinely from [-1, 1] by Gymnasium's RescaleAction.
 
-    name: the name in errors; default: its id. Raises ValueError if its actions are not a bounded
-    vector, or its observations are neither a Box nor a Dict of Boxes (the channels).
+    name: the environment's name in errors; default: its id. Raises ValueError if the actions are
+    not a bounded vector, or the observations are neither a Box nor a Dict of Boxes (channels).
     """
     name = name or (env.spec.id if env.spec else type(env).__name__)
     actions, observations = env.action_space, env.observation_space
@@ -480,8 +486,8 @@ def rescale_actions(env: gymnasium.Env, name: str | None = None) -> gymnasium.En
 def select_keys(env: gymnasium.Env, keys: Sequence[str], name: str) -> gymnasium.Env:
     """Return `env` with only these keys of its Dict observation.
 
-    Vectors are concatenated in this order. If an image is among the keys, they stay separate
-    channels. Raises ValueError for a missing key.
+    Vectors are concatenated in the order of `keys`. If one of the keys is an image, all keys stay
+    separate channels. Raises ValueError for a missing key.
     """
     space = env.observation_space
     if not keys or not isinstance(space, Dict):

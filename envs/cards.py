@@ -1,10 +1,13 @@
 """Dataset cards: the files of a dataset, their source, and the returns that score 0 and 100.
 
-`datasets/<suite>.yaml` holds the suite's `title` in docs/datasets.md, its `source`, `license` and
-`layout`, the shared fields of its `reference`s, and under `cards` the other fields of each Card. In
-`reference.environment`, {env} and {mujoco} stand for the card's environment and the version of the
-installed MuJoCo. If a suite lists `hosts`, a file is given as its path on them. A host with `only`
-has only the files that match these patterns (`*`: anything).
+`datasets/<suite>.yaml` describes a suite:
+  title: heading of the suite in docs/datasets.md.
+  source, license, layout: values for all cards of the suite.
+  reference: fields that all score references of the suite share. In `environment`, {env} and
+    {mujoco} stand for the card's environment and the version of the installed MuJoCo.
+  hosts: servers. If a suite lists them, a file is given as its path on the servers. A host with
+    `only` has only the files that match these patterns (`*`: anything).
+  cards: the other fields of each Card, by name.
 A damaged or misspelled entry raises a CardError with the file and the card.
 """
 
@@ -31,7 +34,7 @@ class UnknownName(ValueError):
 
 
 class CardError(ValueError):
-    """Raised for a damaged file of cards; the message has the file and the entry."""
+    """Raised for a damaged card file; the message names the file and the entry."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Reference:
 
     def in_words(self) -> str:
         """Return two sentences that explain a score."""
-        ends = f"Score 0 is a return of {self.min:g}, 100 one of {self.max:g}"
+        ends = f"Score 0 is a return of {self.min:g}, and score 100 is a return of {self.max:g}"
         return f"{ends} ({self.source}). Environment: {self.environment}."
 
 
@@ -132,7 +135,10 @@ def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, An
 
 
 def _file(folder: str, hosts: Iterable[dict[str, Any]], fields: str | dict[str, Any]) -> File:
-    """Return the File of an entry. A plain string, or `at`, is the path on the suite's hosts."""
+    """Return the File of an entry.
+
+    A plain string is the file's path on the suite's hosts; so is the field `at`.
+    """
     fields = {"at": fields} if isinstance(fields, str) else dict(fields)
     if at := fields.pop("at", None):
         name = fields["name"] = at.rsplit("/", 1)[-1]

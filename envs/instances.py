@@ -14,7 +14,7 @@ from envs.faults import USER_ERRORS, describe_briefly
 
 
 class Instance:
-    """An open environment. One episode uses it at a time; closing its last view closes it."""
+    """An open environment. One episode uses it at a time. It is closed with its last view."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         self.env, self.views = env, 0
@@ -25,8 +25,8 @@ class Instance:
 class View:
     """Access to an instance for one episode. Other views may use the instance in between.
 
-    If another view has used it, `step` first replays the episode from its seed and its actions. It
-    raises RuntimeError if the replay ends in a different observation.
+    If another view has used the instance in between, `step` first replays the episode from its
+    seed and its actions. `step` raises RuntimeError if the replay ends in a different observation.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -64,8 +64,8 @@ class View:
             observation = self.instance.env.step(action)[0]
         if not observations_equal(observation, self._last):
             raise RuntimeError(
-                "its only instance was used for another episode, and this one cannot be replayed: "
-                "the same seed and actions lead to a different observation"
+                "the only instance was used for another episode, and this episode cannot be "
+                "replayed: the same seed and actions lead to a different observation"
             )
 
     def render(self) -> Any:
@@ -88,7 +88,8 @@ class Instances:
         self.make, self.name = make, name
         self.limit: str | None = None  # why no more instances can be used at the same time
         self.tried = False  # whether two instances have been compared
-        self.several = False  # whether two have been open: then a later failure has another cause
+        # whether two instances have been open at once; a later failure then has another cause
+        self.several = False
         self._open = weakref.WeakSet[Instance]()
 
     @property
@@ -99,8 +100,8 @@ class Instances:
     def new(self) -> View | None:
         """Return a view of a new instance, or None if one is open and a second is not possible.
 
-        `limit` then holds the reason. A constructor's error is raised if no instance is open, or if
-        several have been open before.
+        With None, `limit` holds the reason. An error of the constructor is raised if no instance is
+        open, or if several have been open at once.
         """
         if self.limit is not None and self.open:
             return None

@@ -1,7 +1,7 @@
 """MuJoCo simulation of many environments: models, threads, state and rendering.
 
-It calls `mj_step`. `mujoco.rollout` is no faster here, and it drops the constraint solver's warm
-start between calls, so trajectories differ from Gymnasium's after contacts.
+Each step calls `mj_step`. `mujoco.rollout` is no faster here. It also drops the constraint solver's
+warm start between calls, so trajectories would differ from Gymnasium's after contacts.
 """
 
 import functools
@@ -49,14 +49,14 @@ def load_model(xml: str) -> Any:
 class MujocoVectorEnv(VectorEnv):
     """MuJoCo environments with actions in [-1, 1] as controls.
 
-    num_threads: threads of the simulation, which runs outside Python's lock.
+    num_threads: threads of the simulation, which runs outside Python's global interpreter lock.
     """
 
     frame_skip: int  # simulation steps per environment step
     max_speed = np.inf  # clip limit of observed velocities, m/s or rad/s
     hidden_positions = 0  # leading positions that are not observed
     camera: int | str = -1
-    threads_pay = True  # whether a step takes longer than passing it to another thread
+    threads_pay = True  # whether simulating a step takes longer than handing it to a thread
 
     def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
         super().__init__(num_envs)

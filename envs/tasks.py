@@ -43,7 +43,7 @@ class Task:
     card: Card | None = None
     reference: Reference | None = None
     max_episode_steps: int | None = None
-    observation_keys: tuple[str, ...] = ()  # keys kept of a Dict observation; empty: all keys
+    observation_keys: tuple[str, ...] = ()  # keys to use of a Dict observation; empty: all keys
 
     def adapted(
         self, max_episode_steps: int | None, observation_keys: Sequence[str] | None
@@ -164,10 +164,10 @@ def make_vector(
 
     num_threads: threads that simulate this package's MuJoCo environments. No result depends on it.
     fewer: accept fewer environments if the simulator cannot open more, or if its instances share
-    state (tested once, with two instances). `VectorEnv.limit` then gives the reason. A single
-    environment always shares the open instance of the same task.
+    state (tested once, with two instances). `VectorEnv.limit` then gives the reason. If only one
+    instance can be open, num_envs=1 shares it, with and without `fewer`.
     single: the reason why only one instance may be open (a setting, for example). All environments
-    of the task share that instance. Environments of this package ignore it.
+    of the task then share this instance. Environments of this package ignore `single`.
     """
     task = _task_with_env(task_or_name)
     env_id = str(task.env_id)
@@ -247,7 +247,7 @@ def _import_old_gym() -> Any:
         importlib.import_module("d4rl")
         return importlib.import_module("gym")
     except ModuleNotFoundError as error:
-        remedy = "Install github.com/Farama-Foundation/D4RL, which dates from Python 3.10."
+        remedy = "Install github.com/Farama-Foundation/D4RL, which was made for Python 3.10."
         raise ValueError(f"d4rl:<id> needs the d4rl package ({error}). {remedy}") from error
 
 
@@ -297,7 +297,7 @@ def _import_module(name: str) -> ModuleType:
         result = importlib.import_module(module)
     except ModuleNotFoundError:
         raise
-    except SyntaxError as error:  # no line of the file was run, so no traceback names one
+    except SyntaxError as error:  # no line of the file has run, so the traceback names none
         raise ValueError(f"{error.filename}: SyntaxError: {error}.") from error
     except USER_ERRORS as error:
         raise ValueError(f"{describe_error(error)}.") from error

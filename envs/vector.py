@@ -32,17 +32,17 @@ class VectorEnv(ABC):
     observation_shape: Any  # a tuple, or a mapping from channel names to tuples
     action_dim: int
     max_episode_steps: int
-    # meaning of the numbers, if known; stored in the bundles made in this environment
+    # names, units and limits, if known; bundles trained in this environment store them
     observation_names: tuple[str, ...] = ()  # one per number
     observation_units: tuple[str, ...] = ()
     action_names: tuple[str, ...] = ()
     action_units: tuple[str, ...] = ()
-    action_low: np.ndarray | None = None  # [A]: what -1 means in the environment's units
-    action_high: np.ndarray | None = None  # [A]: what 1 means in the environment's units
+    action_low: np.ndarray | None = None  # [A]: value of action -1 in the environment's units
+    action_high: np.ndarray | None = None  # [A]: value of action 1 in the environment's units
     rate_hz: float | None = None  # actions per second of simulated time
     limit: str | None = None  # why fewer instances are open than requested; None: all are open
-    # steps from an observation to the time at which the first action computed from it is reached;
-    # a robot needs it to time action chunks; None: unknown
+    # steps from an observation to the time at which the first action computed from that
+    # observation is reached; a robot needs this to time action chunks; None: unknown
     action_offset: float | None = None
 
     def __init__(self, num_envs: int) -> None:
@@ -112,7 +112,7 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
-        """Take the actions without checking them; `step` applies the time limit."""
+        """Take actions that `step` has checked. `step` also applies the time limit."""
 
 
 def as_float32(observations: Any) -> Any:

@@ -11,7 +11,8 @@ SHOULDER_M = 0.12  # height above the table
 LAG_S = 0.051  # delay of a joint behind its target: (kv + damping) / kp of the model
 SPEED, GAIN, SPEEDING_UP = 1.2, 4.0, 0.25  # rad/s, 1/s, rad/s per step: within the robot's limits
 LOW_M = 0.035  # height of the tip while it pushes
-SHAKE_RAD = 0.008  # noise on the joint targets, so that the data shows recovery from errors too
+# standard deviation of the noise on joint targets, so that the data also show recovery from errors
+SHAKE_RAD = 0.008
 PUSHING = Pushing(
     touch_m=TIP_M + PUCK_M,
     behind=0.6,
@@ -21,7 +22,7 @@ PUSHING = Pushing(
     around=0.2,
     to_ring=6,
     near_m=0.03,
-    to_place=5,
+    to_point=5,
 )
 
 
@@ -66,7 +67,7 @@ class ArmExpert(Skilled):
 
 def forward_kinematics(angles: np.ndarray) -> np.ndarray:
     """Return the tip position [B, 3] m for joint angles [B, 5] rad."""
-    tilt = np.cumsum(angles[:, 1:4], 1)  # of each link from upright
+    tilt = np.cumsum(angles[:, 1:4], 1)  # angle between each link and the vertical
     links = np.array([UPPER_M, FORE_M, HAND_M])
     reach, height = (np.sin(tilt) * links).sum(1), (np.cos(tilt) * links).sum(1) + SHOULDER_M
     waist = angles[:, 0]
@@ -76,8 +77,8 @@ def forward_kinematics(angles: np.ndarray) -> np.ndarray:
 def inverse_kinematics(tip: np.ndarray) -> np.ndarray:
     """Return joint angles [B, 5] rad that bring the tip to positions [B, 3] m.
 
-    The stick points straight down and the elbow is up. Unreachable positions give the nearest
-    reachable ones.
+    The stick points straight down and the elbow is up. For an unreachable position, the angles are
+    those of the nearest reachable one.
     """
     out, up = np.linalg.norm(tip[:, :2], axis=1), tip[:, 2] + HAND_M - SHOULDER_M
     cosine = (out**2 + up**2 - UPPER_M**2 - FORE_M**2) / (2 * UPPER_M * FORE_M)
@@ -93,9 +94,9 @@ def next_targets(
 ) -> np.ndarray:
     """Return the next joint targets [B, 5] rad toward `goal`; all joints arrive together.
 
-    The targets lead the joints by the distance that the joints lag behind at the desired velocity.
-    The desired velocity follows from the positions. The measured velocity only limits its increase
-    per step: continuing the present motion would accumulate every error.
+    Moving joints lag behind their targets. The targets therefore lead the joints by the lag at the
+    desired velocity. The desired velocity is computed from the positions; the measured velocity
+    only limits its increase per step. Extrapolating the measured motion would accumulate errors.
     """
     error = goal - angles
     velocity = error * np.minimum(GAIN, SPEED / np.maximum(abs(error).max(1, keepdims=True), 1e-9))

@@ -9,7 +9,8 @@ from envs.vector import VectorEnv
 class CubeExpert(Skilled):
     """P control of the gripper in cube-single's default task, from the observation only.
 
-    The order of moves is the authors' (seohongpark/ogbench:ogbench/manipspace/oracles/markov).
+    The order of moves is that of OGBench's own expert
+    (seohongpark/ogbench:ogbench/manipspace/oracles/markov).
     skill: in [0, 1]. Below 1, the goal is off by up to 0.15 (1 - skill) m for the complete episode,
     and every action has noise with standard deviation (1 - skill) / 2.
     """
@@ -34,7 +35,10 @@ class CubeExpert(Skilled):
         return self.add_noise(np.stack([self.act(o, goal) for o, goal in pairs]))
 
     def act(self, o: np.ndarray, goal: np.ndarray) -> np.ndarray:
-        """Return the action. Moves: above the cube, down, close, up, over, down, open, up."""
+        """Return the action.
+
+        Moves, in order: above the cube, down, close, up, above the goal, down, open, up.
+        """
         grip, cube = o[12:15] / 10 + self.CENTER, o[19:22] / 10 + self.CENTER
         quarter = np.pi / 2  # the cube is symmetric under a quarter turn
         turn = np.arctan2(o[27], o[26]) - np.arctan2(o[16], o[15])
@@ -42,20 +46,20 @@ class CubeExpert(Skilled):
         to_cube, to_goal = cube - grip, goal - cube
         above = np.array([0, 0, self.HEIGHT])
         if np.linalg.norm(to_goal) < 0.02:
-            place, opening = grip + above, self.OPEN
+            target, opening = grip + above, self.OPEN
         elif np.linalg.norm(to_cube[:2]) > 0.03:
-            place, opening = cube + above, self.OPEN
+            target, opening = cube + above, self.OPEN
         elif np.linalg.norm(to_cube) > 0.02:
-            place, opening = cube, self.OPEN
+            target, opening = cube, self.OPEN
         elif o[18] < 0.5:  # no contact of the fingers yet
-            place, opening = cube, self.CLOSED
+            target, opening = cube, self.CLOSED
         elif np.linalg.norm(to_goal[:2]) < 0.02:
-            place, opening = goal, self.CLOSED
+            target, opening = goal, self.CLOSED
         elif grip[2] < self.HEIGHT - 0.04:
-            place, opening = grip + above, self.CLOSED
+            target, opening = grip + above, self.CLOSED
         else:
-            place, opening = goal + above, self.CLOSED
-        move = 12 * (place - grip)
+            target, opening = goal + above, self.CLOSED
+        move = 12 * (target - grip)
         return np.array([*move, 3 * turn, opening]).clip(-1, 1)
 
 

@@ -7,7 +7,7 @@ from envs.suites.gymnasium_robotics import Fetch
 
 
 class FetchExpert(Skilled):
-    """P control of the gripper; the next move follows from the observation only.
+    """P controller of the gripper. It chooses each move from the observation only.
 
     skill: in [0, 1]. Below 1, the goal is off by up to 0.15 (1 - skill) m for the complete episode,
     and every action has noise with standard deviation (1 - skill) / 2.
@@ -40,7 +40,7 @@ class FetchExpert(Skilled):
         return toward(o[:3], goal, self.CLOSED)
 
     def pick(self, o: np.ndarray, goal: np.ndarray) -> np.ndarray:
-        """Move above the object, go down, close, and move to the goal once it is grasped."""
+        """Move above the object, go down, close, and move to the goal with the grasped object."""
         grip, item, width = o[:3], o[3:6], o[9] + o[10]
         to_item = item - grip
         if np.linalg.norm(to_item) < 0.02:
@@ -50,7 +50,7 @@ class FetchExpert(Skilled):
         return toward(grip, item if above else item + np.array([0, 0, 0.06]), self.OPEN)
 
     def push(self, o: np.ndarray, goal: np.ndarray) -> np.ndarray:
-        """Move over to the far side of the object, go down, and push it toward the goal."""
+        """Move above the far side of the object, go down, and push the object toward the goal."""
         grip, item = o[:3], o[3:6]
         direction = goal[:2] - item[:2]
         distance = float(np.linalg.norm(direction))
@@ -65,17 +65,17 @@ class FetchExpert(Skilled):
             sideways = 8 * aside * np.array([direction[1], -direction[0]])
             move = direction * np.clip(10 * distance, 0.15, 1) + sideways
             return np.array([*move, 10 * (item[2] - grip[2]), self.CLOSED])
-        place = np.array([*(item[:2] - 0.09 * direction), item[2]])
-        if low or np.linalg.norm(grip[:2] - place[:2]) > 0.012:
-            place[2] += 0.08
+        target = np.array([*(item[:2] - 0.09 * direction), item[2]])
+        if low or np.linalg.norm(grip[:2] - target[:2]) > 0.012:
+            target[2] += 0.08
             if low:
-                place[:2] = grip[:2]
-        return toward(grip, place, self.CLOSED)
+                target[:2] = grip[:2]
+        return toward(grip, target, self.CLOSED)
 
 
-def toward(grip: np.ndarray, place: np.ndarray, opening: float) -> np.ndarray:
-    """Return the action [4] that moves the gripper toward a place."""
-    return np.array([*(12 * (place - grip)), opening])
+def toward(grip: np.ndarray, target: np.ndarray, opening: float) -> np.ndarray:
+    """Return the action [4] that moves the gripper toward a target position."""
+    return np.array([*(12 * (target - grip)), opening])
 
 
 EXPERTS = {"fetch": FetchExpert}  # keys: names in recipes

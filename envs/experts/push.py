@@ -18,7 +18,7 @@ PUSHING = Pushing(
     around=0.5,
     to_ring=8,
     near_m=0.05,
-    to_place=8,
+    to_point=8,
 )
 
 
@@ -64,7 +64,8 @@ class PushExpert(Skilled):
         gram = jacobian @ jacobian.swapaxes(1, 2) + 1e-4 * np.eye(2)
         speeds = (jacobian.swapaxes(1, 2) @ np.linalg.solve(gram, velocity[..., None]))[..., 0]
         share = speeds / self.arm.max_speed
-        share /= np.maximum(abs(share).max(1, keepdims=True), 1)  # slower, in the same direction
+        # beyond the limit, slow down all joints alike, so that the tip's direction stays the same
+        share /= np.maximum(abs(share).max(1, keepdims=True), 1)
         return self.add_noise(share)
 
 

@@ -9,7 +9,7 @@ CLEARANCE_M = 0.025  # gap between tip and puck while the tip goes around the pu
 
 @dataclass(frozen=True)
 class Pushing:
-    """Controller that moves the tip around the puck until behind it, then pushes.
+    """Controller that moves the tip around the puck to its far side, then pushes.
 
     Speeds are in m/s, gains in 1/s.
     """
@@ -21,8 +21,8 @@ class Pushing:
     to_line: float  # gain toward the line while pushing
     around: float  # speed while going around the puck
     to_ring: float  # gain toward the circle around the puck
-    near_m: float  # within this distance of the place behind the puck, go straight there
-    to_place: float  # gain of that straight motion
+    near_m: float  # within this distance of the point behind the puck, go straight to it
+    to_point: float  # gain of the straight motion to that point
 
     def velocity(self, tip: np.ndarray, puck: np.ndarray, goal: np.ndarray) -> np.ndarray:
         """Return the tip velocity [B, 2] m/s; all arguments are [B, 2] m."""
@@ -34,7 +34,7 @@ class Pushing:
         aligned &= abs(aside) < self.aside * self.touch_m
         # pushing: forward, and back toward the line in proportion to the distance from it
         push = self.forward * direction - (self.to_line * aside[:, None]) * side
-        # going around: along a circle with clearance, toward the place behind the puck
+        # going around: along a circle with clearance, toward the point behind the puck
         radius = np.linalg.norm(offset, axis=1, keepdims=True)
         out = offset / np.maximum(radius, 1e-6)
         tangent = np.stack([-out[:, 1], out[:, 0]], 1)
@@ -42,9 +42,9 @@ class Pushing:
         ring = self.touch_m + CLEARANCE_M
         around = self.around * turn * tangent
         around = around + self.to_ring * (ring - radius).clip(-0.05, 0.05) * out
-        place = puck - ring * direction
-        near = np.linalg.norm(tip - place, axis=1) < self.near_m
-        around = np.where(near[:, None], self.to_place * (place - tip), around)
+        point = puck - ring * direction
+        near = np.linalg.norm(tip - point, axis=1) < self.near_m
+        around = np.where(near[:, None], self.to_point * (point - tip), around)
         return np.where(aligned[:, None], push, around)
 
 

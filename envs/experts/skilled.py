@@ -4,7 +4,7 @@ import numpy as np
 
 
 class Skilled:
-    """Expert with a skill in [0, 1]; below 1 its actions are noisy and its goals are off.
+    """Expert with a skill in [0, 1]. Below 1, actions are noisy and goals are shifted.
 
     Raises ValueError if the skill is out of range.
     """

@@ -38,21 +38,24 @@ class Walk(ABC):
     def toward(self, observations: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return actions [B, A] that move toward waypoints at `offsets` [B, 2] m."""
 
-    def _waypoint(self, index: int, place: np.ndarray) -> np.ndarray:
+    def _waypoint(self, index: int, position: np.ndarray) -> np.ndarray:
         """Return the next waypoint of an environment's walk; start a new walk after the last."""
         path = self._paths[index]
         limit = self.near if len(path) > 1 else self.arrived
-        if path and np.linalg.norm(place - path[0]) < limit:
+        if path and np.linalg.norm(position - path[0]) < limit:
             path.pop(0)
         while not path:
             goal = self._free[self._rng.integers(len(self._free))]
-            through = self.path(self.env.cell(place), goal)[1:]
-            path += [np.array(self.env.place(*c)) + self.offset(c == goal) for c in through]
+            route = self.path(self.env.cell(position), goal)[1:]
+            path += [np.array(self.env.center(*c)) + self.offset(c == goal) for c in route]
         return path[0]
 
     @abstractmethod
     def offset(self, last: bool) -> np.ndarray | float:
-        """Return a waypoint's offset from its cell's center, [2] m; last: it is the goal."""
+        """Return a waypoint's offset from its cell's center, [2] m.
+
+        last: the waypoint is the goal.
+        """
 
     def path(self, start: tuple[int, int], goal: tuple[int, int]) -> list[tuple[int, int]]:
         """Return the cells of a shortest path, both ends included.
@@ -75,8 +78,8 @@ class Walk(ABC):
 class Waypoints(Walk):
     """Walk through point mazes. Action: 10 (waypoint - position) - velocity, plus noise.
 
-    Waypoints lie up to 0.2 m below the cells' centers in both coordinates. It follows D4RL's
-    pointmaze/waypoint_controller.py, which finds the paths by Q-iteration.
+    Waypoints lie up to 0.2 m below the cells' centers in both coordinates. The controller follows
+    D4RL's pointmaze/waypoint_controller.py, which finds the paths by Q-iteration.
     """
 
     def offset(self, last: bool) -> np.ndarray | float:
@@ -90,8 +93,9 @@ class Waypoints(Walk):
 class AntWalk(Walk):
     """Walk through ant mazes with a policy trained in `AntGoal`, plus noise on its actions.
 
-    policy: observations [B, 29] float32 -> actions [B, 8]. D4RL's data sets were made this way.
-    Goals lie where the tasks' goals do, up to 1.5 m beyond the centers of their cells.
+    D4RL's data sets were made this way. As in the tasks, goals lie up to 1.5 m beyond the centers
+    of their cells.
+    policy: observations [B, 29] float32 -> actions [B, 8].
     """
 
     near, arrived = 1.0, RADIUS

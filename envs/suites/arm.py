@@ -1,8 +1,8 @@
-"""The tabletop arm of configs/robot/desk.yaml: reach and push, driven as the robot is driven.
+"""The tabletop arm of configs/robot/desk.yaml, with two tasks: reach and push.
 
-Actions are joint targets at 25 Hz. Observations are what the robot measures: encoder readings with
-the servos' resolution, and a tracker's noisy position of the target or the puck. Both tasks, the
-simulated hardware and the kinematics of the safety layer use the same model.
+Actions and observations are those of the robot. Actions are joint targets at 25 Hz. Observations
+are encoder readings with the servos' resolution, and a tracker's noisy position of the target or
+the puck. Both tasks, the simulated hardware and the safety layer's kinematics use the same model.
 """
 
 from functools import cache
@@ -31,8 +31,8 @@ def load_robot(name: str = "desk") -> dict[str, Any]:
 class Desk(MujocoVectorEnv):
     """Base class of the arm's tasks.
 
-    Actions are joint targets, with [-1, 1] mapped to the robot's position limits. A target is
-    reached one period later: the joints move between two targets on a straight line, at most at the
+    Actions are joint targets, with [-1, 1] mapped to the robot's position limits. During a period,
+    the servos' set points move linearly from the previous targets to the new ones, at most at the
     robot's speed limit. Names, units, limits and rate are those of the robot.
     """
 
@@ -60,7 +60,7 @@ class Desk(MujocoVectorEnv):
         self._step_rad = np.array([row["velocity"] for row in joints.values()]) / self.rate_hz
         super().__init__(num_envs, num_threads=num_threads)
         self.observation_shape = (len(self.observation_names),)
-        self._targets = np.zeros((num_envs, len(joints)))  # present targets of the servos, rad
+        self._targets = np.zeros((num_envs, len(joints)))  # current targets of the servos, rad
         self._noise = [np.random.Generator(np.random.PCG64(0)) for _ in range(num_envs)]
         self._tip = self.model.site("tip").id
 
@@ -118,7 +118,7 @@ class Desk(MujocoVectorEnv):
 
 
 class Reach(Desk):
-    """Bring the tip to the target and stop. Success gives reward 1 and ends the episode; else 0.
+    """Bring the tip to the target and stop. Success ends the episode with reward 1; other steps: 0.
 
     Observation [13]: joint angles, joint speeds, target position.
     """
@@ -131,10 +131,10 @@ class Reach(Desk):
         self._places = np.zeros((num_envs, 3))
 
     def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        self._places[index] = place = np.append(
-            random_place(rng, 0.15, 0.32, 1.0), rng.uniform(0.04, 0.18)
+        self._places[index] = position = np.append(
+            random_position(rng, 0.15, 0.32, 1.0), rng.uniform(0.04, 0.18)
         )
-        self._data[index].mocap_pos[self.model.body("target").mocapid[0]] = place
+        self._data[index].mocap_pos[self.model.body("target").mocapid[0]] = position
         return super().start(index, rng)
 
     def outcome(
@@ -150,7 +150,7 @@ class Reach(Desk):
 
 
 class Push(Desk):
-    """Push the puck to the goal. Success gives reward 1 and ends the episode; else 0.
+    """Push the puck to the goal. Success ends the episode with reward 1; other steps: 0.
 
     Observation [14]: joint angles, joint speeds, x and y of the puck, x and y of the goal.
     """
@@ -163,9 +163,9 @@ class Push(Desk):
         self._goals = np.zeros((num_envs, 2))
 
     def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return a start with puck and goal in front of the arm, at least 0.08 m apart."""
+        """Return an initial state with puck and goal in front of the arm, at least 0.08 m apart."""
         while True:
-            puck, goal = (random_place(rng, 0.19, 0.28, 0.7) for _ in range(2))
+            puck, goal = (random_position(rng, 0.19, 0.28, 0.7) for _ in range(2))
             if np.linalg.norm(puck - goal) >= 0.08:
                 break
         self._goals[index] = goal
@@ -186,10 +186,10 @@ class Push(Desk):
         return np.concatenate([puck, self._goals[indices]], 1)
 
 
-def random_place(rng: np.random.Generator, near: float, far: float, side: float) -> np.ndarray:
-    """Return a random place [2] m in front of the arm.
+def random_position(rng: np.random.Generator, near: float, far: float, side: float) -> np.ndarray:
+    """Return a random position [2] m in front of the arm.
 
-    It is `near` to `far` m away, at most `side` rad to either side.
+    The position is `near` to `far` m away, at most `side` rad to either side.
     """
     radius, angle = rng.uniform(near, far), rng.uniform(-side, side)
     return radius * np.array([np.cos(angle), np.sin(angle)])

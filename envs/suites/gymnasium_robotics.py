@@ -1,13 +1,13 @@
 """D4RL's Adroit hands and kitchen, and Fetch, on gymnasium-robotics (extra `robotics`).
 
-The hands and the kitchen are changed to match D4RL.
-Hands (`Farama-Foundation/D4RL:d4rl/hand_manipulation_suite`): in gymnasium-robotics 1.4, three
-rewards have the wrong sign for the distance to the object, time limits are longer, and dropping the
-pen does not end the episode. Kitchen (`d4rl/kitchen`): gymnasium-robotics uses different noise and
-leaves the goal out of the observation.
+The hands and the kitchen of gymnasium-robotics differ from D4RL and are changed here to match it.
+Hands (`Farama-Foundation/D4RL:d4rl/hand_manipulation_suite`): in gymnasium-robotics 1.4, the
+rewards of three tasks have the wrong sign for the distance to the object, time limits are longer,
+and dropping the pen does not end the episode. Kitchen (`d4rl/kitchen`): gymnasium-robotics uses
+different noise and leaves the goal out of the observation.
 Binary hands, used by RLPD (arXiv:2302.02948) and others, follow d5rlbenchmark/d5rl:benchmark/
-domains/adroit: reward 0 at the goal, else -1, without termination, so the return is minus the
-number of steps away from the goal.
+domains/adroit: reward 0 at the goal, else -1, without termination. The return is therefore minus
+the number of steps away from the goal.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,10 @@ from envs.vector import VectorEnv
 
 @cache
 def load_library() -> Any:
-    """Return gymnasium_robotics, registered. Raises ValueError if the extra is missing."""
+    """Import gymnasium_robotics and register its environments.
+
+    Raises ValueError if the extra is missing.
+    """
     try:
         import gymnasium_robotics
         import mujoco
@@ -34,16 +37,16 @@ def load_library() -> Any:
         remedy = "Install gymnasium-robotics, or this package's extra [robotics]."
         raise ValueError(f"This task needs gymnasium-robotics ({error}). {remedy}") from error
     gymnasium.register_envs(gymnasium_robotics)
-    # it tests `number in (enum, …)`, which is always false with the enums of MuJoCo 4
+    # gymnasium_robotics tests `number in (enum, …)`, which is always false with MuJoCo 4's enums
     joints = {name: int(joint) for name, joint in mujoco.mjtJoint.__members__.items()}
     mujoco_utils.mujoco = SimpleNamespace(**{**vars(mujoco), "mjtJoint": SimpleNamespace(**joints)})
     return gymnasium_robotics
 
 
 def latest_hand_id(name: str) -> str:
-    """Return the id of the newest registered version.
+    """Return the id of a hand task's newest registered version.
 
-    That is v1 up to gymnasium-robotics 1.4.2, then v2.
+    The newest version is v1 up to gymnasium-robotics 1.4.2, and v2 afterward.
     """
     load_library()
     return max(i for i in gymnasium.registry if i.startswith(f"AdroitHand{name.capitalize()}-"))
@@ -52,7 +55,8 @@ def latest_hand_id(name: str) -> str:
 class Hand(gymnasium.Wrapper):
     """Hand task door, hammer, relocate or pen, with D4RL's dense reward or the binary one."""
 
-    OBJECT = {"door": "S_handle", "hammer": "Object", "relocate": "Object"}  # the palm's target
+    # site or body whose distance from the palm is a cost
+    OBJECT = {"door": "S_handle", "hammer": "Object", "relocate": "Object"}
 
     def __init__(self, name: str, *, binary: bool) -> None:
         env_id = latest_hand_id(name)
@@ -67,14 +71,15 @@ class Hand(gymnasium.Wrapper):
         reward = float(dense)
         if self.inverted and self.name in self.OBJECT:
             reward -= 0.2 * self.palm_distance()
-        dropped = self.name == "pen" and self.place("Object")[2] < 0.075
+        dropped = self.name == "pen" and self.position("Object")[2] < 0.075
         return observation, reward, dropped, False, {"success": success}
 
     def palm_distance(self) -> float:
-        """Return the distance from the palm to the object, m; a tenth is each step's cost."""
-        return float(np.linalg.norm(self.place("S_grasp") - self.place(self.OBJECT[self.name])))
+        """Return the distance from the palm to the object, m. A step costs a tenth of it."""
+        target = self.position(self.OBJECT[self.name])
+        return float(np.linalg.norm(self.position("S_grasp") - target))
 
-    def place(self, name: str) -> np.ndarray:
+    def position(self, name: str) -> np.ndarray:
         """Return the position of a site (S_…) or body, m."""
         data = self.unwrapped.data  # type: ignore[attr-defined]
         return data.site(name).xpos if name.startswith("S_") else data.body(name).xpos
@@ -92,10 +97,10 @@ def pen_rewards(observations: np.ndarray) -> np.ndarray:
 
 
 class Kitchen(gymnasium.Env):
-    """Kitchen with four tasks; each completed task is rewarded with 1, once.
+    """Kitchen with four tasks. Completing a task gives reward 1, once per task.
 
-    Observation [60]: joints 9, objects 21, goal 30. It has D4RL's noise (a tenth of the sensors')
-    and D4RL's reward, computed from the noisy observation.
+    Observation [60]: joints (9), objects (21), goal (30). As in D4RL, the noise is a tenth of the
+    sensors' noise, and the reward is computed from the noisy observation.
     """
 
     NEAR = 0.3
@@ -107,19 +112,19 @@ class Kitchen(gymnasium.Env):
         self._env = kitchen_env.KitchenEnv(
             list(tasks), robot_noise_ratio=0.1, object_noise_ratio=0.1, render_mode="rgb_array"
         )
-        self._places = {task: kitchen_env.OBS_ELEMENT_INDICES[task] for task in tasks}
+        self._indices = {task: kitchen_env.OBS_ELEMENT_INDICES[task] for task in tasks}
         self._goal = np.zeros(30)
-        for task, place in self._places.items():
-            self._goal[place] = kitchen_env.OBS_ELEMENT_GOALS[task]
+        for task, indices in self._indices.items():
+            self._goal[indices] = kitchen_env.OBS_ELEMENT_GOALS[task]
         self.render_mode = "rgb_array"
         self.observation_space = Box(-np.inf, np.inf, (60,), np.float64)
         self.action_space = Box(-1, 1, (9,), np.float32)
-        self._left = set(tasks)
+        self._remaining = set(tasks)
 
     def _observe(self, observation: np.ndarray) -> np.ndarray:
-        """Return D4RL's observation from the library's.
+        """Convert the library's observation to D4RL's.
 
-        The library's has joints 9, joint speeds 9, objects 21, object speeds 20.
+        The library observes joints (9), joint speeds (9), objects (21) and object speeds (20).
         """
         return np.concatenate([observation[:9], observation[18:39], self._goal])
 
@@ -127,20 +132,21 @@ class Kitchen(gymnasium.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        self._left = set(self._places)
+        self._remaining = set(self._indices)
         return self._observe(self._env.reset(seed=seed)[0]["observation"]), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         library_observation, *_ = self._env.step(action)
         observation = self._observe(library_observation["observation"])
-        done = {t for t in self._left if self.distance(observation, t) < self.NEAR}
-        self._left -= done
-        return observation, float(len(done)), not self._left, False, {"success": not self._left}
+        done = {t for t in self._remaining if self.distance(observation, t) < self.NEAR}
+        self._remaining -= done
+        success = not self._remaining
+        return observation, float(len(done)), success, False, {"success": success}
 
     def distance(self, observation: np.ndarray, task: str) -> float:
         """Return the distance of one task's object from its goal."""
-        place = self._places[task]
-        return float(np.linalg.norm(observation[place] - self._goal[place]))
+        indices = self._indices[task]
+        return float(np.linalg.norm(observation[indices] - self._goal[indices]))
 
     def render(self) -> Any:
         return self._env.render()
@@ -163,8 +169,8 @@ class Fetch(LoopVectorEnv):
     """Fetch task reach, push or pick-and-place.
 
     Reward 0 within 0.05 m of the goal, else -1; 50 steps.
-    Observation: gymnasium-robotics' (10 numbers in reach, else 25), then the goal (3). Action [4]:
-    the gripper's displacement in units of 0.05 m, and its opening.
+    Observation: the one of gymnasium-robotics (10 numbers in reach, else 25), then the goal (3).
+    Action [4]: the gripper's displacement in units of 0.05 m, and its opening.
     """
 
     max_episode_steps = 50
@@ -189,6 +195,7 @@ def flatten_goal(observation: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([observation["observation"], observation["desired_goal"]])
 
 
+# time limits of the hand tasks and of their long versions, steps
 LIMITS = {"hammer": (200, 600), "relocate": (200, 500), "door": (200, 300), "pen": (100, 200)}
 COMPLETE = ("microwave", "kettle", "light switch", "slide cabinet")
 MIXED = ("microwave", "kettle", "bottom burner", "light switch")

@@ -1,8 +1,9 @@
 """Vectorized Hopper, Walker2d, HalfCheetah and Ant with the semantics of Gymnasium's v4.
 
 The equations follow `Farama-Foundation/Gymnasium:gymnasium/envs/mujoco/{hopper,walker2d,
-half_cheetah,ant}_v4.py`; the models are its XML files. v4 is the closest to gym's v2, in which D4RL
-was recorded: the alive bonus is also paid on the step of the fall, and Walker2d's feet differ.
+half_cheetah,ant}_v4.py`; the models are Gymnasium's XML files. v4 is the version closest to gym's
+v2, in which D4RL was recorded: the alive bonus is also paid on the step of the fall, and the two
+feet of Walker2d have different friction.
 """
 
 from typing import Any
@@ -27,7 +28,7 @@ class Runner(MujocoVectorEnv):
         return load_model(self.xml)
 
     def healthy(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
-        """Return [B] bool for qpos [B, nq], qvel [B, nv]; False terminates."""
+        """Return [B] bool for qpos [B, nq] and qvel [B, nv]. False ends the episode."""
         return np.ones(len(qpos), bool)
 
     def reward(self, speed: np.ndarray, actions: np.ndarray) -> np.ndarray:
@@ -95,8 +96,8 @@ class Ant(Runner):
     """Ant with four legs, as in gym's v2.
 
     Observation [111]: z, orientation, 8 angles, velocities, 84 zeros. The zeros stand for the
-    contact forces, which are zero in D4RL's data too. The speed is computed from the torso position
-    of MuJoCo's last kinematics pass, one stage of its integrator ago, as in gym.
+    contact forces, which are zero in D4RL's data too. As in gym, the speed is computed from the
+    torso position of MuJoCo's last kinematics pass, which is one integrator stage old.
     """
 
     xml, frame_skip = "ant.xml", 5

@@ -66,7 +66,7 @@ MAPS = {
     ),
     "open": ("#######", "#.....#", "#..G..#", "#.....#", "#######"),
 }
-GOAL_IN = {"umaze": (1, 1), "eval-umaze": (1, 3)}  # point mazes with a different goal cell
+GOAL_IN = {"umaze": (1, 1), "eval-umaze": (1, 3)}  # goal cells of point mazes that differ from 'G'
 RADIUS = 0.5  # the goal is reached within this distance, m
 
 
@@ -77,7 +77,7 @@ def cells(maze: str, tiles: str) -> list[tuple[int, int]]:
 
 
 class Maze(MujocoVectorEnv):
-    """Maze with reward 1 within the goal's radius, else 0; or a dense reward of the distance.
+    """Maze with reward 1 within RADIUS of the goal, else 0; or with a dense reward.
 
     maze: a key of MAPS. info `success`: the goal is reached.
     """
@@ -92,13 +92,13 @@ class Maze(MujocoVectorEnv):
         self._goals = np.zeros((num_envs, 2))
 
     @abstractmethod
-    def place(self, row: int, column: int) -> tuple[float, float]:
+    def center(self, row: int, column: int) -> tuple[float, float]:
         """Return the center of a cell, m."""
 
-    def cell(self, place: np.ndarray) -> tuple[int, int]:
-        """Return the free cell nearest to a place."""
+    def cell(self, position: np.ndarray) -> tuple[int, int]:
+        """Return the free cell nearest to a position [2] m."""
         free = cells(self.maze, ".RG")
-        return min(free, key=lambda cell: np.linalg.norm(place - self.place(*cell)).item())
+        return min(free, key=lambda cell: np.linalg.norm(position - self.center(*cell)).item())
 
     def distance(self, indices: np.ndarray) -> np.ndarray:
         """Return the distances from the goal, [B] m."""
@@ -115,7 +115,7 @@ def ant_spec() -> Any:
 
 
 class AntGoal(MujocoVectorEnv):
-    """Training task for an ant that walks anywhere; reward: its speed toward a goal, m/s.
+    """Training task for an ant on an open plane; reward: the ant's speed toward a goal, m/s.
 
     Observation [29]: positions without x and y (13), velocities (14), goal position relative to the
     ant (2, m). A reached goal is replaced by a new one 1 to 6 m away. The episode ends when the ant
@@ -137,13 +137,13 @@ class AntGoal(MujocoVectorEnv):
     def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         qpos = self.model.qpos0 + rng.uniform(-0.1, 0.1, self.model.nq)
         self._rngs[index] = rng
-        self._draw(index, qpos[:2])
+        self._sample_goal(index, qpos[:2])
         return qpos, 0.1 * rng.standard_normal(self.model.nv)
 
-    def _draw(self, index: int, place: np.ndarray) -> None:
-        """Draw a new goal around `place`."""
+    def _sample_goal(self, index: int, position: np.ndarray) -> None:
+        """Sample a new goal around `position`."""
         angle, distance = self._rngs[index].uniform((-np.pi, 1), (np.pi, 6))
-        self._goals[index] = place + distance * np.array([np.cos(angle), np.sin(angle)])
+        self._goals[index] = position + distance * np.array([np.cos(angle), np.sin(angle)])
 
     def outcome(
         self, indices: np.ndarray, before: np.ndarray, actions: np.ndarray
@@ -152,7 +152,7 @@ class AntGoal(MujocoVectorEnv):
         distances = [np.linalg.norm(q[:, :2] - goals, axis=1) for q in (before, qpos)]
         reached = distances[1] <= RADIUS
         for index in indices[reached]:
-            self._draw(index, self._qpos[index, :2])
+            self._sample_goal(index, self._qpos[index, :2])
         up = 1 - 2 * (qpos[:, 4] ** 2 + qpos[:, 5] ** 2)  # z component of the torso's z axis
         return (distances[0] - distances[1]) / self.dt_s, up < 0, {"success": reached}
 
@@ -181,7 +181,7 @@ class AntMaze(Maze):
 
         spec, half = ant_spec(), self.CELL / 2
         for row, column in cells(self.maze, "#"):
-            x, y = self.place(row, column)
+            x, y = self.center(row, column)
             spec.worldbody.add_geom(
                 type=mujoco.mjtGeom.mjGEOM_BOX,
                 size=[half, half, half / 2],
@@ -192,7 +192,7 @@ class AntMaze(Maze):
             )
         return compile_spec(spec)
 
-    def place(self, row: int, column: int) -> tuple[float, float]:
+    def center(self, row: int, column: int) -> tuple[float, float]:
         ((start_row, start_column),) = cells(self.maze, "R")
         return (column - start_column) * self.CELL, (row - start_row) * self.CELL
 
@@ -201,10 +201,10 @@ class AntMaze(Maze):
         qvel = 0.1 * rng.standard_normal(self.model.nv)
         ((row, column),) = cells(self.maze, "G")
         offset = rng.uniform(0, self.CELL / 4, 2) + rng.uniform(0, 0.5, 2) * self.CELL / 4
-        self._goals[index] = np.maximum(self.place(row, column) + offset, 0)
+        self._goals[index] = np.maximum(self.center(row, column) + offset, 0)
         if self.diverse:
             free = cells(self.maze, ".R")
-            qpos[:2] += self.place(*free[rng.integers(len(free))])
+            qpos[:2] += self.center(*free[rng.integers(len(free))])
         return qpos, qvel
 
     def outcome(
@@ -239,7 +239,7 @@ WALL = '<geom type="box" size="0.5 0.5 0.2" pos="{x} {y} 0" rgba=".7 .5 .3 1"/>'
 
 
 class PointMaze(Maze):
-    """Point maze: a point moved by two forces; the episode continues at the goal.
+    """Point maze: a point moved by two forces. The episode does not end at the goal.
 
     Observation [4]: x, y, velocities. Cells are 1 m wide and (row, column) is (x, y). As in D4RL,
     the body's origin is at 1.2 and the cells' centers start at 1, so the point can come closer to
@@ -250,7 +250,7 @@ class PointMaze(Maze):
     threads_pay = False
     MAX_SPEED = 5.0  # m/s; velocities are clipped to it before each step
 
-    def place(self, row: int, column: int) -> tuple[float, float]:
+    def center(self, row: int, column: int) -> tuple[float, float]:
         return float(row), float(column)
 
     def build(self) -> Any:
@@ -263,8 +263,8 @@ class PointMaze(Maze):
         (goal,) = cells(self.maze, "G")
         self._goals[index] = GOAL_IN.get(self.maze, goal)
         free = cells(self.maze, ".RG")
-        place = free[rng.integers(len(free))] + rng.uniform(-0.1, 0.1, 2)
-        return place, 0.1 * rng.standard_normal(2)
+        position = free[rng.integers(len(free))] + rng.uniform(-0.1, 0.1, 2)
+        return position, 0.1 * rng.standard_normal(2)
 
     def _simulate_some(self, actions: np.ndarray, indices: np.ndarray) -> None:
         for index in indices:
@@ -286,7 +286,8 @@ class DensePointMaze(PointMaze):
     dense = True
 
 
-LIMITS = {"open": (150,), "umaze": (150, 300), "medium": (250, 600), "large": (600, 800)}  # v0, v1
+# time limits of the point mazes' versions v0 and v1, steps
+LIMITS = {"open": (150,), "umaze": (150, 300), "medium": (250, 600), "large": (600, 800)}
 
 
 def _envs() -> dict[str, Any]:

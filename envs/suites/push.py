@@ -36,14 +36,14 @@ MARGIN = 0.25  # the puck may come to rest this far beyond the stretched arm's t
 
 
 class Frame(NamedTuple):
-    """Region shown by an image from above; images are square."""
+    """Region shown by a square image from above, with the arm's base at half the image's height."""
 
     size: int  # side, pixels
     width: float  # side, m
-    left: float  # distance from the left side to the arm's base, which is halfway up, m
+    left: float  # distance from the left side to the arm's base, m
 
 
-CAMERA = Frame(96, 0.9, 0.15)  # observed images; they show puck and goal, not all of the arm
+CAMERA = Frame(96, 0.9, 0.15)  # for observed images, which show puck and goal, not all of the arm
 
 
 def model_xml(arm: Arm) -> str:
@@ -83,7 +83,7 @@ def model_xml(arm: Arm) -> str:
 
 
 class Push(MujocoVectorEnv):
-    """Push the puck to the goal. Success gives reward 1 and ends the episode; else 0.
+    """Push the puck to the goal. Success ends the episode with reward 1; other steps: 0.
 
     Actions: joint speeds as fractions of the arm's limit, at 20 Hz.
     Observation [3 J + 8]: cos and sin of the J joint angles, joint speeds (rad/s), then x and y of
@@ -107,12 +107,15 @@ class Push(MujocoVectorEnv):
         return compile_spec(mujoco.MjSpec.from_string(model_xml(self.arm)))
 
     def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return a start: arm folded to a side, puck and goal in front, at least 0.12 m apart."""
+        """Return an initial state with the arm folded to a side.
+
+        Puck and goal are in front of the arm, at least 0.12 m apart.
+        """
         joints = len(self.arm.links)
         side = rng.choice([-1.0, 1.0])
         fold = np.array([1.6, -1.8, -0.6])[:joints] * side
         while True:
-            puck, goal = (random_place(rng) * sum(self.arm.links) for _ in range(2))
+            puck, goal = (random_position(rng) * sum(self.arm.links) for _ in range(2))
             if np.linalg.norm(puck - goal) >= 0.12:
                 break
         self._goals[index] = goal
@@ -146,8 +149,8 @@ class Push(MujocoVectorEnv):
     def render(self, index: int = 0, frame: Frame | None = None) -> np.ndarray:
         """Return an image of the region `frame`, [size, size, 3] uint8.
 
-        No graphics driver is needed. Default: 640 pixels, everything in reach of the arm and the
-        puck.
+        No graphics driver is needed. The default region has 640 x 640 pixels and shows everything
+        that the arm and the puck can reach.
         """
         if frame is None:
             reach = sum(self.arm.links) + MARGIN
@@ -158,8 +161,8 @@ class Push(MujocoVectorEnv):
         )
 
 
-def random_place(rng: np.random.Generator) -> np.ndarray:
-    """Return a random place [2] in front of the arm, in units of its length."""
+def random_position(rng: np.random.Generator) -> np.ndarray:
+    """Return a random position [2] in front of the arm, in units of the arm's length."""
     radius, angle = rng.uniform(0.5, 0.75), rng.uniform(-0.9, 0.9)
     return radius * np.array([np.cos(angle), np.sin(angle)])
 
@@ -172,7 +175,7 @@ def joint_positions(arm: Arm, angles: np.ndarray) -> np.ndarray:
 
 
 def draw_image(arm: np.ndarray, puck: np.ndarray, goal: np.ndarray, frame: Frame) -> np.ndarray:
-    """Return the image. arm: joint positions [J + 1, 2] m."""
+    """Return an image of arm, puck and goal. arm: joint positions [J + 1, 2] m."""
     x, y = pixel_positions(frame)
     size, pixel = frame.size, frame.width / frame.size
     image = np.full((size, size, 3), BACKGROUND, np.uint8)

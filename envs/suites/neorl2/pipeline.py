@@ -12,8 +12,8 @@ class Pipeline(VectorEnv):
     """Water in a long pipe: a change at the gate reaches the outlet 19 steps later.
 
     Observation [52]: outflow, target, the outflows of the previous 25 steps (newest first), the
-    last 25 actions (newest first). Flows are float32, as upstream: in float64 the sums of 1,000
-    gate changes differ by 3e-3.
+    last 25 actions (newest first). Flows are float32, as upstream. In float64, the sums of 1,000
+    gate changes would differ from upstream's by 3e-3.
     """
 
     observation_shape = (52,)
@@ -34,8 +34,8 @@ class Pipeline(VectorEnv):
     def first_target(self, seed: int) -> float:
         """Return the first target of the episode with this seed.
 
-        Upstream draws it without a seed in the constructor and keeps it over resets. A separate
-        random stream leaves the seed's other draws equal to upstream's.
+        Upstream draws the first target in the constructor, without a seed, and keeps it over
+        resets. Here a separate random stream draws it, so the seed's other draws equal upstream's.
         """
         return np.random.Generator(np.random.PCG64([seed, 1])).choice(self.TARGETS)
 

@@ -28,7 +28,7 @@ class RandomFrictionHopper(Hopper):
     """Gymnasium's hopper without the alive bonus and with a random friction of the foot.
 
     Observation [13]: positions (6, with x), velocities (6, clipped to 10), friction. As upstream,
-    the model uses the friction rounded to two decimals and the observation has the drawn value.
+    the model uses the friction rounded to two decimals; the observation has the exact value.
     """
 
     hidden_positions = 0
@@ -41,9 +41,9 @@ class RandomFrictionHopper(Hopper):
         self._friction = np.zeros((num_envs, 1))
 
     def healthy(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
-        """Return whether the observed state is healthy.
+        """Return [B] bool: the observed state is healthy.
 
-        Its velocities are clipped, so they never exceed the limit.
+        Observed velocities are clipped, so they never exceed the limit of a healthy state.
         """
         return super().healthy(qpos, qvel.clip(-self.max_speed, self.max_speed))
 

@@ -3,7 +3,7 @@
 Gymnasium's continuous lunar lander (`Farama-Foundation/Gymnasium:gymnasium/envs/box2d/
 lunar_lander.py`) over flat ground with wind, and with a different reward and termination. It needs
 Box2D, the extra `box2d`. A seed gives the same start and engine noise as upstream's `reset(seed)`.
-Upstream's constructor draws the wind's phase without a seed; here it has a separate random stream.
+Upstream's constructor draws the wind's phase without a seed; here a separate random stream does.
 """
 
 import importlib
@@ -16,18 +16,20 @@ from envs.vector import Step, VectorEnv
 
 SCALE = 30.0  # drawing units of the shapes per meter
 WIDTH, HEIGHT = 20.0, 400 / SCALE  # size of the view, m
-GROUND, LEG_DOWN = HEIGHT / 4, 18 / SCALE  # height of the ground; of the landed body above it, m
+GROUND = HEIGHT / 4  # height of the ground, m
+LEG_DOWN = 18 / SCALE  # height of the landed body above the ground, m
 DT = 1 / 50  # s
-LANDER = [(-14, 17), (-17, 0), (-17, -10), (17, -10), (17, 0), (14, 17)]
+LANDER = [(-14, 17), (-17, 0), (-17, -10), (17, -10), (17, 0), (14, 17)]  # corners, drawing units
 LIMITS = {-1: (0.4, 0.9), 1: (-0.9, -0.4)}  # limits of the leg angles, rad
 
 
 class RocketRecovery(VectorEnv):
     """Rocket with a main engine and two side engines; it must land gently and upright.
 
-    Observation [7]: x and y above the landed height (in half views), velocities of x and y, angle,
-    angular velocity (all scaled), and the wind force of the previous step. Actions: main engine,
-    off below 0, else from half to full thrust; side engines, off within 0.5 of 0.
+    Observation [7]: x from the center and y above the landed height (in units of half the view),
+    velocities of x and y, angle, angular velocity (all scaled), wind force of the previous step.
+    Actions: main engine, off below 0, else from half to full thrust; side engines, off between
+    -0.5 and 0.5.
     """
 
     observation_shape = (7,)
@@ -81,7 +83,7 @@ class RocketRecovery(VectorEnv):
         return Step(current, rewards, terminated, never, {"success": terminated & gently})
 
     def _build(self) -> tuple[Any, Any]:
-        """Build a Box2D world with the ground and the lander at the start; return both."""
+        """Build a Box2D world with ground and lander; return the world and the lander."""
         b2 = self._box2d
         world = b2.b2World(gravity=(0, -10))
         ground = world.CreateStaticBody(shapes=b2.b2EdgeShape(vertices=[(0, 0), (WIDTH, 0)]))
@@ -126,7 +128,7 @@ class RocketRecovery(VectorEnv):
         self._wind_index[index] += 1
         lander.ApplyForceToCenter((wind, 0.0), True)
 
-        # Upstream's geometry, unchanged: the height of the side engines depends on the angle.
+        # As upstream, the height of the side engines depends on the angle.
         up_x, up_y = math.sin(lander.angle), math.cos(lander.angle)
         x, y = lander.position
         noise = self._rngs[index].uniform(-1, 1, 2) / SCALE

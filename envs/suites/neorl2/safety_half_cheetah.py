@@ -12,7 +12,7 @@ from envs.vector import Step
 class SafetyHalfCheetah(HalfCheetah):
     """Gymnasium's half-cheetah with x in the observation [18] and a speed limit.
 
-    A step above the limit gets reward -100 instead and info `cost` 1; the episode continues.
+    A step above the limit has reward -100 and info `cost` 1. The episode continues.
     """
 
     hidden_positions = 0

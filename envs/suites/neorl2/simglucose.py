@@ -8,11 +8,11 @@ patient and hour as upstream with that seed for NumPy's global generator, as in 
 data (`polixir/neorl2_dataset:scripts/get_data.py`).
 
 Differs: upstream integrates each minute with an adaptive Dormand-Prince method (relative tolerance
-1e-6). Here it is the classical fourth-order Runge-Kutta method with two steps per minute, and eight
-while the patient eats or an overdose makes glucose uptake fast. It is within 2e-4 mg/dL of the
-limit of small steps and, under random actions, of upstream's code. The remaining difference of up
-to 3e-3 between that limit and the data files does not come from the integration: the files store
-actions in float32, and the pump rounds.
+1e-6). This code uses the classical fourth-order Runge-Kutta method with two steps per minute, or
+eight while the patient eats or an overdose makes glucose uptake fast. Its results are within
+2e-4 mg/dL of the limit of small steps and, under random actions, of upstream's results. That limit
+differs from the data files by up to 3e-3. The integration is not the cause: the files store actions
+in float32, and the pump rounds them.
 """
 
 import csv
@@ -40,7 +40,7 @@ MEALS_G = {7: 45, 9.5: 10, 12: 70, 15: 10, 18: 80, 21.5: 10}  # keys: hour of th
 
 @functools.cache
 def patients() -> tuple[np.ndarray, np.ndarray]:
-    """Return the parameters [32, 15] and the initial states [13, 15] of all PATIENTS."""
+    """Return the parameters [32, 15] and the initial states [13, 15] of the 15 PATIENTS."""
     with Path(__file__).with_name("vpatient_params.csv").open(newline="") as file:
         table = {row["Name"]: row for row in csv.DictReader(file)}
     rows = [table[name] for name in PATIENTS]
@@ -128,7 +128,7 @@ class Simglucose(VectorEnv):
         self._patient = np.zeros(num_envs, np.int64)
         self._minute = np.zeros(num_envs, np.int64)  # minute of the day
         self._x = np.zeros((13, num_envs))
-        # of the present meal: food left, g; food eaten, g; stomach content at its start, mg
+        # current meal: food left, g; food eaten, g; stomach content at the meal's start, mg
         self._to_eat, self._eaten, self._rest = np.zeros((3, num_envs))
         self._eating = np.zeros(num_envs, bool)
         self._sensor, self._cgm = np.zeros((2, num_envs))  # last sample, observed value; mg/dL

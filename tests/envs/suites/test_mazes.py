@@ -50,7 +50,7 @@ def test_goals_lie_up_to_one_and_a_half_meters_beyond_their_cell(name: str):
     first = env.reset(range(40))
     assert first.shape == (40, 29)
     assert abs(first[:, :2]).max() <= 0.1
-    middle = np.array(env.place(*cells(env.maze, "G")[0]))
+    middle = np.array(env.center(*cells(env.maze, "G")[0]))
     offset = env._goals - middle
     assert (offset >= 0).all()
     assert offset.max() <= 1.5
@@ -70,12 +70,12 @@ def test_reaching_the_goal_gives_reward_1_and_ends_the_ants_episode():
 def test_diverse_starts_are_at_the_centers_of_all_cells_except_the_goals():
     env = ENVS["AntMaze-medium-diverse"](60)
     places = env.reset(range(60))[:, :2]
-    middles = np.array([env.place(*cell) for cell in cells("medium", ".R")])
+    middles = np.array([env.center(*cell) for cell in cells("medium", ".R")])
     nearest = np.linalg.norm(places[:, None] - middles, axis=2).argmin(1)
     assert abs(places - middles[nearest]).max() <= 0.1
     assert len(set(nearest)) > 15
     goal = cells("medium", "G")[0]
-    assert env.cell(np.array(env.place(*goal)) + 1.9) == goal
+    assert env.cell(np.array(env.center(*goal)) + 1.9) == goal
 
 
 def test_ant_goal_rewards_speed_toward_consecutive_goals():

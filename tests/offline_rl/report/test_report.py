@@ -30,7 +30,8 @@ def test_the_mean_and_standard_deviation_over_seeds_match_a_calculation_by_hand(
     assert row[3:5] == ["0.5", "50.0 ± 8.2"]  # returns 2 apart: sqrt(2) / sqrt(2) = 1, score 0.5
     assert row[5:] == ["2 × 3 seeds", "4,000", "60 s", "150 × 3"]
     assert cells(text, "behavior policy") == ["behavior policy", "15.0", "130.0"]
-    assert "Score 0 is a return of 100, 100 one of 300 (a paper). Environment: a stand-in." in text
+    assert "Score 0 is a return of 100, and score 100 is a return of 300 (a paper)." in text
+    assert "Environment: a stand-in." in text
     assert "line.npz" in text
     assert "cpu (2 cores), fp32, compiled" in text
 
