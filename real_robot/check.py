@@ -178,12 +178,12 @@ def _offset(policy: Spec) -> str:
 def _answer(policy: Any) -> str:
     """Check shape, range and repeatability of the policy's output. Return its latency.
 
-    Loading the bundle has already compared its golden answer.
+    Loading the bundle has already compared its golden output.
     """
     spec, golden = policy.spec, policy.bundle.golden
     if golden is None:
         raise UserError(
-            "the bundle has no golden answer to verify its output on this computer: it is old. "
+            "the bundle has no golden output to verify its output on this computer: it is old. "
             "Export it again with offline-rl export where it was trained"
         )
     observations = {k: v[0, -1] for k, v in golden.observations.items()}
@@ -205,7 +205,7 @@ def _answer(policy: Any) -> str:
     for _ in range(20):
         policy.act(observation)
     latency = f"{(time.perf_counter() - start_s) * 50:.2f} ms by {policy.network.name}"
-    return f"{spec.chunk_size} x {spec.action_dim}, {latency}; the golden answer matches"
+    return f"{spec.chunk_size} x {spec.action_dim}, {latency}; the golden output matches"
 
 
 def _current(spec: RobotSpec, limits: Limits, reading: Reading) -> str:

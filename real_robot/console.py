@@ -23,7 +23,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from real_robot.control.loop import Request
-from real_robot.control.rings import Ring, Words
+from real_robot.control.rings import Ring, SharedValues
 from real_robot.control.session import put_request
 from real_robot.rows import Mode
 from real_robot.safety.states import CONFIRM, RE_ARM, Reason, State
@@ -65,10 +65,14 @@ class Console:
     """Console of a run: turns keys into requests, and rows into a status line."""
 
     def __init__(
-        self, words: Words, requests: Ring, joints: Sequence[str] = (), no_plan: Path | None = None
+        self,
+        shared: SharedValues,
+        requests: Ring,
+        joints: Sequence[str] = (),
+        no_plan: Path | None = None,
     ) -> None:
         """Create a console. no_plan: a file that says why the plan ran out."""
-        self._words, self._requests, self._joints = words, requests, joints
+        self._shared, self._requests, self._joints = shared, requests, joints
         self._no_plan = no_plan
         self.typed = ""
         self.quit = self._gone = False
@@ -96,7 +100,7 @@ class Console:
             self.quit = True
 
     def _stop(self) -> None:
-        self._words["estop"] += 1
+        self._shared["estop"] += 1
         self.typed, self.message = "", "EMERGENCY STOP; type quit to end"
 
     def feed(self, characters: str) -> None:
@@ -120,7 +124,7 @@ class Console:
         if command == "quit":
             self.quit = True
         elif command == RE_ARM:
-            self._words["estop_released"] = self._words["estop_seen"]
+            self._shared["estop_released"] = self._shared["estop_seen"]
             time.sleep(RE_ARM_AFTER_S)
             put_request(self._requests, Request(typed=command))
         elif command.startswith(CONFIRM):
@@ -138,7 +142,7 @@ class Console:
 
     def wait(self, handle: int | None) -> None:
         """Read the keys, for at most 10 ms. A closed terminal acts as `quit`."""
-        self._words["console_beat"] += 1
+        self._shared["console_beat"] += 1
         if handle is None or self._gone:
             time.sleep(POLL_S)
         elif select.select([handle], [], [], POLL_S)[0]:
@@ -167,7 +171,7 @@ class Console:
             parts.append(f"{self.stop_reason(row)}; type {RE_ARM}")
         if self.lost:
             parts.append(f"{self.lost} rows damaged in shared memory")
-        if self._words["starting"]:
+        if self._shared["starting"]:
             parts.append("starts with the first plan")
         if self.message:
             parts.append(self.message)

@@ -287,7 +287,7 @@ def run_session(
         processes = Processes(session)
         joints = session.make_robot().spec.joints
         requests = Ring.create(session.path / "requests", request_type(len(joints)), 64)
-        console = Console(processes.words, requests, joints, session.path / NO_PLAN)
+        console = Console(processes.shared, requests, joints, session.path / NO_PLAN)
         with console.signals(), keys(stream) as handle:
             try:
                 for name, needed in (
@@ -326,7 +326,7 @@ def _wait_until_connected(processes: Processes, console: Console, handle: int | 
     while not console.quit:
         console.wait(handle)
         processes.raise_errors()
-        if processes.words["control_beat"]:
+        if processes.shared["control_beat"]:
             return Reader(Ring.open(processes.session.path / "ticks"), from_start=True)
         if time.monotonic() > end:
             raise UserError(f"control did not connect within {START_S:.0f} s")

@@ -79,10 +79,10 @@ class Bench(Stepped):
     def change_goals(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
         """Change the policy's goals from its next answer on, which is the time of the fault."""
         self.policy.corrupt = change
-        before = self.answered_ns
-        while self.answered_ns == before:
+        before = self.completed_ns
+        while self.completed_ns == before:
             self.tick()
-        self.injected_ns = self.answered_ns
+        self.injected_ns = self.completed_ns
 
     @property
     def stopping(self) -> bool:

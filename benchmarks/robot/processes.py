@@ -154,7 +154,7 @@ def _time_to_rest(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
 
 def _time_to_hold(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
     """Return the time until the watchdog's hold, the last goals of the servos, s."""
-    if not run.words["watchdog_fired"]:
+    if not run.shared["watchdog_fired"]:
         return np.nan
     events = [e["t_ns"] for e in hardware.events("goals") if e["t_ns"] > at_ns]
     return (events[-1] - at_ns) * 1e-9 if events else np.nan
@@ -265,7 +265,7 @@ def run_row(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
                     wrong.append("no reaction")
                 elif not row.continues and not _stands(hardware):
                     wrong.append("it does not stand")
-                elif not row.held and run.words["watchdog_fired"]:
+                elif not row.held and run.shared["watchdog_fired"]:
                     wrong.append("the machine stood still, and the watchdog held the robot")
             finally:
                 for name in run.pids:
@@ -273,7 +273,7 @@ def run_row(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
                 run.close()
                 _repair(hardware)
             events = [e for e in hardware.events("goals") if start_ns < e["t_ns"]]
-            if run.words["watchdog_fired"]:
+            if run.shared["watchdog_fired"]:
                 events = events[:-1]  # its one command is a step, and comes last
             goals = [{key: e[key] for key in e if key.isdigit()} for e in events]
             violations += count_violations(goals, describe("desk").spec.limits, PERIOD_S)

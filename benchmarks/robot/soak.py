@@ -189,7 +189,7 @@ class RandomInputs(Inputs):
             self.waiting.append(Chunk(self.seq, now, now + 30_000_000, actions))
             self.seq += 1
         for k, chunk in enumerate(self.waiting):
-            if chunk.answered_ns <= now:
+            if chunk.completed_ns <= now:
                 return self.waiting.pop(k)
         return None
 

@@ -20,7 +20,7 @@ from real_robot.control.inference import Inference
 from real_robot.control.kinematics import forward
 from real_robot.control.loop import Inputs, Loop, Request
 from real_robot.control.observing import offset
-from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.control.session import chunk_of, chunk_type
 from real_robot.robots import tracker
@@ -141,13 +141,13 @@ class Stepped:
         spec, joints = policy.spec, len(self.spec.joints)
         self.ticks = Ring.create(folder / "ticks", row_type(self.spec), 64)
         chunks = Ring.create(folder / "chunks", chunk_type(spec.chunk_size, joints), 16)
-        words = self._words = Words(folder / "words", create=True)
+        shared = self._shared = SharedValues(folder / "shared_values", create=True)
         self.chunks, self.inputs = chunks, LoopInputs(self.clock, chunks)
         self.schedule = Schedule(Timing(spec.rate_hz, spec.chunk_size, offset(spec)), joints)
         self.loop = Loop(self.guard, self.clock, self.schedule, self.inputs, self.ticks)
-        self.inference = Inference(policy, self.spec, self.ticks, chunks, words, self.clock.now_ns)
+        self.inference = Inference(policy, self.spec, self.ticks, chunks, shared, self.clock.now_ns)
         self.infers = True  # False: inference has stopped
-        self.answered_ns = self.acted_ns = 0  # times of the newest chunk and of the newest tick
+        self.completed_ns = self.acted_ns = 0  # times of the newest chunk and of the newest tick
 
     @property
     def now_ns(self) -> int:
@@ -171,11 +171,11 @@ class Stepped:
         self._track()
         self.loop.step()
         self.acted_ns = self.now_ns
-        self._words["starting"] = self.loop.starting
+        self._shared["starting"] = self.loop.starting
         wait_ns = max(0, round((PERIOD_S - 0.005) * 1e9 * self.chance.uniform()))
         self.port.sleep_until(self.now_ns + wait_ns)
         if self.infers and self.inference.step(self.now_ns):
-            self.answered_ns = self.now_ns
+            self.completed_ns = self.now_ns
 
     def inject_at_random(self, fault: Callable[[], Any]) -> int:
         """Call `fault` at a uniformly random time of a period. Return that time, ns."""

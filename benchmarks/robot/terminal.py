@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.robot.simulated_bus.hardware import SimulatedHardware
-from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.safety.states import State
 
 MAIN = "import sys; from offline_rl.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -69,8 +69,8 @@ class Run:
         self.pids = {"console": self.process.pid}
         try:
             self.wait(self._find, START_S)
-            self.words = Words(self.folder / "words")
-            self.wait(lambda: self.words["control_beat"] > 0, START_S)
+            self.shared = SharedValues(self.folder / "shared_values")
+            self.wait(lambda: self.shared["control_beat"] > 0, START_S)
             self.ring = Ring.open(self.folder / "ticks")
             self._rows = Reader(self.ring)
             self.wait(lambda: self.state is State.HOLD, START_S)

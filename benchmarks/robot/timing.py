@@ -37,7 +37,7 @@ from policies.golden import seal
 from real_robot.control.clock import MonotonicClock, no_garbage_collection, request_real_time
 from real_robot.control.inference import Inference
 from real_robot.control.loop import Loop, Request
-from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.control.session import chunk_of, chunk_type, pin
 from real_robot.robot import Command, Reading, Sent
@@ -247,8 +247,8 @@ def inferring(folder: Path, seconds: float) -> dict[str, Any]:
     policy = policies.load(_untrained("one step", folder / "one.bundle"), runtime="onnx")
     robot, context = spec(), multiprocessing.get_context("spawn")
     chunks = Ring.create(folder / "chunks", chunk_type(HORIZON, len(robot.joints)), 16)
-    words = Words(folder / "words", create=True)
-    words["starting"] = 1
+    shared = SharedValues(folder / "shared_values", create=True)
+    shared["starting"] = 1
     receive, send = context.Pipe(False)
     how = (RATE_HZ, seconds, (True, str(folder)), send)
     child = context.Process(target=_loop_timing, args=how)
@@ -256,7 +256,7 @@ def inferring(folder: Path, seconds: float) -> dict[str, Any]:
     while not (folder / "ticks").exists():
         time.sleep(0.01)
     pin(last_core=False)
-    inference = Inference(policy, robot, Ring.open(folder / "ticks"), chunks, words)
+    inference = Inference(policy, robot, Ring.open(folder / "ticks"), chunks, shared)
     inference.warm_up()
     start = time.monotonic()
     while not receive.poll():

@@ -18,7 +18,7 @@ from real_robot.control.clock import Clock, MonotonicClock, no_garbage_collectio
 from real_robot.control.kinematics import forward
 from real_robot.control.loop import Loop
 from real_robot.control.playback import WINDOW, Playback
-from real_robot.control.rings import Ring, Words
+from real_robot.control.rings import Ring, SharedValues
 from real_robot.control.schedule import Schedule, Timing
 from real_robot.control.session import (
     MESSAGE,
@@ -59,7 +59,7 @@ def guard_of(session: Session, robot: Robot) -> Guard:
 
 def run(session: Session) -> None:
     """Run the control process until the run ends. Raises UserError if arming fails."""
-    words = Words(session.path / "words")
+    shared = SharedValues(session.path / "shared_values")
     robot = session.make_robot()
     guard, clock = guard_of(session, robot), MonotonicClock()
     spec = guard.spec
@@ -70,37 +70,37 @@ def run(session: Session) -> None:
     unconfirmed = Unconfirmed(session.unconfirmed_file(), guard)
     lock = session.claim()
     guard.connect(clock.now_ns())
-    words["control_beat"] = 1  # the rings exist: their readers may start
+    shared["control_beat"] = 1  # the rings exist: their readers may start
     try:
-        chunks = _wait_for_processes(session, words)
+        chunks = _wait_for_processes(session, shared)
         chunk_size = WINDOW if session.plan is not None else session.chunk_size
         age_s = guard.envelope.rules.plan_age_s
         latency_s = session.command_latency_s
         timing = Timing(session.policy_rate_hz, chunk_size, session.offset, latency_s, age_s)
         schedule = Schedule(timing, len(spec.joints))
-        inputs = SharedInputs(session, words, chunks, Ring.open(session.path / "requests"))
+        inputs = SharedInputs(session, shared, chunks, Ring.open(session.path / "requests"))
         if session.plan is not None:
             inputs.plan = _playback(session, guard)
         loop = Loop(guard, clock, schedule, inputs, ticks)
-        loop.explain_missing_plan = lambda now_ns: explain_missing_plan(session, words, now_ns)
-        words["owner_pid"], words["period_ns"] = os.getpid(), loop.period_ns
+        loop.explain_missing_plan = lambda now_ns: explain_missing_plan(session, shared, now_ns)
+        shared["owner_pid"], shared["period_ns"] = os.getpid(), loop.period_ns
         pin(last_core=True)
         granted = request_real_time()
         (session.path / "granted").write_text(granted.text)
         with no_garbage_collection():
             if session.armed:
-                confirmation = _arm(guard, clock, words)
+                confirmation = _arm(guard, clock, shared)
                 if confirmation and not session.terminal:
                     raise UserError(f"{confirmation}. Run it at a terminal to confirm")
                 if confirmation:
                     post_message(messages, confirmation)
                 else:
-                    words["control_ns"], words["armed"] = clock.now_ns(), 1
+                    shared["control_ns"], shared["armed"] = clock.now_ns(), 1
             else:
                 guard.limp(clock.now_ns())  # `robot record` has asked the operator to hold the arm
             loop.begin()
-            _loop(loop, session, words, messages, unconfirmed)
-        words["armed"] = 0  # after an exception it stays 1, and the watchdog holds the robot
+            _loop(loop, session, shared, messages, unconfirmed)
+        shared["armed"] = 0  # after an exception it stays 1, and the watchdog holds the robot
     finally:
         guard.close(clock.now_ns())
         unconfirmed.close()
@@ -114,33 +114,33 @@ def _playback(session: Session, guard: Guard) -> Playback:
     return Playback(goals, session.policy_rate_hz, velocity, lambda: guard.motion.q)
 
 
-def _wait_for_processes(session: Session, words: Words) -> Ring | None:
+def _wait_for_processes(session: Session, shared: SharedValues) -> Ring | None:
     clock = MonotonicClock()
     needed = ["watchdog_beat", "writer_beat" if session.recording else "", "inference_beat"]
     if session.bundle is None:
         needed.pop()
-    while any(name and words[name] == 0 for name in needed):
-        if session.ended(words):
+    while any(name and shared[name] == 0 for name in needed):
+        if session.ended(shared):
             raise SystemExit(0)
-        _refuse_pressed(words)
+        _refuse_pressed(shared)
         clock.sleep_until(clock.now_ns() + 5_000_000)
     return Ring.open(session.path / "chunks") if session.bundle is not None else None
 
 
-def _refuse_pressed(words: Words) -> None:
-    if words.pressed:
+def _refuse_pressed(shared: SharedValues) -> None:
+    if shared.pressed:
         raise UserError(
             "the emergency stop was pressed before the robot was armed: start the run again"
         )
 
 
-def _arm(guard: Guard, clock: Clock, words: Words) -> str:
+def _arm(guard: Guard, clock: Clock, shared: SharedValues) -> str:
     """Arm the robot, or return what the operator must confirm first. Raises UserError."""
     end = clock.now_ns() + int(ARM_S * 1e9)
     while (reading := guard.read()).code != Code.OK and clock.now_ns() < end:
         clock.sleep_until(clock.now_ns() + 5_000_000)
     now_ns = clock.now_ns()
-    _refuse_pressed(words)
+    _refuse_pressed(shared)
     if reading.code == Code.OK and (confirmation := guard.confirmation_request(reading.q.tolist())):
         return confirmation
     try:
@@ -152,20 +152,20 @@ def _arm(guard: Guard, clock: Clock, words: Words) -> str:
 
 
 def _loop(
-    loop: Loop, session: Session, words: Words, messages: Ring, unconfirmed: Unconfirmed
+    loop: Loop, session: Session, shared: SharedValues, messages: Ring, unconfirmed: Unconfirmed
 ) -> None:
     """Tick until the run ends and the robot is at rest, or its longest stop has timed out."""
     guard, ended_ns, had_run_out = loop.guard, 0, False
     end_ns = round((guard.envelope.longest_stop_s + END_MARGIN_S) * 1e9)
-    words["end_ns"] = end_ns
+    shared["end_ns"] = end_ns
     while True:
         loop.step()
         unconfirmed.save()
         now = loop.clock.now_ns()
-        words["control_beat"] = loop.tick_number + 2
-        words["control_ns"] = now
-        words["armed"] = guard.state not in (State.DISCONNECTED, State.CONNECTED, State.CHECKED)
-        words["starting"] = loop.starting
+        shared["control_beat"] = loop.tick_number + 2
+        shared["control_ns"] = now
+        shared["armed"] = guard.state not in (State.DISCONNECTED, State.CONNECTED, State.CHECKED)
+        shared["starting"] = loop.starting
         machine = guard.machine
         has_run_out = Reason.PLAN_EXHAUSTED in (machine.pending, machine.latched)
         if has_run_out and not had_run_out:
@@ -174,7 +174,7 @@ def _loop(
         if loop.refused is not None:
             post_message(messages, loop.refused)
             loop.refused = None
-        if not session.ended(words):
+        if not session.ended(shared):
             continue
         ended_ns = ended_ns or now
         with contextlib.suppress(Refused):  # the robot is not moving

@@ -15,10 +15,10 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, channels, load
-from policies.chunks import Queue
+from policies.chunks import ChunkExecutor
 from policies.policy import refuse_rewards
 from real_robot.control.observing import goals, observer, observes_channels
-from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.session import (
     LACKS,
     Session,
@@ -57,7 +57,7 @@ class Inference:
         robot: RobotSpec,
         ticks: Ring,
         chunks: Ring,
-        words: Words,
+        shared: SharedValues,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Match policy and robot. Raises UserError if they do not fit."""
@@ -66,14 +66,14 @@ class Inference:
         except BundleError as error:
             raise UserError(str(error)) from None
         spec = policy.spec
-        self.policy, self._chunks, self._words, self._now_ns = policy, chunks, words, now_ns
+        self.policy, self._chunks, self._shared, self._now_ns = policy, chunks, shared, now_ns
         self._observe, self._goals = observer(spec, robot), goals(spec, robot)
         noise_shape = getattr(policy, "noise_shape", ())
         any_policy: Any = policy
-        keeps_queue = (
+        keeps_history = (
             spec.n_obs_steps > 1 or noise_shape or spec.temporal_ensemble_coeff is not None
         )
-        self._queue = Queue.from_policy(any_policy) if keeps_queue else None
+        self._executor = ChunkExecutor.from_policy(any_policy) if keeps_history else None
         self._observes_channels = observes_channels(spec, robot)
         self._rows = Reader(ticks)
         self._steps = max(1, min(spec.n_action_steps, int(spec.chunk_size * ASK_AGAIN)))
@@ -97,7 +97,7 @@ class Inference:
             return False
         row = self._rows.record
         state = State(int(row["state"]))
-        needed = state in USED or (state is State.HOLD and self._words["starting"])
+        needed = state in USED or (state is State.HOLD and self._shared["starting"])
         if not needed or now_ns < self._next_ns or int(row["code"]) != Code.OK:
             return False
         observation = self._observe(row)
@@ -106,28 +106,28 @@ class Inference:
             return False  # control reports it once its plan has run out
         if int(row["episode"]) != self._episode:
             self._episode, self._state, self._num_observed = int(row["episode"]), None, 0
-            if self._queue is not None:
-                self._queue.reset(np.array([self._episode]))
+            if self._executor is not None:
+                self._executor.reset(np.array([self._episode]))
         observed_ns = int(row["measured_ns"])
         if self._observes_channels:
             observed_ns = min(observed_ns, int(row["channels_ns"]))
         late = now_ns - self._next_ns > self._period_ns
         self._next_ns = (now_ns if late else self._next_ns) + self._period_ns
-        if self._queue is not None:
-            self._queue.observe(channels.map_channels(lambda x: x[None], observation))
+        if self._executor is not None:
+            self._executor.observe(channels.map_channels(lambda x: x[None], observation))
         self._num_observed += 1
         if (self._num_observed - 1) % self._steps:
             return False
-        start_ns = self._words["asked_ns"] = self._now_ns()
-        if self._queue is not None:
-            chunk = self._queue.predict_chunk(np.array([0]))[0]
+        start_ns = self._shared["call_started_ns"] = self._now_ns()
+        if self._executor is not None:
+            chunk = self._executor.predict_chunk(np.array([0]))[0]
         else:
             chunk, self._state = self.policy.act(observation, self._state)
-        self._words["asked_ns"], self._words["took_ns"] = 0, self._now_ns() - start_ns
+        self._shared["call_started_ns"], self._shared["call_took_ns"] = 0, self._now_ns() - start_ns
         record = self._chunks.record
         record["seq"], record["observed_ns"] = self.seq, observed_ns
         record["actions"] = self._goals(np.asarray(chunk))
-        record["answered_ns"] = self._now_ns()
+        record["completed_ns"] = self._now_ns()
         self._chunks.push()
         self.seq += 1
         return True
@@ -142,7 +142,7 @@ class Inference:
                 return channel.names[int(missing.argmax())] if channel.names else channel.name
         return ""
 
-    def leaves_ns(self, offset: float | None) -> int:
+    def time_limit_ns(self, offset: float | None) -> int:
         """Return the time from an observation until its chunk must arrive. offset: see `Timing`."""
         chunk_size = self.policy.spec.chunk_size
         steps = 1.0 if offset is None and chunk_size == 1 else offset or 0.0
@@ -153,7 +153,7 @@ def infer(session: Session) -> None:
     """Run the inference process until the run ends. Raises UserError."""
     pin(last_core=False)
     assert session.bundle is not None
-    words = Words(session.path / "words")
+    shared = SharedValues(session.path / "shared_values")
     try:
         policy = load(session.bundle, runtime=session.runtime)
     except BundleError as error:
@@ -162,15 +162,15 @@ def infer(session: Session) -> None:
     chunks = Ring.create(
         session.path / "chunks", chunk_type(policy.spec.chunk_size, len(spec.joints)), 16
     )
-    while not words["control_beat"]:
-        if session.ended(words):
+    while not shared["control_beat"]:
+        if session.ended(shared):
             return
         time.sleep(0.005)
-    inference = Inference(policy, spec, Ring.open(session.path / "ticks"), chunks, words)
+    inference = Inference(policy, spec, Ring.open(session.path / "ticks"), chunks, shared)
     inference.warm_up()
-    words["leaves_ns"], lacks = inference.leaves_ns(session.offset), ""
-    while not session.ended(words):
-        words["inference_beat"] += 1
+    shared["time_limit_ns"], lacks = inference.time_limit_ns(session.offset), ""
+    while not session.ended(shared):
+        shared["inference_beat"] += 1
         if inference.lacks != lacks:
             lacks = inference.lacks
             (session.path / LACKS).write_text(lacks)

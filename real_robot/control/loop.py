@@ -333,7 +333,7 @@ class Loop:
             index = self.schedule.index
             row["chunk_seq"], row["chunk_index"] = chunk.seq, index
             row["observed_ns"] = chunk.observed_ns
-            row["inference_ns"] = chunk.answered_ns - chunk.observed_ns
+            row["inference_ns"] = chunk.completed_ns - chunk.observed_ns
             row["action"] = chunk.actions[index] if index >= 0 else self._nan
         row["q"], row["dq"], row["current_a"] = reading.q, reading.dq, reading.current_a
         row["status"] = reading.status

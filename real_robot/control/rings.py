@@ -184,7 +184,7 @@ def dtype_of(fields: list[list[Any]]) -> np.dtype:
     return np.dtype([(name, kind, tuple(shape)) for name, kind, shape in fields])
 
 
-class Words:
+class SharedValues:
     """Named 64-bit integers in shared memory. One process writes each, atomically."""
 
     NAMES = (
@@ -199,9 +199,9 @@ class Words:
         "watchdog_fired",  # 1 once it has taken over the bus
         "starting",  # 1: start was typed; the policy begins with its first plan
         "inference_beat",
-        "asked_ns",  # monotonic time of a pending call of the policy; 0: none is pending
-        "took_ns",  # duration of the last call
-        "leaves_ns",  # time from an observation until its chunk must arrive
+        "call_started_ns",  # monotonic time of a pending call of the policy; 0: none is pending
+        "call_took_ns",  # duration of the last call
+        "time_limit_ns",  # time from an observation until its chunk must arrive
         "writer_beat",
         "estop",  # number of presses of the emergency stop
         "estop_seen",  # how many of these the control loop has processed
@@ -220,13 +220,13 @@ class Words:
             self._memory = mmap.mmap(handle, size)
         finally:
             os.close(handle)
-        self._words = np.frombuffer(self._memory, np.int64)
+        self._shared = np.frombuffer(self._memory, np.int64)
 
     def __getitem__(self, name: str) -> int:
-        return int(self._words[_WORD[name]])
+        return int(self._shared[_INDEX[name]])
 
     def __setitem__(self, name: str, value: int) -> None:
-        self._words[_WORD[name]] = value
+        self._shared[_INDEX[name]] = value
 
     @property
     def pressed(self) -> bool:
@@ -234,4 +234,4 @@ class Words:
         return self["estop"] != self["estop_released"]
 
 
-_WORD = {name: place for place, name in enumerate(Words.NAMES)}
+_INDEX = {name: place for place, name in enumerate(SharedValues.NAMES)}

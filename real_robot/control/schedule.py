@@ -35,7 +35,7 @@ class Chunk:
 
     seq: int  # counts chunks from 0
     observed_ns: int  # timestamp of the observation's oldest part
-    answered_ns: int  # when inference ended
+    completed_ns: int  # when inference ended
     actions: np.ndarray  # [H, J] rad or m
 
 

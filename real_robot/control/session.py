@@ -1,7 +1,7 @@
 """Session shared by the processes of one run: a folder in memory with rings and settings.
 
 session.json   settings of the run: robot, bundle, rates, files
-words          heartbeats and flags (`rings.Words`)
+shared_values  heartbeats and flags (`rings.SharedValues`)
 ticks          rows of the control loop; read by inference, writer and console
 chunks         action chunks from inference
 requests       the operator's requests, from the console
@@ -31,7 +31,7 @@ import numpy as np
 from offline_rl.utils.errors import UserError
 from real_robot.control.loop import FLAGS, Request
 from real_robot.control.playback import Playback
-from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.schedule import Chunk
 from real_robot.robot import Robot
 
@@ -144,23 +144,23 @@ class Session:
         folder = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
         return (folder / f"{name}.{suffix}").open("a+b")
 
-    def ended(self, words: Words) -> bool:
+    def ended(self, shared: SharedValues) -> bool:
         """Return True if a child process must end: it was told to, or the console is gone."""
         if os.getppid() != self.console_pid:
-            words["stop"] = 1
-        return bool(words["stop"])
+            shared["stop"] = 1
+        return bool(shared["stop"])
 
 
-def explain_missing_plan(session: Session, words: Words, now_ns: int) -> str:
+def explain_missing_plan(session: Session, shared: SharedValues, now_ns: int) -> str:
     """Return why inference has sent no plan in time."""
     lacks = session.path / LACKS
     if lacks.exists() and (name := lacks.read_text()):
         return f"{name} is not measured: check that its tracker runs"
-    asked_ns, leaves_ms = words["asked_ns"], words["leaves_ns"] * 1e-6
-    took_ms = (now_ns - asked_ns if asked_ns else words["took_ns"]) * 1e-6
-    verb = "has taken" if asked_ns else "took"
-    message = f"inference {verb} {took_ms:.0f} ms, the plan leaves it {leaves_ms:.0f} ms"
-    slow = took_ms > leaves_ms
+    call_started_ns, limit_ms = shared["call_started_ns"], shared["time_limit_ns"] * 1e-6
+    took_ms = (now_ns - call_started_ns if call_started_ns else shared["call_took_ns"]) * 1e-6
+    verb = "has taken" if call_started_ns else "took"
+    message = f"inference {verb} {took_ms:.0f} ms, the plan leaves it {limit_ms:.0f} ms"
+    slow = took_ms > limit_ms
     return f"{message}: use a faster runtime or longer chunks" if slow else message
 
 
@@ -177,7 +177,7 @@ def chunk_type(chunk_size: int, joints: int) -> np.dtype:
         [
             ("seq", "<i8"),
             ("observed_ns", "<i8"),
-            ("answered_ns", "<i8"),
+            ("completed_ns", "<i8"),
             ("actions", "<f8", (chunk_size, joints)),
         ]
     )
@@ -187,7 +187,7 @@ def chunk_of(record: np.ndarray) -> Chunk:
     return Chunk(
         int(record["seq"]),
         int(record["observed_ns"]),
-        int(record["answered_ns"]),
+        int(record["completed_ns"]),
         record["actions"].copy(),
     )
 
@@ -244,7 +244,7 @@ class Processes:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.words = Words(session.path / "words", create=True)
+        self.shared = SharedValues(session.path / "shared_values", create=True)
         self.children = dict[str, subprocess.Popen[bytes]]()
 
     def start(self, name: str, threads: int = 1) -> None:
@@ -263,7 +263,7 @@ class Processes:
         """Raise UserError if a child has ended unexpectedly."""
         for name, child in self.children.items():
             spared = name == "writer" and not self.session.recorder_needed
-            if child.poll() is None or self.words["stop"] or spared:
+            if child.poll() is None or self.shared["stop"] or spared:
                 continue
             path = self.session.path / f"{name}.error"
             message = path.read_text() if path.exists() else f"it ended with {child.returncode}"
@@ -274,7 +274,7 @@ class Processes:
     def _describe_hold(self) -> str:
         """Return what the watchdog did after control ended. Waits up to HOLD_S for it."""
         fired, end = self.session.path / "watchdog.fired", time.monotonic() + HOLD_S
-        while self.words["armed"]:
+        while self.shared["armed"]:
             if fired.exists() and (reason := fired.read_text()):
                 return f"; the watchdog commanded the robot to hold: {reason}"
             if time.monotonic() > end:
@@ -291,12 +291,12 @@ class Processes:
             listen: called repeatedly; reads the keys, so that a moving robot can still be stopped.
             patience_s: time for each process, after the time that control needs for its robot.
         """
-        self.words["stop"] = 1
+        self.shared["stop"] = 1
         for name in ("control", *(n for n in self.children if n != "control")):
             child = self.children.get(name)
             if child is None:
                 continue
-            needs_s = self.words["end_ns"] * 1e-9 if name == "control" else 0.0
+            needs_s = self.shared["end_ns"] * 1e-9 if name == "control" else 0.0
             end = time.monotonic() + needs_s + patience_s
             while child.poll() is None and time.monotonic() < end:
                 listen()
@@ -325,13 +325,13 @@ def pin(last_core: bool) -> None:
 class Heartbeat:
     """Heartbeat of another process: a counter that must change within `age_ns`."""
 
-    def __init__(self, words: Words, name: str, age_ns: int) -> None:
-        self._words, self._name, self._age_ns = words, name, age_ns
+    def __init__(self, shared: SharedValues, name: str, age_ns: int) -> None:
+        self._shared, self._name, self._age_ns = shared, name, age_ns
         self._last, self._since_ns = -1, 0
 
     def is_lost(self) -> bool:
         """Return True if the counter has not changed for too long. Called in every tick."""
-        now, beat = time.monotonic_ns(), self._words[self._name]
+        now, beat = time.monotonic_ns(), self._shared[self._name]
         if beat != self._last:
             self._last, self._since_ns = beat, now
         return now - self._since_ns > self._age_ns
@@ -340,18 +340,20 @@ class Heartbeat:
 class SharedInputs:
     """Inputs of the loop, from shared memory."""
 
-    def __init__(self, session: Session, words: Words, chunks: Ring | None, requests: Ring) -> None:
-        self._words, self._session = words, session
+    def __init__(
+        self, session: Session, shared: SharedValues, chunks: Ring | None, requests: Ring
+    ) -> None:
+        self._shared, self._session = shared, session
         self.plan: Playback | None = None  # instead of inference
         self._chunks = Reader(chunks) if chunks is not None else None
         self._requests = Reader(requests, from_start=True)
-        self._writer = Heartbeat(words, "writer_beat", RECORDER_AGE_NS)
-        self._console = Heartbeat(words, "console_beat", CONSOLE_AGE_NS)
+        self._writer = Heartbeat(shared, "writer_beat", RECORDER_AGE_NS)
+        self._console = Heartbeat(shared, "console_beat", CONSOLE_AGE_NS)
         self._nothing = Request()
 
     def chunk(self) -> Chunk | None:
         if self.plan is not None:
-            return self.plan.chunk(time.monotonic_ns(), bool(self._words["starting"]))
+            return self.plan.chunk(time.monotonic_ns(), bool(self._shared["starting"]))
         if self._chunks is not None and self._chunks.newest():
             return chunk_of(self._chunks.record)
         return None
@@ -360,9 +362,9 @@ class SharedInputs:
         return self.plan is not None and self.plan.handed_out
 
     def request(self) -> Request:
-        presses = self._words["estop"]
-        pressed = self._words.pressed
-        self._words["estop_seen"] = presses  # a press from now on is processed in the next tick
+        presses = self._shared["estop"]
+        pressed = self._shared.pressed
+        self._shared["estop_seen"] = presses  # a press from now on is processed in the next tick
         request = self._nothing
         while self._requests.following():
             request = request_of(self._requests.record, time.monotonic_ns())
@@ -371,7 +373,7 @@ class SharedInputs:
         return replace(request, estop=True) if pressed else request
 
     def watchdog_ns(self) -> int | None:
-        return self._words["watchdog_ns"]
+        return self._shared["watchdog_ns"]
 
     def recorder_lost(self) -> bool:
         """Return True if the writer's heartbeat has stood still for 1 s: disk syncs take time."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from real_robot.control.clock import PRIORITY, request_real_time
-from real_robot.control.rings import Words
+from real_robot.control.rings import SharedValues
 from real_robot.control.session import Session, load_session, report_errors
 from real_robot.robot import Robot
 from real_robot.safety.answers import hold_by_adapter
@@ -31,8 +31,8 @@ STALL_NS, STALL_PERIODS = 30_000_000, 3
 class Watchdog:
     """Watchdog of one process at a time: the one in `owner_pid`."""
 
-    def __init__(self, robot: Robot, words: Words) -> None:
-        self._robot, self._words = robot, words
+    def __init__(self, robot: Robot, shared: SharedValues) -> None:
+        self._robot, self._shared = robot, shared
         self._pid, self._handle = 0, -1
         self._poll = select.poll()
         self._reason, self._lives = "", False  # why it fired; True: the owner may still write
@@ -43,24 +43,24 @@ class Watchdog:
 
         Returns why the robot was commanded to hold now; None: it was not.
         """
-        words = self._words
-        words["watchdog_beat"] += 1
-        words["watchdog_ns"] = now_ns
-        if words["owner_pid"] != self._pid:
-            self._adopt(words["owner_pid"])
+        shared = self._shared
+        shared["watchdog_beat"] += 1
+        shared["watchdog_ns"] = now_ns
+        if shared["owner_pid"] != self._pid:
+            self._adopt(shared["owner_pid"])
         if self._handle < 0:
             time.sleep(POLL_MS / 1000)
         # an owner without a handle had ended before it could be watched
         dead = bool(self._poll.poll(POLL_MS)) if self._handle >= 0 else bool(self._pid)
-        if not words["armed"]:
+        if not shared["armed"]:
             return None
-        if words["watchdog_fired"]:
+        if shared["watchdog_fired"]:
             return self._hold_again(dead)
-        patience = max(STALL_NS, STALL_PERIODS * words["period_ns"])
-        stalled = now_ns - words["control_ns"] > patience
+        patience = max(STALL_NS, STALL_PERIODS * shared["period_ns"])
+        stalled = now_ns - shared["control_ns"] > patience
         if not dead and not stalled:
             return None
-        words["watchdog_fired"] = 1
+        shared["watchdog_fired"] = 1
         self._reason = "the control process died" if dead else "the control process stands still"
         self._lives = not self.fence()
         return self._hold()
@@ -110,20 +110,20 @@ def watch(session: Session, now_ns: Callable[[], int] = time.monotonic_ns) -> No
 
     It keeps watching after it has fired.
     """
-    words = Words(session.path / "words")
+    shared = SharedValues(session.path / "shared_values")
     robot = session.make_robot()
-    while not words["control_beat"]:  # control needs the line alone while it connects
-        if session.ended(words):
+    while not shared["control_beat"]:  # control needs the line alone while it connects
+        if session.ended(shared):
             return
         time.sleep(POLL_MS / 1000)
     lock = session.claim_watch()
     robot.connect()
     # above the priority of control, and with all memory locked
     request_real_time(PRIORITY + 1, all_memory=True)
-    watchdog, last_reason = Watchdog(robot, words), ""
+    watchdog, last_reason = Watchdog(robot, shared), ""
     try:
         # the run may be ending because an armed owner died, before the watchdog has noticed it
-        while not session.ended(words) or (words["armed"] and not words["watchdog_fired"]):
+        while not session.ended(shared) or (shared["armed"] and not shared["watchdog_fired"]):
             reason = watchdog.step(now_ns())
             if reason is not None and reason != last_reason:
                 last_reason = reason

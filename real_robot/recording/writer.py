@@ -9,7 +9,7 @@ from typing import Any
 
 from offline_rl.utils.errors import UserError
 from real_robot.control.observing import places, unit_of
-from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.session import Session, load_session, report_errors
 from real_robot.recording.files import RecordingWriter
 from real_robot.robot import RobotSpec
@@ -76,9 +76,9 @@ def metadata_of(spec: RobotSpec, rate_hz: float) -> dict[str, Any]:
 def write(session: Session) -> None:
     """Run the writer process until the run ends. Raises UserError, for example for a full disk."""
     assert session.recording is not None
-    words = Words(session.path / "words")
-    while not words["control_beat"]:
-        if session.ended(words):
+    shared = SharedValues(session.path / "shared_values")
+    while not shared["control_beat"]:
+        if session.ended(shared):
             return
         time.sleep(POLL_S)
     spec = session.make_robot().spec
@@ -86,24 +86,24 @@ def write(session: Session) -> None:
     try:
         writer = Writer(Ring.open(session.path / "ticks"), Path(session.recording), about)
         flushed = time.monotonic()
-        while not session.ended(words):
+        while not session.ended(shared):
             waiting = writer.take()
             if waiting and time.monotonic() - flushed >= FLUSH_S:
                 writer.flush()
                 flushed = time.monotonic()
-            words["writer_beat"] += 1
+            shared["writer_beat"] += 1
             time.sleep(POLL_S)
-        _wait_for_rest(words)
+        _wait_for_rest(shared)
         writer.close()
     except OSError as error:
         why = error.strerror or error
         raise UserError(f"{session.recording} could not be written: {why}") from None
 
 
-def _wait_for_rest(words: Words) -> None:
+def _wait_for_rest(shared: SharedValues) -> None:
     """Wait until the robot is at rest, so that the recording includes its stop."""
     end = time.monotonic() + 5.0
-    while words["armed"] and not words["watchdog_fired"] and time.monotonic() < end:
+    while shared["armed"] and not shared["watchdog_fired"] and time.monotonic() < end:
         time.sleep(POLL_S)
 
 

@@ -1,11 +1,11 @@
-"""Safety check of one control period: from target, last goal and reading to the next goal.
+"""Safety check of one control period: compute the next goal and the reasons to stop.
 
 Each command advances the goal by exactly one period, whatever the jitter of the tick. After a
 missed deadline the robot lags behind its plan. It never exceeds a limit to catch up.
 
-`check` reads `before` and writes `after`. It allocates no array, list or object that outlives the
-call, and uses no robot, clock or file. `limiter` explains why no sequence of targets can exceed a
-limit.
+`check` reads `before`, the motion state of the last tick, and writes `after`, the motion state of
+this tick. It allocates no array, list or object that outlives the call, and uses no robot, clock or
+file. `limiter` explains why no sequence of targets can exceed a limit.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from math import isfinite
 
 from real_robot.robot import Code, Reading, Status
 from real_robot.safety.limiter import (
+    FALLBACK_STOP,
     FREE,
     HALVINGS,
     HARD,
     POSITION,
     SOFT,
-    WAY_OUT,
     Motion,
+    continue_stop,
     step,
-    step_out,
 )
 from real_robot.safety.limits import Envelope
 from real_robot.safety.states import FAULTS, MOVING, Reason, State
 from real_robot.safety.stopping import distance, duration_s
 
-# A measured step beyond this multiple of the largest plausible one is an encoder error: no joint
-# moves that far.
-LEAP = 4
-GRIP_FULL = 0.9  # share of the grip current above which the squeeze is reduced
-GRIP_MORE, GRIP_LEAST = 1.03, 0.05  # growth factor of the squeeze per tick; its minimum share
-SOFTEST = 0.05  # minimum share of the hardest stop, for joints that would stop before the others
+# A measured step larger than this multiple of the largest plausible step is an encoder jump.
+JUMP_FACTOR = 4
+GRIP_FULL = 0.9  # fraction of the grip current above which the squeeze is reduced
+GRIP_GROWTH = 1.03  # factor by which the allowed squeeze grows per tick
+MIN_SQUEEZE = 0.05  # minimum fraction of the grip's squeeze that stays allowed
+# minimum fraction of the stop limits for a joint that would otherwise stop before the others
+MIN_STOP_SHARE = 0.05
 
 _HARD = sum(1 << reason for reason in (*FAULTS, Reason.ESTOP_PRESSED))
-_BLIND = sum(
+_POSITION_UNKNOWN = sum(
     1 << reason
     for reason in (
         Reason.CLOCK_JUMPED,
@@ -47,7 +48,7 @@ _BLIND = sum(
         Reason.BUS_LOST,
     )
 )
-_ILL = int(~Status.MISSING)  # a missing joint is counted as a failed reading instead
+_SERVO_PROBLEM = int(~Status.MISSING)  # a missing joint is counted as a failed reading instead
 _NAN, _INFINITE = float("nan"), float("inf")
 
 
@@ -68,10 +69,10 @@ def check(
 
     Args:
         target: [J] rad or m; None: there is no target. Used in RUNNING and TAKEOVER only.
-        reading: the newest one.
-        watchdog_ns: the watchdog's last heartbeat; None: there is no watchdog.
-        others: reasons from elsewhere, such as missed deadlines.
-        relief: [J] goals for a robot at rest, so that its servos stop pushing.
+        reading: the newest reading.
+        watchdog_ns: time of the watchdog's last heartbeat; None: there is no watchdog.
+        others: reasons to stop that were found outside this check, such as missed deadlines.
+        relief: [J] goals that a robot at rest moves to, so that its servos stop pushing.
     """
     count = len(e.joints)
     reasons = others
@@ -79,8 +80,8 @@ def check(
     after.now_ns = now_ns
     if not 0 < now_ns - before.now_ns < e.rules.clock_step_periods * e.period_s * 1e9:
         reasons |= 1 << Reason.CLOCK_JUMPED
-    yields, rests = relief is not None, not moving and before.is_at_rest()
-    reasons |= _check_reading(e, before, after, reading, now_ns, yields=yields, rests=rests)
+    relieves, rests = relief is not None, not moving and before.is_at_rest()
+    reasons |= _check_reading(e, before, after, reading, now_ns, relieves=relieves, rests=rests)
     if watchdog_ns is not None and now_ns - watchdog_ns > e.rules.watchdog_age_s * 1e9:
         reasons |= 1 << Reason.WATCHDOG_SILENT
     if moving and target is None:
@@ -92,7 +93,7 @@ def check(
     if moving and not reasons and target is not None:
         reasons = _follow(e, before, after, _limit_grips(e, after, target))
     if reasons or not moving:
-        goals = None if moving or is_blind(e, after, reasons) else relief
+        goals = None if moving or is_position_unknown(e, after, reasons) else relief
         if goals is None or _follow(e, before, after, goals) & 1 << Reason.WORKSPACE:
             stop_kind = HARD if reasons & _HARD or state in (State.FAULT, State.ESTOP) else SOFT
             _stop(e, before, after, stop_kind)
@@ -100,9 +101,9 @@ def check(
 
 
 def _limit_grips(e: Envelope, motion: Motion, target: Sequence[float]) -> Sequence[float]:
-    """Return the target with each gripper's goal at most its squeeze beyond the measured position.
+    """Limit how far each gripper's target lies beyond its measured position. Return the target.
 
-    The force of a position servo comes from the difference of goal and position.
+    A position servo pushes with a force that grows with this distance.
     """
     for i, grip in enumerate(e.grips):
         if grip is not None:
@@ -113,9 +114,9 @@ def _limit_grips(e: Envelope, motion: Motion, target: Sequence[float]) -> Sequen
     return target
 
 
-def is_blind(e: Envelope, motion: Motion, reasons: int) -> bool:
-    """Return True if the readings do not tell where the robot is. Repeated readings still do."""
-    return bool(reasons & _BLIND) or motion.now_ns - motion.fresh_ns > e.max_age_ns
+def is_position_unknown(e: Envelope, motion: Motion, reasons: int) -> bool:
+    """Return True if the last good reading is too old, or a reason makes readings unreliable."""
+    return bool(reasons & _POSITION_UNKNOWN) or motion.now_ns - motion.fresh_ns > e.max_age_ns
 
 
 def _finite(target: Sequence[float] | None, count: int) -> bool:
@@ -134,13 +135,13 @@ def _check_reading(
     reading: Reading,
     now_ns: int,
     *,
-    yields: bool,
+    relieves: bool,
     rests: bool,
 ) -> int:
     """Return the reasons to stop that the reading shows, and store its measurements in `after`.
 
-    yields: the goals return to the measured positions, so the joints need not move with them.
-    rests: the goals stand still and nothing asks for motion, so no joint has to move.
+    relieves: the goals move to the measured positions, so the joints need not follow them.
+    rests: the goals are at rest and no motion is requested, so the joints need not move.
     """
     rules, reasons = e.rules, 0
     good = reading.code == Code.OK
@@ -169,14 +170,14 @@ def _check_reading(
     for i in range(len(e.joints)):
         q, dq, drawn, room = positions[i], speeds[i], currents[i], e.tracking_error[i]
         blame = 0
-        if status[i] & _ILL:
+        if status[i] & _SERVO_PROBLEM:
             blame |= 1 << Reason.SERVO_ERROR
         if not e.low[i] - room <= q <= e.high[i] + room:
             blame |= 1 << Reason.POSITION_MEASURED
         # quantization noise of the encoder is not motion
         fastest = rules.velocity_ratio * e.velocity[i] + 2 * e.resolution[i] / e.period_s
         last = before.measured[i] if before.middle_ns else q
-        if leapt(last, q, dq, fastest, max(dt_s, e.period_s)):
+        if has_jumped(last, q, dq, fastest, max(dt_s, e.period_s)):
             blame |= 1 << Reason.ENCODER_LEAPT
         elif not (abs(dq) <= fastest and abs(q - last) <= fastest * max(dt_s, e.period_s)):
             blame |= 1 << Reason.VELOCITY_MEASURED
@@ -193,32 +194,38 @@ def _check_reading(
         grip = e.grips[i]
         presses = grip is not None and (before.q[i] - q) * grip.closes > 0
         if grip is not None:
-            share, full = before.squeeze[i] * GRIP_MORE, GRIP_FULL * grip.current_a
-            if presses and abs(drawn) > full:  # a servo's force is about proportional to its error
+            share, full = before.squeeze[i] * GRIP_GROWTH, GRIP_FULL * grip.current_a
+            # a servo's current is about proportional to the distance of goal and position
+            if presses and abs(drawn) > full:
                 share = min(share, abs(before.q[i] - q) / grip.squeeze * full / abs(drawn))
-            after.squeeze[i] = min(1.0, max(GRIP_LEAST, share))
-        stands = _stands_still(e, i, before, after, q, dq, drawn, rests=rests)
-        if stands and not yields and not presses:  # a gripper that closes may meet what it grips
+            after.squeeze[i] = min(1.0, max(MIN_SQUEEZE, share))
+        stuck = _is_stuck(e, i, before, after, q, dq, drawn, rests=rests)
+        if stuck and not relieves and not presses:  # an object may block a gripper that closes
             blame |= 1 << Reason.SENSOR_STUCK
-        after.measured[i], after.measured_v[i], after.drawn_a[i] = q, dq, drawn
+        after.measured[i], after.measured_v[i], after.raw_current_a[i] = q, dq, drawn
         after.blame[i] = blame
         reasons |= blame
     return reasons
 
 
-def leapt(before: float, q: float, dq: float, fastest: float, dt_s: float) -> bool:
-    """Return True if a joint cannot have moved from `before` to `q` in `dt_s`: the encoder leapt.
+def has_jumped(before: float, q: float, dq: float, fastest: float, dt_s: float) -> bool:
+    """Return True if the encoder jumped: the joint cannot have moved from `before` to `q`.
 
-    A joint that is pushed beyond its velocity limit also measures that velocity. A joint whose
-    encoder leapt measures another velocity, or one that no joint can reach.
+    A joint may be pushed beyond its velocity limit. Its measured velocity then agrees with the
+    distance. After an encoder jump the two disagree, or no joint can be that fast.
+
+    Args:
+        dq: measured velocity.
+        fastest: highest plausible velocity.
+        dt_s: time between the two measurements.
     """
-    distance_moved, furthest = q - before, fastest * dt_s
-    if abs(distance_moved) <= furthest:
+    moved, furthest = q - before, fastest * dt_s
+    if abs(moved) <= furthest:
         return False
-    return abs(distance_moved) > LEAP * furthest or abs(distance_moved - dq * dt_s) > furthest
+    return abs(moved) > JUMP_FACTOR * furthest or abs(moved - dq * dt_s) > furthest
 
 
-def _stands_still(
+def _is_stuck(
     e: Envelope,
     i: int,
     before: Motion,
@@ -231,11 +238,16 @@ def _stands_still(
 ) -> bool:
     """Return True if joint i's goals have moved for a while and its measurements have not.
 
-    A healthy joint stands still, too, if friction holds it, at a turning point, or against an
+    A healthy joint also stands still if friction holds it, at a turning point, and against an
     obstacle. Against an obstacle its current follows the goal. At a turning point its measured
-    velocity changes. The goals must therefore move further if less is measured: if the adapter
-    returns no current, a constant current, or a velocity that is derived from the position.
-    Goals at rest start a new observation: an earlier motion must not prevent re-arming.
+    velocity changes.
+
+    These signs are missing if the adapter returns no current, a constant current, or a velocity
+    that is derived from the position. The goals must then move further before the joint counts as
+    stuck.
+
+    If the goals are at rest, the observation starts again: an earlier motion must not prevent
+    re-arming.
     """
     goal, digit, room = before.q[i], e.resolution[i], e.tracking_error[i]
     still = q == before.measured[i] and not rests
@@ -243,30 +255,32 @@ def _stands_still(
     after.still_high[i] = high = max(before.still_high[i], goal) if still else goal
     has_reading = before.middle_ns > 0
     moves = dq not in (0.0, before.measured_v[i])
-    varies = has_reading and abs(drawn - before.drawn_a[i]) > 0
+    varies = has_reading and abs(drawn - before.raw_current_a[i]) > 0
     after.has_velocity[i] = before.has_velocity[i] or int(has_reading and still and moves)
     after.has_current[i] = before.has_current[i] or int(varies)
     travel = high - low
-    if travel <= digit:  # the joint moves, or its goals stand still as well
+    if travel <= digit:  # the joint moves, or its goals do not move either
         after.still_s[i], after.still_q[i], after.still_a[i] = 0.0, goal, drawn
-        after.turned[i] = after.alive[i] = 0
+        after.velocity_changed[i] = after.current_changed[i] = 0
         return False
     after.still_s[i] = before.still_s[i] + e.period_s
     after.still_q[i], after.still_a[i] = before.still_q[i], before.still_a[i]
-    after.turned[i] = before.turned[i] or int(moves)
-    after.alive[i] = before.alive[i] or int(drawn != before.drawn_a[i])
+    after.velocity_changed[i] = before.velocity_changed[i] or int(moves)
+    after.current_changed[i] = before.current_changed[i] or int(drawn != before.raw_current_a[i])
     if after.still_s[i] < e.rules.stuck_s:
         return False
     if drawn != drawn or not after.has_current[i]:
         return travel > max(8 * digit, room / 4)
     min_travel = max(4 * digit, room / 64)
-    if not (after.turned[i] or after.alive[i]):
+    if not (after.velocity_changed[i] or after.current_changed[i]):
         return travel > min_travel
-    if after.turned[i] or not after.has_velocity[i]:
+    if after.velocity_changed[i] or not after.has_velocity[i]:
         min_travel = max(16 * digit, room / 8)
-    travel = abs(goal - after.still_q[i])  # after a goal's return, the current is the old one, too
-    soft = abs(drawn - after.still_a[i]) * room < 2 * e.current_a[i] * travel < _INFINITE
-    return soft and travel > min_travel
+    # The current is compared with the one before the goal moved. If the goal has returned, the
+    # current has, too, so only the net distance counts.
+    travel = abs(goal - after.still_q[i])
+    too_little = abs(drawn - after.still_a[i]) * room < 2 * e.current_a[i] * travel < _INFINITE
+    return too_little and travel > min_travel
 
 
 def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float]) -> int:
@@ -274,21 +288,22 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
     extreme = held_back_now = off_target = False
     resuming = before.stop != FREE
     for i in range(len(e.joints)):
-        goal = float(target[i])
-        clips = step(e, i, before, after, goal)
-        if resuming and clips & WAY_OUT:
-            # The joint still brakes harder than motion permits: all joints continue the stop.
+        requested = float(target[i])
+        clips = step(e, i, before, after, requested)
+        if resuming and clips & FALLBACK_STOP:
+            # This joint still brakes harder than the limits of motion permit. Motion cannot resume
+            # yet, so all joints continue the stop.
             _stop(e, before, after, SOFT)
             return 0
         after.clips[i] = clips
-        last = before.goal[i] if before.goal[i] == before.goal[i] else before.q[i]
-        speed = abs(after.goal[i] - last) / e.period_s
+        last = before.target[i] if before.target[i] == before.target[i] else before.q[i]
+        speed = abs(after.target[i] - last) / e.period_s
         extreme = extreme or speed > e.rules.trip_ratio * e.velocity[i]
-        gap, before_gap = abs(after.goal[i] - after.q[i]), abs(before.goal[i] - before.q[i])
-        if abs(after.q[i] - goal) > e.rules.held_back * e.tracking_error[i]:
+        gap, before_gap = abs(after.target[i] - after.q[i]), abs(before.target[i] - before.q[i])
+        if abs(after.q[i] - requested) > e.rules.held_back * e.tracking_error[i]:
             off_target = True
-            # a ramp toward a goal at rest is the intended response to a large step
-            nearer = gap < before_gap and after.goal_v[i] == after.goal_v[i]
+            # A ramp toward a target at rest is the intended response to a large step.
+            nearer = gap < before_gap and after.target_v[i] == after.target_v[i]
             held_back_now = held_back_now or not nearer or bool(clips & POSITION)
     after.stop = FREE
     after.clipped = before.clipped
@@ -307,57 +322,62 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
 
 
 def _stop(e: Envelope, before: Motion, after: Motion, stop_kind: int) -> None:
-    """Advance all joints by one period of their stop. `stop_kind`: SOFT or HARD."""
+    """Advance all joints by one period along their fallback stops. `stop_kind`: SOFT or HARD."""
     after.stop = max(before.stop, stop_kind)
     after.clipped = 0
     for i in range(len(e.joints)):
-        after.goal[i], after.goal_v[i], after.clips[i] = _NAN, _NAN, 0
+        after.target[i], after.target_v[i], after.clips[i] = _NAN, _NAN, 0
         if after.stop > before.stop:
-            after.way_limit_a[i], after.way_limit_j[i] = e.stop_acceleration[i], e.stop_jerk[i]
+            after.stop_limit_a[i], after.stop_limit_j[i] = e.stop_acceleration[i], e.stop_jerk[i]
         else:
-            after.way_limit_a[i] = before.way_limit_a[i]
-            after.way_limit_j[i] = before.way_limit_j[i]
+            after.stop_limit_a[i] = before.stop_limit_a[i]
+            after.stop_limit_j[i] = before.stop_limit_j[i]
     if after.stop == SOFT and before.stop == FREE:
         _synchronize_stops(e, before, after)
     for i in range(len(e.joints)):
-        step_out(e, i, before, after)
+        continue_stop(e, i, before, after)
 
 
 def _synchronize_stops(e: Envelope, before: Motion, after: Motion) -> None:
-    """Soften the stops of the faster joints so that all joints come to rest together.
+    """Prolong the shorter stops so that all joints come to rest together.
 
-    A joint keeps its hardest stop if a softer one would exceed a limit. All joints keep theirs if
-    the robot would otherwise come to rest outside its workspace.
+    A joint keeps its hardest stop if a softer one would exceed a limit. All joints keep their
+    hardest stops if the robot would otherwise come to rest outside its workspace.
     """
     longest = 0.0
     for i in range(len(e.joints)):
-        took = duration_s(before.way_v[i], before.way_a[i], e.stop_acceleration[i], e.stop_jerk[i])
+        took = duration_s(
+            before.stop_v[i], before.stop_a[i], e.stop_acceleration[i], e.stop_jerk[i]
+        )
         longest = max(longest, took)
     for i in range(len(e.joints)):
-        soft, hard = SOFTEST, 1.0
+        soft, hard = MIN_STOP_SHARE, 1.0
         for _ in range(HALVINGS):
             share = (soft + hard) / 2
-            limit_a = max(e.stop_acceleration[i] * share, abs(before.way_a[i]))
+            limit_a = max(e.stop_acceleration[i] * share, abs(before.stop_a[i]))
             limit_j = e.stop_jerk[i] * share * share
-            took = duration_s(before.way_v[i], before.way_a[i], limit_a, limit_j)
+            took = duration_s(before.stop_v[i], before.stop_a[i], limit_a, limit_j)
             if took > longest or not _stops_in_limits(e, i, before, limit_a, limit_j):
                 soft = share
             else:
                 hard = share
-        after.way_limit_a[i] = max(e.stop_acceleration[i] * hard, abs(before.way_a[i]))
-        after.way_limit_j[i] = e.stop_jerk[i] * hard * hard
+        after.stop_limit_a[i] = max(e.stop_acceleration[i] * hard, abs(before.stop_a[i]))
+        after.stop_limit_j[i] = e.stop_jerk[i] * hard * hard
     if e.points is not None:
         for i in range(len(e.joints)):
             after.q[i] = before.q[i]
-            after.way_v[i], after.way_a[i] = before.way_v[i], before.way_a[i]
+            after.stop_v[i], after.stop_a[i] = before.stop_v[i], before.stop_a[i]
         if not e.inside(_stop_position(e, after)):
             for i in range(len(e.joints)):
-                after.way_limit_a[i], after.way_limit_j[i] = e.stop_acceleration[i], e.stop_jerk[i]
+                after.stop_limit_a[i], after.stop_limit_j[i] = (
+                    e.stop_acceleration[i],
+                    e.stop_jerk[i],
+                )
 
 
 def _stops_in_limits(e: Envelope, i: int, before: Motion, limit_a: float, limit_j: float) -> bool:
-    """Return True if this stop of joint i keeps its q and v limits and does not reverse."""
-    q, v, a = before.q[i], before.way_v[i], before.way_a[i]
+    """Return True if joint i's stop keeps position and velocity limits and does not reverse."""
+    q, v, a = before.q[i], before.stop_v[i], before.stop_a[i]
     rest_v = v + a * abs(a) / (2 * limit_j)
     if rest_v * v < 0 or abs(rest_v) > e.velocity[i]:
         return False
@@ -365,9 +385,12 @@ def _stops_in_limits(e: Envelope, i: int, before: Motion, limit_a: float, limit_
 
 
 def _stop_position(e: Envelope, motion: Motion) -> list[float]:
-    """Return the positions at which the stop ends, [J]. The list is `e.scratch`, reused."""
+    """Return the positions at which the fallback stops end, [J].
+
+    The list is `e.scratch`, which the next call overwrites.
+    """
     for i in range(len(e.joints)):
         e.scratch[i] = motion.q[i] + distance(
-            motion.way_v[i], motion.way_a[i], motion.way_limit_a[i], motion.way_limit_j[i]
+            motion.stop_v[i], motion.stop_a[i], motion.stop_limit_a[i], motion.stop_limit_j[i]
         )
     return e.scratch

@@ -1,4 +1,4 @@
-"""Guard: the only access to the robot. Every command passes the safety check."""
+"""Guard: the only part of the program that commands the robot. Every command passes the check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from real_robot.safety.answers import (
     spec_fault,
     stamp_fault,
 )
-from real_robot.safety.check import LEAP, check, is_blind, leapt
+from real_robot.safety.check import JUMP_FACTOR, check, has_jumped, is_position_unknown
 from real_robot.safety.limiter import Motion
 from real_robot.safety.limits import Envelope
 from real_robot.safety.states import (
@@ -38,14 +38,14 @@ from real_robot.safety.states import (
     event_of,
 )
 
-ROUNDING = 1e-9  # rad; tolerance when two floats are the same goal
-ARM_PATIENCE_S = 1.0  # maximum time of the readings before arming
-ARM_TRIES = 3  # number of readings, one of which must succeed
-SETTLE_S = 0.3  # time without motion after which the robot counts as at rest
-PUSHED = 0.125  # share of tracking_error beyond which a joint counts as pushed by hand
-LET_GO_S = 0.5  # time after a push until the joint returns
-RETURN = 0.1  # share of the velocity limit at which it returns
-MENDED = Status.WATCHDOG | Status.TORQUE_OFF  # statuses that arming clears
+ROUNDING = 1e-9  # rad; two goals that differ by less count as equal
+ARM_PATIENCE_S = 1.0  # s; maximum duration of the readings before arming
+ARM_TRIES = 3  # maximum number of attempts to get a good reading
+REST_S = 0.3  # s; time without a change of the goals after which the robot counts as at rest
+PUSHED = 0.125  # fraction of tracking_error beyond which a joint counts as pushed by hand
+RETURN_AFTER_S = 0.5  # s; time from the end of a push until the joint returns
+RETURN_SPEED = 0.1  # fraction of the velocity limit at which the joint returns
+CLEARED_BY_ARMING = Status.WATCHDOG | Status.TORQUE_OFF
 
 
 class Guard:
@@ -61,27 +61,33 @@ class Guard:
         count = len(envelope.joints)
         self.motion, self._other = Motion([0.0] * count, 0), Motion([0.0] * count, 0)
         self.sent: Sent | None = None  # result of this tick's command; None: none was sent
-        self.missing = 0  # number of failed commands since arming
+        self.failed_commands = 0  # since arming
         self._low, self._high = np.array(envelope.low), np.array(envelope.high)
         self._goal = np.zeros(count)
         view = self._goal.view()
         view.flags.writeable = False
         self._view, self._seq = view, 0
-        self._mute = False
-        self._watched, self._watched_ns = [0.0] * count, 0  # last q while unarmed; time 0: none yet
-        self.invalid = ""  # the fault in the adapter's last return value
-        self._relief: list[float] | None = None  # goals that a robot at rest moves to
-        # for pushes by hand: see `_comply_with_push`
-        self._anchor: list[float] | None = None  # goals that a pushed robot returns to
-        self._sag, self._give, self._settled = ([0.0] * count for _ in range(3))
-        self._pushed = [False] * count
-        self._stands_ns = self._pushed_ns = 0
-        # the last stop after which `_release_contact` moved the goals
-        self._relieved: tuple[State, Reason] | None = None
-        self._stood_ns = 0  # when the robot came to rest after that stop
-        self._status = np.zeros(count, int)  # from the last reading
-        self.culprits = 0  # bits of the joints that caused the stop
-        # joint -> last measured position before its encoder leapt, rad or m
+        self._silenced = False  # True: no goals are sent until the next arming
+        # last measured positions while not armed, and their time in ns; 0: none yet
+        self._unarmed_q, self._unarmed_ns = [0.0] * count, 0
+        self.invalid = ""  # fault in the adapter's last return value; empty: none
+        # goals to which a robot at rest moves; None: it keeps its goals
+        self._relief_goals: list[float] | None = None
+        # Used by `_comply_with_push`:
+        # goals to which the robot returns after a push; None: it has not been at rest yet
+        self._return_goals: list[float] | None = None
+        self._steady_error = [0.0] * count  # measured position minus goal, at rest
+        self._push_goals = [0.0] * count  # goals while the robot is pushed and while it returns
+        self._rest_positions = [0.0] * count  # measured positions at rest
+        self._pushed = [False] * count  # joints that are pushed now
+        self._rest_since_ns = 0  # time since which the goals have not changed; 0: they change
+        self._pushed_ns = 0  # time of the last push
+        # Used by `_release_contact`:
+        self._handled_stop: tuple[State, Reason] | None = None  # its goals were already moved
+        self._stopped_since_ns = 0  # when the robot came to rest after a stop; 0: it still moves
+        self._status = np.zeros(count, int)  # status of each joint in the last reading
+        self.culprits = 0  # joints that caused the stop, one bit each
+        # joint -> last measured position before its encoder jumped, rad or m
         self.unconfirmed = dict[str, float]()
 
     @property
@@ -96,7 +102,11 @@ class Guard:
         self.machine.fire(Event.CONNECT, now_ns)
 
     def read(self) -> Reading:
-        """Return a valid reading. Code REFUSED: the adapter's was invalid; see `invalid`."""
+        """Return a valid reading.
+
+        If the adapter returned an invalid one, the code is REFUSED and `invalid` describes the
+        fault.
+        """
         try:
             answer = self.__robot.read()
         except Exception as error:
@@ -129,17 +139,17 @@ class Guard:
         q, middle_ns = self._arm_robot()
         self.machine.fire(Event.ARM, now_ns)
         self.motion, self._other = (Motion(q, now_ns) for _ in range(2))
-        self.motion.middle_ns = middle_ns  # to detect an encoder leap before the first tick
-        self.sent, self.missing, self._mute = None, 0, False
-        self._relief = self._relieved = None
-        # the robot may have been moved by hand: do not return to an earlier position
-        self._anchor, self._stands_ns, self._pushed_ns = None, 0, 0
+        self.motion.middle_ns = middle_ns  # to detect an encoder jump before the first tick
+        self.sent, self.failed_commands, self._silenced = None, 0, False
+        self._relief_goals = self._handled_stop = None
+        # The robot may have been moved by hand: it must not return to an earlier position.
+        self._return_goals, self._rest_since_ns, self._pushed_ns = None, 0, 0
 
     def _arm_robot(self) -> tuple[list[float], int]:
         """Switch torque on. Return the position at which the robot holds, [J], and its time in ns.
 
-        Raises Refused if the robot does not hold. This reading becomes the first goal, and the
-        servos move there within one period. So the next reading must agree with it.
+        This position becomes the first goal, and the servos move there within one period. The next
+        reading must therefore agree with it. Raises Refused if it does not, or if arming failed.
         """
         spec, e = self.spec, self.envelope
         reading = call("arm", self.__robot.arm)
@@ -147,10 +157,8 @@ class Guard:
         if fault is None and reading.code is not Code.OK:
             fault = f"its reading failed ({reading.code.name.lower()})"
         if fault is None:
-            q, middle_ns = (
-                reading.q.tolist(),
-                reading.middle_ns,
-            )  # copied: an adapter may reuse its arrays
+            # tolist() copies: an adapter may reuse its arrays
+            q, middle_ns = reading.q.tolist(), reading.middle_ns
             after = self._read_with_retries()
             fault = self.invalid or None
             if fault is None and after.code is not Code.OK:
@@ -178,14 +186,14 @@ class Guard:
 
     @property
     def cause(self) -> Reason | None:
-        """Reason why the robot stopped or is stopping; None: it did not stop."""
+        """Reason why the robot stopped or is stopping; None: no reason stopped it."""
         machine = self.machine
         return machine.pending if machine.latched is None else machine.latched
 
     def confirm(self, joint: str) -> None:
-        """Trust the joint's encoder again: the operator has compared it with the joint's position.
+        """Trust a joint's encoder again, after the operator has checked the reported position.
 
-        Raises Refused.
+        Raises Refused while the robot is armed, or if the joint needs no confirmation.
         """
         if self.state in ARMED:
             raise Refused(f"confirm is refused while {self.state.name}")
@@ -195,7 +203,7 @@ class Guard:
         del self.unconfirmed[joint]
 
     def confirmation_request(self, q: Sequence[float]) -> str:
-        """Return which joints the operator must confirm before arming; empty: none. q: [J]."""
+        """Return the sentence that asks the operator to confirm joints; empty: none. q: [J]."""
         joints = [
             f"joint {joint} was last trusted at {self.unconfirmed[joint]:.3f} and is measured at "
             f"{position:.3f} {unit}"
@@ -206,12 +214,12 @@ class Guard:
             return ""
         first = next(iter(self.unconfirmed))
         return (
-            f"the encoder leapt: {'; '.join(joints)}. If the joint really stands where it is "
-            f"measured, type {CONFIRM}{first}; otherwise calibrate the robot"
+            f"the encoder jumped: {'; '.join(joints)}. Look at the joint. If it really is at the "
+            f"measured position, type {CONFIRM}{first}; otherwise calibrate the robot"
         )
 
     def _problem_before_arming(self, now_ns: int) -> str | None:
-        """Return why the robot cannot be armed; None: it can."""
+        """Return the reason why the robot cannot be armed; None: it can be armed."""
         reading = self._read_with_retries()
         if self.invalid:
             return self.invalid
@@ -220,7 +228,7 @@ class Guard:
         # now_ns was taken before the reading
         if fault := stamp_fault(reading, now_ns + round(ARM_PATIENCE_S * 1e9)):
             return f"the adapter's read() failed: {fault}"
-        self._watch(reading)
+        self._detect_jumps_unarmed(reading)
         if request := self.confirmation_request(reading.q.tolist()):
             return request
         for i, joint in enumerate(self.spec.joints):
@@ -231,7 +239,7 @@ class Guard:
                     f"joint {joint} is at {q:.3f} {unit}, its limits are {low:.3f} to "
                     f"{high:.3f}: move it inside by hand"
                 )
-            if status := Status(int(reading.status[i])) & ~MENDED:
+            if status := Status(int(reading.status[i])) & ~CLEARED_BY_ARMING:
                 return f"joint {joint} reports {status.name}: clear it before arming"
         if not self.envelope.inside(reading.q.tolist()):
             return f"{self.spec.name} is outside its workspace: move it inside by hand"
@@ -250,44 +258,45 @@ class Guard:
     def finish(self, now_ns: int) -> None:
         """Decelerate and hold because the task is finished. This latches no reason.
 
-        A robot that is already stopping because its plan ran out accepts no new plan after it.
+        If the robot is already stopping because its plan ran out, a new plan no longer resumes
+        motion.
         """
         self.machine.fire(Event.FINISH, now_ns)
 
     def re_arm(self, typed: str, now_ns: int) -> None:
-        """Clear the latched reason for an operator, and only for an operator.
+        """Clear the latched reason. Only an operator may do this.
 
         Raises Refused while the cause persists, or while the robot still moves.
         """
         if not self.at_rest and self.state not in MOVING:
-            raise Refused("the robot still moves: re-arm once it stands still")
-        self.machine.re_arm(typed, there=self._still_there(), now_ns=now_ns)
+            raise Refused("the robot still moves: re-arm once it is at rest")
+        self.machine.re_arm(typed, present=self._blocking_reasons(), now_ns=now_ns)
         self.culprits = 0
 
-    def _still_there(self) -> list[Reason]:
-        """Return the last tick's reasons, without those that arming clears or checks itself.
+    def _blocking_reasons(self) -> list[Reason]:
+        """Return the last tick's reasons that prevent re-arming.
 
-        After a fault or an emergency stop, a joint without torque reports this, sinks, and may be
-        outside its limits.
+        After a fault or an emergency stop, a joint without torque is no such reason, even if it has
+        sunk out of its limits: arming checks it again.
         """
-        # a suspension has ended when it is detected
+        # A suspension of the computer has ended when it is detected.
         reasons = self.motion.reasons & ~(1 << Reason.SUSPENDED)
         if self.state in (State.FAULT, State.ESTOP):
             status = int(np.bitwise_or.reduce(self._status))
-            if not status & ~(MENDED | Status.MISSING):
+            if not status & ~(CLEARED_BY_ARMING | Status.MISSING):
                 reasons &= ~(1 << Reason.SERVO_ERROR)
-            if self._mute or status & Status.TORQUE_OFF:
+            if self._silenced or status & Status.TORQUE_OFF:
                 reasons &= ~(1 << Reason.TRACKING_ERROR | 1 << Reason.POSITION_MEASURED)
         return [reason for reason in Reason if reasons >> reason & 1]
 
     def limp(self, now_ns: int) -> None:
-        """Switch torque off, on an operator's request: the arm drops."""
+        """Switch torque off because an operator requested it. The arm drops."""
         self.machine.fire(Event.LIMP, now_ns)
-        self._mute = True
+        self._silenced = True
         call("disarm", self.__robot.disarm)
 
     def close(self, now_ns: int) -> None:
-        """Close the robot, in any state. The robot holds."""
+        """Close the connection, in any state. The robot holds its position."""
         self.machine.fire(Event.CLOSE, now_ns)
         call("close", self.__robot.close)
 
@@ -300,9 +309,9 @@ class Guard:
         watchdog_ns: int | None = None,
         others: int = 0,
     ) -> Motion:
-        """Run one period: the check, its state change and one command. Return the motion.
+        """Run one period: check, change the state, send one command. Return the motion state.
 
-        The arguments are those of `check`. Nothing is sent while the robot is not armed.
+        The arguments are those of `check`. No command is sent while the robot is not armed.
         """
         machine = self.machine
         self.sent = None
@@ -312,9 +321,9 @@ class Guard:
             others |= 1 << Reason.ADAPTER_INVALID
         if machine.state not in ARMED and machine.state not in STOPPING:
             self._expire(now_ns)
-            self._watch(reading)
+            self._detect_jumps_unarmed(reading)
             return self.motion
-        self._watched_ns = 0
+        self._unarmed_ns = 0
         if (
             target is not None
             and machine.state is State.SOFT_STOP
@@ -332,26 +341,26 @@ class Guard:
             now_ns,
             watchdog_ns=watchdog_ns,
             others=others,
-            relief=self._relief,
+            relief=self._relief_goals,
         )
-        leaps = bool(after.reasons >> Reason.ENCODER_LEAPT & 1)
-        if leaps:
-            self._follow_leapt_encoder(before, after)
+        jumped = bool(after.reasons >> Reason.ENCODER_LEAPT & 1)
+        if jumped:
+            self._follow_jumped_encoder(before, after)
         self.motion, self._other = after, before
         self._apply_reasons(after.reasons, now_ns)
-        self._send(now_ns, anyway=leaps)
+        self._send(now_ns, anyway=jumped)
         if machine.state is State.SOFT_STOP and after.is_at_rest():
             machine.fire(Event.STANDSTILL, now_ns)
         self._release_contact(after)
         self._comply_with_push(after)
         return after
 
-    def _follow_leapt_encoder(self, before: Motion, after: Motion) -> None:
-        """Set the goal of each joint whose encoder leapt to its measured position.
+    def _follow_jumped_encoder(self, before: Motion, after: Motion) -> None:
+        """Set the goal of each joint whose encoder jumped to its measured position.
 
         The servo compares its goal with its encoder. Any other goal would move the joint by the
-        size of the leap, into its mechanical stop. A second reading distinguishes a leap from a
-        single wrong value, which must not become a goal. If it fails, the adapter holds the robot.
+        size of the jump, into its mechanical stop. A single wrong value must not become a goal, so
+        a second reading must confirm the jump. If that reading fails, the adapter holds the robot.
         """
         again, e = self._read_with_retries(), self.envelope
         if again.code != Code.OK:
@@ -368,118 +377,125 @@ class Guard:
                 after.rest_at(i, q)
 
     def _hold_by_adapter(self) -> None:
-        """Let the adapter hold the robot at its position. No goal is sent after that."""
-        self._mute = True
+        """Let the adapter hold the robot. No goals are sent until the next arming."""
+        self._silenced = True
         hold_by_adapter(self.spec, self.__robot.hold, Reason.ENCODER_LEAPT.text)
 
-    def _watch(self, reading: Reading) -> None:
-        """Detect encoder leaps while the robot is not armed, even if it is moved by hand."""
+    def _detect_jumps_unarmed(self, reading: Reading) -> None:
+        """Detect encoder jumped while the robot is not armed, even if it is moved by hand."""
         if reading.code != Code.OK:
             return
         e, motion = self.envelope, self.motion
-        if not self._watched_ns and motion.middle_ns:  # it was armed until now
-            self._watched[:], self._watched_ns = motion.measured, motion.middle_ns
-        dt_s = (reading.middle_ns - self._watched_ns) * 1e-9
+        if not self._unarmed_ns and motion.middle_ns:  # the robot was armed until now
+            self._unarmed_q[:], self._unarmed_ns = motion.measured, motion.middle_ns
+        dt_s = (reading.middle_ns - self._unarmed_ns) * 1e-9
         if dt_s <= 0:
             return
         for i, q in enumerate(reading.q.tolist()):
-            fastest = LEAP * e.rules.velocity_ratio * e.velocity[i] + 2 * e.resolution[i] / dt_s
-            before, dq = self._watched[i], float(reading.dq[i])
-            if self._watched_ns and leapt(before, q, dq, fastest, dt_s):
+            fastest = (
+                JUMP_FACTOR * e.rules.velocity_ratio * e.velocity[i] + 2 * e.resolution[i] / dt_s
+            )
+            before, dq = self._unarmed_q[i], float(reading.dq[i])
+            if self._unarmed_ns and has_jumped(before, q, dq, fastest, dt_s):
                 self.unconfirmed.setdefault(self.spec.joints[i], before)
-            self._watched[i] = q
-        self._watched_ns = reading.middle_ns
+            self._unarmed_q[i] = q
+        self._unarmed_ns = reading.middle_ns
 
     def _release_contact(self, motion: Motion) -> None:
-        """Move the goals back to the measured joint positions after a stop that may be a collision.
+        """Move the goals to the measured positions after a stop that may be a collision.
 
-        This happens once, when the robot is at rest, so that the servos stop pushing.
+        This happens once per stop, when the goals are at rest, so that the servos stop pushing.
         """
         latched, e = self.machine.latched, self.envelope
-        if self._relief is not None and motion.is_at_rest():
-            self._relief = None  # the goals have arrived, or cannot move
+        if self._relief_goals is not None and motion.is_at_rest():
+            self._relief_goals = None  # the goals have arrived, or cannot move
         if latched is None or latched not in CONTACTS:
-            self._relief, self._relieved, self._stood_ns = None, None, 0
+            self._relief_goals, self._handled_stop, self._stopped_since_ns = None, None, 0
             return
         stop = self.state, latched
-        if stop == self._relieved:
+        if stop == self._handled_stop:
             return
-        self._relief = None  # it belongs to an earlier stop
+        self._relief_goals = None  # these goals belong to an earlier stop
         if not motion.is_at_rest():
-            self._stood_ns = 0
+            self._stopped_since_ns = 0
             return
-        self._stood_ns = self._stood_ns or motion.now_ns
-        if motion.now_ns - self._stood_ns > e.max_age_ns or self._mute:
-            # too late: the robot may have been moved since, and would jump to these goals
-            self._relieved = stop
-        elif not is_blind(e, motion, motion.reasons):
-            apart = zip(motion.measured, motion.q, e.resolution, strict=True)
-            goals_differ = any(abs(q - goal) > digit + ROUNDING for q, goal, digit in apart)
+        self._stopped_since_ns = self._stopped_since_ns or motion.now_ns
+        if motion.now_ns - self._stopped_since_ns > e.max_age_ns or self._silenced:
+            # Too late: the robot may have been moved meanwhile. It would jump to these goals.
+            self._handled_stop = stop
+        elif not is_position_unknown(e, motion, motion.reasons):
+            pairs = zip(motion.measured, motion.q, e.resolution, strict=True)
+            goals_differ = any(abs(q - goal) > digit + ROUNDING for q, goal, digit in pairs)
             relief = [*motion.measured]
             for i, grip in enumerate(e.grips):
                 if grip is not None and (motion.q[i] - relief[i]) * grip.closes > 0:
                     relief[i] = motion.q[i]  # keep holding the gripped object
-            self._relief, self._relieved = relief if goals_differ else None, stop
+            self._relief_goals, self._handled_stop = relief if goals_differ else None, stop
 
     def _comply_with_push(self, motion: Motion) -> None:
         """Let a robot that holds be pushed by hand, and move it back after the push.
 
-        The force of a pushed servo grows with the error, and the joint would snap back. So beyond a
-        threshold the joint's goal follows the measured position within its limits, or immediately
-        if the push is faster. Some time after the push the joint returns slowly. A robot that was
-        stopped by a reason stays where it was pushed.
+        The force of a position servo grows with the distance between goal and position. A joint
+        that is pushed and released would snap back. So the goal of a joint that was pushed beyond a
+        threshold follows the measured position, within the limits of motion. If the push is faster
+        than these limits, the goal follows immediately.
+
+        `RETURN_AFTER_S` after the push, the joint returns slowly. If a reason has stopped the
+        robot, it stays where it was pushed.
         """
         e, latched = self.envelope, self.machine.latched
         holds = self.state is State.HOLD or (self.state in STOPPING and latched in CONTACTS)
-        if self._mute or not holds or is_blind(e, motion, motion.reasons):
-            self._anchor, self._stands_ns = None, 0
+        if self._silenced or not holds or is_position_unknown(e, motion, motion.reasons):
+            self._return_goals, self._rest_since_ns = None, 0
             return
-        anchor = self._settle(motion) if self._anchor is None else self._anchor
-        if anchor is None:
+        return_goals = (
+            self._detect_rest(motion) if self._return_goals is None else self._return_goals
+        )
+        if return_goals is None:
             return
         for i, goal in enumerate(motion.q):
             push_limit, measured = PUSHED * e.tracking_error[i], motion.measured[i]
-            error = measured - goal - self._sag[i]
-            moved = abs(measured - self._settled[i]) > push_limit
+            error = measured - goal - self._steady_error[i]
+            moved = abs(measured - self._rest_positions[i]) > push_limit
             self._pushed[i] = (
                 abs(error) > (push_limit / 2 if self._pushed[i] else push_limit) and moved
             )
             if self._pushed[i]:
                 self._pushed_ns = motion.now_ns
                 goal += error - copysign(0.75 * push_limit, error)
-                self._give[i] = goal = min(max(goal, e.low[i]), e.high[i])
+                self._push_goals[i] = goal = min(max(goal, e.low[i]), e.high[i])
                 if abs(error) > 2 * push_limit:
                     motion.rest_at(i, goal)
-            elif latched is None and motion.now_ns - self._pushed_ns > LET_GO_S * 1e9:
-                step = RETURN * e.velocity[i] * e.period_s
-                self._give[i] += min(max(anchor[i] - self._give[i], -step), step)
-        still = self._give == motion.q and motion.is_at_rest() and not any(self._pushed)
-        self._relief = None if still else self._give
+            elif latched is None and motion.now_ns - self._pushed_ns > RETURN_AFTER_S * 1e9:
+                step = RETURN_SPEED * e.velocity[i] * e.period_s
+                self._push_goals[i] += min(max(return_goals[i] - self._push_goals[i], -step), step)
+        still = self._push_goals == motion.q and motion.is_at_rest() and not any(self._pushed)
+        self._relief_goals = None if still else self._push_goals
 
-    def _settle(self, motion: Motion) -> list[float] | None:
-        """Return the goals of a robot at rest, and store the steady-state error of its joints.
+    def _detect_rest(self, motion: Motion) -> list[float] | None:
+        """Return the goals of a robot at rest; None: it has not been at rest for `REST_S`.
 
-        None: the robot is not yet at rest.
+        Also store the measured positions and the steady-state error of each joint.
         """
-        if self._relief is not None or not motion.is_at_rest():
-            self._stands_ns = 0
+        if self._relief_goals is not None or not motion.is_at_rest():
+            self._rest_since_ns = 0
             return None
-        self._stands_ns = self._stands_ns or motion.now_ns
-        if motion.now_ns - self._stands_ns < SETTLE_S * 1e9:
+        self._rest_since_ns = self._rest_since_ns or motion.now_ns
+        if motion.now_ns - self._rest_since_ns < REST_S * 1e9:
             return None
-        self._anchor, self._settled = [*motion.q], [*motion.measured]
-        self._give[:] = motion.q
+        self._return_goals, self._rest_positions = [*motion.q], [*motion.measured]
+        self._push_goals[:] = motion.q
         for i, goal in enumerate(motion.q):
-            max_sag = PUSHED * self.envelope.tracking_error[i] / 2
-            self._sag[i] = min(max(motion.measured[i] - goal, -max_sag), max_sag)
+            max_error = PUSHED * self.envelope.tracking_error[i] / 2
+            self._steady_error[i] = min(max(motion.measured[i] - goal, -max_error), max_error)
             self._pushed[i] = False
-        return self._anchor
+        return self._return_goals
 
     @property
     def at_rest(self) -> bool:
-        """Return True if the goals are at rest and will not move, or if nothing is sent."""
+        """True if the goals are at rest and will not move, or if no goals are sent."""
         sends = self.state in ARMED or self.state in STOPPING
-        return not sends or (self.motion.is_at_rest() and self._relief is None)
+        return not sends or (self.motion.is_at_rest() and self._relief_goals is None)
 
     def _expire(self, now_ns: int) -> None:
         checked = self.machine.checked_ns
@@ -487,9 +503,9 @@ class Guard:
             self.machine.fire(Event.EXPIRE, now_ns)
 
     def _apply_reasons(self, reasons: int, now_ns: int) -> None:
-        """Change the state by the most severe reason: emergency stop, then fault, then stop.
+        """Change the state by the most severe reason: emergency stop, then fault, then soft stop.
 
-        An emergency stop also ends the motion of goals after a fault.
+        After a fault only an emergency stop changes the state: it ends the motion of the goals.
         """
         if self.state is State.FAULT:
             reasons &= 1 << Reason.ESTOP_PRESSED
@@ -504,12 +520,13 @@ class Guard:
             self.culprits = sum(1 << i for i, bits in blame if bits >> reason & 1)
 
     def _send(self, now_ns: int, *, anyway: bool) -> None:
-        """Send the goals. anyway: also after a fault at rest, because the goals have changed."""
+        """Send the goals. anyway: send them even to a robot at rest after a fault."""
         motion = self.motion
         latched = self.state in (State.FAULT, State.ESTOP)
-        resting = latched and motion.is_at_rest() and self._relief is None
-        if self._mute or (resting and not anyway):
-            return  # servos keep their last goal; one that lost torque gets no command to move
+        resting = latched and motion.is_at_rest() and self._relief_goals is None
+        if self._silenced or (resting and not anyway):
+            # Servos keep their last goal. A servo that lost torque must get no command to move.
+            return
         self._goal[:] = motion.q
         if self.unconfirmed and ((self._goal < self._low) | (self._goal > self._high)).any():
             # No goal within the limits can hold a joint that is measured outside them. The adapter
@@ -526,13 +543,13 @@ class Guard:
             fault = sent_fault(self.spec, sent)
         if fault is not None:
             self.invalid = f"the adapter's command() failed: {fault}"
-            self.missing += 1
+            self.failed_commands += 1
             self._apply_reasons(1 << Reason.ADAPTER_INVALID, now_ns)
             return
         self.sent = sent
         if sent.code != Code.OK:
-            self.missing += 1
-            self._mute = latched and sent.code == Code.LOST
+            self.failed_commands += 1
+            self._silenced = latched and sent.code == Code.LOST
             if sent.code in (Code.LOST, Code.REFUSED):
                 self._apply_reasons(1 << Reason.BUS_LOST, now_ns)
             return

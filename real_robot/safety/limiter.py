@@ -1,15 +1,21 @@
-"""Limiter for one joint: the next goal, as near to the target as the joint's limits permit.
+"""Limiter for one joint: turn the target into a goal that keeps the joint's limits.
 
-Let q be the goals as sent, one per period P. Then v = (q - q') / P, a = (v - v') / P and
+The target is the position that the plan requests. The goal is the position that is sent. It is as
+near to the target as the limits permit.
+
+Let q be the goals, one per period P. Then v = (q - q') / P, a = (v - v') / P and
 j = (a - a') / P, where a prime marks the previous tick.
 
-A goal is accepted only if the joint can still stop after it. One parabola passes through the last
-three goals: position q, velocity v + a P / 2, acceleration a. From there, the quickest stop of a
-continuous joint (`stopping`) must keep position and velocity inside their limits. That stop is then
-the joint's way out. Sampled at the following ticks, its differences are means of its derivatives (a
-divided difference is a mean of the derivative, by Peano), so they keep every limit, too. If the
-next goal is not accepted, the joint follows the last accepted way out for one tick. So a goal that
-keeps all limits always exists, and no sequence of targets can exceed them.
+A goal is accepted only if the joint can still stop after it. This is checked as follows. One
+parabola passes through the last three goals. At the newest goal, the parabola has position q,
+velocity v + a P / 2 and acceleration a. `stopping` computes the quickest stop from this state. The
+stop must keep position and velocity inside their limits. It is then stored as the joint's fallback
+stop.
+
+If the next goal is not accepted, the joint follows its fallback stop for one tick. The goals on the
+fallback stop keep every limit as well: their divided differences are means of the derivatives of
+the stop (Peano), and the stop keeps the limits. So a goal that keeps all limits always exists, and
+no sequence of targets can exceed them.
 """
 
 from __future__ import annotations
@@ -19,27 +25,36 @@ from collections.abc import Sequence
 from real_robot.safety.limits import Envelope
 from real_robot.safety.stopping import advance, distance, turn
 
-# bits that say why a goal was changed
+# Bits that say why the goal differs from the target.
 POSITION, VELOCITY, ACCELERATION, JERK = 1, 2, 4, 8  # the target exceeded this limit
-BRAKING, WAY_OUT = 16, 32  # the joint braked to keep another limit: partly, completely
+BRAKING = 16  # the joint could not stop in time after the target
+FALLBACK_STOP = 32  # the joint followed its fallback stop for this tick
 
-FREE, SOFT, HARD = 0, 1, 2  # kind of stop; FREE: none
-HALVINGS = 10  # number of steps of a bisection
+FREE, SOFT, HARD = 0, 1, 2  # kind of stop; FREE: the robot does not stop
+HALVINGS = 10  # number of bisection steps
 SLACK = 1e-12  # rad; rounding error of a stop that ends exactly at a limit
 
 _NAN = float("nan")
 
 
 class Motion:
-    """Motion state of the robot after a tick. Lists over joints, [J], in SI units."""
+    """Motion state of the robot after a tick. Lists have one entry per joint, [J], in SI units."""
 
     LISTS = (
-        *("q", "v", "a", "way_v", "way_a", "way_limit_a", "way_limit_j"),
-        *("goal", "goal_v", "clips", "blame"),
+        *("q", "v", "a", "stop_v", "stop_a", "stop_limit_a", "stop_limit_j"),
+        *("target", "target_v", "clips", "blame"),
     )
     MEASURED = (
-        *("measured", "measured_v", "drawn_a", "current_a"),
-        *("still_low", "still_high", "still_s", "still_q", "still_a", "turned", "alive"),
+        *("measured", "measured_v", "raw_current_a", "current_a"),
+        *(
+            "still_low",
+            "still_high",
+            "still_s",
+            "still_q",
+            "still_a",
+            "velocity_changed",
+            "current_changed",
+        ),
         *("has_velocity", "has_current", "squeeze"),
     )
     NUMBERS = (
@@ -48,124 +63,134 @@ class Motion:
     )
     __slots__ = (*LISTS, *MEASURED, *NUMBERS)
 
-    q: list[float]  # the goal as sent
-    v: list[float]
+    q: list[float]  # goal
+    v: list[float]  # velocity and acceleration of the goals (divided differences)
     a: list[float]
-    way_v: list[float]  # velocity and acceleration of the way out at q
-    way_a: list[float]
-    way_limit_a: list[float]  # acceleration and jerk limits of the way out
-    way_limit_j: list[float]
-    goal: list[float]  # the target; NaN: none
-    goal_v: list[float]  # velocity of the target; NaN: it jumped
-    clips: list[int]  # why the goal differs from the target
+    stop_v: list[float]  # velocity and acceleration of the fallback stop at q
+    stop_a: list[float]
+    stop_limit_a: list[float]  # acceleration and jerk limits of the fallback stop
+    stop_limit_j: list[float]
+    target: list[float]  # target, clipped to the position limits; NaN: none
+    target_v: list[float]  # velocity of the target; NaN: the target jumped, or is the first one
+    clips: list[int]  # why the goal differs from the target: bits, see above
     blame: list[int]  # reasons of this tick that this joint caused: bits of Reason
-    measured: list[float]  # q, dq and current of the last good reading
+    measured: list[float]  # position, velocity and current of the last good reading
     measured_v: list[float]
-    drawn_a: list[float]
-    current_a: list[float]  # low-passed
-    still_low: list[float]  # lowest and highest goal since the measured q last changed
+    raw_current_a: list[float]
+    current_a: list[float]  # low-pass filtered current
+    # Detection of a stuck sensor. A "standstill" is the time in which the measured position has not
+    # changed although the goal may have.
+    still_low: list[float]  # lowest and highest goal during the standstill
     still_high: list[float]
-    still_s: list[float]  # for how long these two have differed
-    still_q: list[float]  # goal and current before they differed
+    still_s: list[float]  # time since still_low and still_high first differed
+    still_q: list[float]  # goal and current just before they first differed
     still_a: list[float]
-    turned: list[int]  # 1 if the measured velocity has changed since then
-    alive: list[int]  # 1 if the measured current has changed since then
-    has_velocity: list[int]  # 1 once a velocity was measured while q stood still
-    has_current: list[int]  # 1 once the measured current has changed
-    squeeze: list[float]  # share of the grip's squeeze that a gripper uses
+    velocity_changed: list[int]  # 1 if the measured velocity has changed since then
+    current_changed: list[int]  # 1 if the measured current has changed since then
+    has_velocity: list[int]  # 1 once a velocity was measured during any standstill
+    has_current: list[int]  # 1 once the measured current has changed at all
+    squeeze: list[float]  # fraction of the grip's maximum squeeze that is allowed now
 
     def __init__(self, q: Sequence[float], now_ns: int) -> None:
-        """Start at rest at `q`, as after arming."""
+        """Create the state of a robot that was just armed: at rest at `q`."""
         count = len(q)
         for name in (*self.LISTS, *self.MEASURED):
             setattr(self, name, [0.0] * count)
-        self.q[:], self.measured[:], self.goal[:] = q, q, [_NAN] * count
+        self.q[:], self.measured[:], self.target[:] = q, q, [_NAN] * count
         self.still_low[:], self.still_high[:] = q, q
-        self.goal_v[:], self.squeeze[:] = self.goal, [1.0] * count
-        self.way_limit_a[:] = self.way_limit_j[:] = [1.0] * count
+        self.target_v[:], self.squeeze[:] = self.target, [1.0] * count
+        self.stop_limit_a[:] = self.stop_limit_j[:] = [1.0] * count
         self.clips, self.blame = [0] * count, [0] * count
-        for flags in (self.turned, self.alive, self.has_velocity, self.has_current):
+        for flags in (
+            self.velocity_changed,
+            self.current_changed,
+            self.has_velocity,
+            self.has_current,
+        ):
             flags[:] = [0] * count
         self.now_ns = self.fresh_ns = now_ns
         self.middle_ns = 0  # time of the last good reading; 0: none yet
         self.stop = SOFT
         self.reasons = 0  # this tick's reasons to stop: bits of Reason
         self.seq = -1
-        self.clipped = 0.0  # ticks with an unreachable goal, minus half of those on the goal
-        self.bus_faults = 0.0  # leaky count of failed readings
+        # +1 for each tick with a target out of reach, -0.5 for each tick on the target; at least 0
+        self.clipped = 0.0
+        self.bus_faults = 0.0  # +1 for each failed reading, decreases with each good one
 
     def rest_at(self, i: int, q: float) -> None:
-        """Put joint i's goal at rest at `q`, wherever it is now."""
-        self.q[i], self.goal[i], self.goal_v[i] = q, _NAN, _NAN
-        self.v[i] = self.a[i] = self.way_v[i] = self.way_a[i] = 0.0
+        """Set joint i's goal to `q`, at rest. The goal jumps: no limit applies."""
+        self.q[i], self.target[i], self.target_v[i] = q, _NAN, _NAN
+        self.v[i] = self.a[i] = self.stop_v[i] = self.stop_a[i] = 0.0
 
     def is_at_rest(self) -> bool:
-        """Return True if the goal and the three goals before it are the same."""
-        return not (any(self.v) or any(self.a) or any(self.way_v) or any(self.way_a))
+        """Return True if the last three goals are equal and the fallback stop has ended."""
+        return not (any(self.v) or any(self.a) or any(self.stop_v) or any(self.stop_a))
 
 
-def step(e: Envelope, i: int, before: Motion, after: Motion, goal: float) -> int:
-    """Advance joint i by one period toward `goal`. Return the bits of the limits in its way.
+def step(e: Envelope, i: int, before: Motion, after: Motion, target: float) -> int:
+    """Advance joint i by one period toward `target`. Return the bits that say why it is not there.
 
-    A goal within the limits is sent unchanged, bit for bit.
+    A target within the limits becomes the goal unchanged, bit for bit.
     """
     p, limit_v, limit_a, limit_j = e.period_s, e.velocity[i], e.acceleration[i], e.jerk[i]
     q, v, a = before.q[i], before.v[i], before.a[i]
     clips = 0
-    if not e.low[i] <= goal <= e.high[i]:
-        goal, clips = min(max(goal, e.low[i]), e.high[i]), POSITION
-    speed = (goal - q) / p
-    pull = (speed - v) / p
-    if abs(speed) > limit_v:
+    if not e.low[i] <= target <= e.high[i]:
+        target, clips = min(max(target, e.low[i]), e.high[i]), POSITION
+    next_v = (target - q) / p
+    next_a = (next_v - v) / p
+    if abs(next_v) > limit_v:
         clips |= VELOCITY
-    if abs(pull) > limit_a:
+    if abs(next_a) > limit_a:
         clips |= ACCELERATION
-    if abs(pull - a) > limit_j * p:
+    if abs(next_a - a) > limit_j * p:
         clips |= JERK
-    goal_v = (goal - before.goal[i]) / p
-    if not -limit_v <= goal_v <= limit_v:  # the target jumped, or is the first one
-        goal_v = _NAN
-    after.goal[i], after.goal_v[i] = goal, goal_v
-    follows = q == before.goal[i] or _can_keep_following(speed, goal_v, v, limit_j * p * p)
+    target_v = (target - before.target[i]) / p
+    if not -limit_v <= target_v <= limit_v:  # the target jumped, or is the first one
+        target_v = _NAN
+    after.target[i], after.target_v[i] = target, target_v
+    follows = q == before.target[i] or _can_keep_following(next_v, target_v, v, limit_j * p * p)
     if follows and not clips & ~POSITION:
-        way_v = speed + pull * p / 2
-        if _can_stop(e, i, goal, way_v, pull):
-            _set_goal(after, i, before, goal, p, way_v, pull, limit_a, limit_j)
+        stop_v = next_v + next_a * p / 2
+        if _can_stop(e, i, target, stop_v, next_a):
+            _set_goal(after, i, before, target, p, stop_v, next_a, limit_a, limit_j)
             return clips
         clips |= BRAKING
-    way_v, way_a = before.way_v[i], before.way_a[i]
-    if before.stop != FREE:  # a stop brakes harder than motion permits: begin at the parabola
-        way_v, way_a = v + a * p / 2, a
-    if before.stop == FREE or (abs(a) <= limit_a and _can_stop(e, i, q, way_v, way_a)):
-        goal_a = (goal_v - before.goal_v[i]) / p
-        if goal_v != goal_v:
-            goal_v = goal_a = 0.0
-        elif not abs(goal_a) <= 0.8 * limit_a:
-            goal_a = 0.0
-        if _approach(e, i, before, after, way_v, way_a, goal, goal_v, goal_a) or (
-            goal_a and _approach(e, i, before, after, way_v, way_a, goal, goal_v, 0.0)
+    stop_v, stop_a = before.stop_v[i], before.stop_a[i]
+    # A stop may brake harder than the limits of motion permit. Motion resumes from the parabola
+    # through the last goals.
+    if before.stop != FREE:
+        stop_v, stop_a = v + a * p / 2, a
+    if before.stop == FREE or (abs(a) <= limit_a and _can_stop(e, i, q, stop_v, stop_a)):
+        target_a = (target_v - before.target_v[i]) / p
+        if target_v != target_v:
+            target_v = target_a = 0.0
+        elif not abs(target_a) <= 0.8 * limit_a:
+            target_a = 0.0
+        if _approach(e, i, before, after, stop_v, stop_a, target, target_v, target_a) or (
+            target_a and _approach(e, i, before, after, stop_v, stop_a, target, target_v, 0.0)
         ):
             return clips
-    limit_a, limit_j = before.way_limit_a[i], before.way_limit_j[i]
-    out, way_v, way_a = advance(q, before.way_v[i], before.way_a[i], limit_a, limit_j, p)
-    _set_goal(after, i, before, out, p, way_v, way_a, limit_a, limit_j)
-    return clips | WAY_OUT
+    limit_a, limit_j = before.stop_limit_a[i], before.stop_limit_j[i]
+    out, stop_v, stop_a = advance(q, before.stop_v[i], before.stop_a[i], limit_a, limit_j, p)
+    _set_goal(after, i, before, out, p, stop_v, stop_a, limit_a, limit_j)
+    return clips | FALLBACK_STOP
 
 
-def _can_keep_following(speed: float, goal_v: float, v: float, change: float) -> bool:
-    """Return True if a joint that reaches its moving goal in this period can keep following it.
+def _can_keep_following(next_v: float, target_v: float, v: float, change: float) -> bool:
+    """Return True if a joint that reaches its moving target in this period can keep following it.
 
-    change: the change of velocity by one period of full jerk.
+    change: difference of velocity between two periods at full jerk.
     """
-    return abs(speed - goal_v) <= change / 2 and abs(2 * speed - v - goal_v) <= change * 0.75
+    return abs(next_v - target_v) <= change / 2 and abs(2 * next_v - v - target_v) <= change * 0.75
 
 
-def step_out(e: Envelope, i: int, before: Motion, after: Motion) -> None:
-    """Advance joint i by one period of its way out, with the limits in `after`."""
-    limit_a, limit_j = after.way_limit_a[i], after.way_limit_j[i]
-    way_v, way_a = before.way_v[i], before.way_a[i]
-    out, way_v, way_a = advance(before.q[i], way_v, way_a, limit_a, limit_j, e.period_s)
-    _set_goal(after, i, before, out, e.period_s, way_v, way_a, limit_a, limit_j)
+def continue_stop(e: Envelope, i: int, before: Motion, after: Motion) -> None:
+    """Advance joint i by one period along its fallback stop, with the stop limits in `after`."""
+    limit_a, limit_j = after.stop_limit_a[i], after.stop_limit_j[i]
+    stop_v, stop_a = before.stop_v[i], before.stop_a[i]
+    out, stop_v, stop_a = advance(before.q[i], stop_v, stop_a, limit_a, limit_j, e.period_s)
+    _set_goal(after, i, before, out, e.period_s, stop_v, stop_a, limit_a, limit_j)
 
 
 def _approach(
@@ -175,41 +200,45 @@ def _approach(
     after: Motion,
     v: float,
     a: float,
-    goal: float,
-    goal_v: float,
-    goal_a: float,
+    target: float,
+    target_v: float,
+    target_a: float,
 ) -> bool:
-    """Move joint i, now at v and a, to a moving goal as fast as its limits permit.
+    """Move joint i, now at v and a, to a moving target as fast as its limits permit.
 
-    Returns False if this is not possible. In the frame of the goal: if the joint's stop would end
-    short of the goal, the joint is pushed forward; if beyond it, backward. The push is as large as
-    keeps the end of the stop at the goal. Stop and push are continuous trajectories that keep the
-    limits of acceleration and jerk, so any mixture of them keeps these limits. The joint's
-    acceleration must fit into what the goal's acceleration leaves of the limit. Otherwise both
-    trajectories would exceed the limit within the period, where no sample shows it.
+    Return False if this is not possible. The computation uses the frame of the target. Two
+    trajectories of one period are mixed: the stop, and a push at full jerk. If the joint's stop
+    would end short of the target, the push is forward; if beyond it, backward. The share of the
+    push is the largest one for which the joint can still stop without passing the target or a
+    limit.
+
+    Stop and push keep the limits of acceleration and jerk, so any mixture of them keeps these
+    limits. The limit of acceleration is reduced by the target's own acceleration. Otherwise the
+    trajectories could exceed the limit between two samples, where no sample shows it.
     """
     p, limit_j = e.period_s, e.jerk[i]
-    v, a = v - goal_v + goal_a * p / 2, a - goal_a
-    limit_a = e.acceleration[i] - abs(goal_a)
+    v, a = v - target_v + target_a * p / 2, a - target_a
+    limit_a = e.acceleration[i] - abs(target_a)
     if abs(a) > limit_a:
-        if goal_a:
+        if target_a:
             return False
         limit_a = abs(a)
-    room = goal - goal_v * p - before.q[i]
+    room = target - target_v * p - before.q[i]
     gap = room - distance(v, a, limit_a, limit_j)
-    x, way_v, way_a = advance(0.0, v, a, limit_a, limit_j, p)
-    start, goal_v = goal - room, goal_v + goal_a * p / 2
+    x, stop_v, stop_a = advance(0.0, v, a, limit_a, limit_j, p)
+    start, target_v = target - room, target_v + target_a * p / 2
     share = 0.0
-    # a smaller gap is closed by one period's jerk: the goal is soon within the limits
+    # A smaller gap needs no push: one period of jerk closes it, and then the target itself is
+    # within the limits.
     if abs(gap) > min(limit_j * p, limit_a) * p * p / 4:
         sign = 1.0 if gap > 0 else -1.0
         dx, dv, da = _push(v, a, sign, limit_a, limit_j, p)
-        dx, dv, da = dx - x, dv - way_v, da - way_a
+        dx, dv, da = dx - x, dv - stop_v, da - stop_a
         low_share, high_share, share = 0.0, 1.0, 1.0
         for _ in range(HALVINGS):
-            y, w, b = x + share * dx, way_v + share * dv, way_a + share * da
+            y, w, b = x + share * dx, stop_v + share * dv, stop_a + share * da
             fits = sign * (room - y - distance(w, b, limit_a, limit_j)) >= 0
-            if fits and _can_stop(e, i, start + y, w + goal_v, b + goal_a):
+            if fits and _can_stop(e, i, start + y, w + target_v, b + target_a):
                 low_share = share
                 if share == 1:
                     break
@@ -217,21 +246,21 @@ def _approach(
                 high_share = share
             share = (low_share + high_share) / 2
         share = low_share
-        x, way_v, way_a = x + share * dx, way_v + share * dv, way_a + share * da
-    way_v, way_a = way_v + goal_v, way_a + goal_a
+        x, stop_v, stop_a = x + share * dx, stop_v + share * dv, stop_a + share * da
+    stop_v, stop_a = stop_v + target_v, stop_a + target_a
     speed = (start + x - before.q[i]) / p
-    if abs(way_a) > e.acceleration[i] or abs(speed) > e.velocity[i]:
+    if abs(stop_a) > e.acceleration[i] or abs(speed) > e.velocity[i]:
         return False
-    if not share and not _can_stop(e, i, start + x, way_v, way_a):
+    if not share and not _can_stop(e, i, start + x, stop_v, stop_a):
         return False
-    _set_goal(after, i, before, start + x, p, way_v, way_a, e.acceleration[i], limit_j)
+    _set_goal(after, i, before, start + x, p, stop_v, stop_a, e.acceleration[i], limit_j)
     return True
 
 
 def _push(
     v: float, a: float, sign: float, limit_a: float, limit_j: float, p: float
 ) -> tuple[float, float, float]:
-    """Return x, v and a after a period of full jerk, then full acceleration."""
+    """Return x, v and a after one period: full jerk up to the full acceleration, then constant."""
     jerk = sign * limit_j
     t = min(p, (limit_a - sign * a) / limit_j)
     x = t * (v + t * (a / 2 + t * jerk / 6))
@@ -261,14 +290,14 @@ def _set_goal(
     before: Motion,
     q1: float,
     p: float,
-    way_v: float,
-    way_a: float,
+    stop_v: float,
+    stop_a: float,
     limit_a: float,
     limit_j: float,
 ) -> None:
-    """Store joint i's next goal and the way out from there."""
+    """Store joint i's next goal and its fallback stop from there."""
     after.q[i] = q1
     after.v[i] = v1 = (q1 - before.q[i]) / p
     after.a[i] = (v1 - before.v[i]) / p
-    after.way_v[i], after.way_a[i] = way_v, way_a
-    after.way_limit_a[i], after.way_limit_j[i] = limit_a, limit_j
+    after.stop_v[i], after.stop_a[i] = stop_v, stop_a
+    after.stop_limit_a[i], after.stop_limit_j[i] = limit_a, limit_j

@@ -1,4 +1,4 @@
-"""Limits in force: the tightest of those of the robot, the bundle and the user's file."""
+"""Limits and rules that apply to a run: the robot's limits, tightened by the user's file."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from offline_rl.utils.options import Checked, Range
 from real_robot.robot import Grip, Limits, RobotSpec
 from real_robot.safety.stopping import duration_s
 
-LOWER = ("position_low",)  # the largest of these is the tightest; of all others, the smallest
-# Only the robot's file sets these: a stop is never made softer.
+LOWER = ("position_low",)  # limits for which a larger number is stricter
+# Limits that only the robot's file may set, so that no user makes a stop softer.
 STOPS = ("stop_acceleration", "stop_jerk")
-# A larger limit is in degrees, or of a joint that turns several times, which is not supported.
+# A larger position limit is probably in degrees. Joints that turn several times are not supported.
 FURTHEST_RAD = 7.0
-SMALLEST = 1e-6  # minimum of any limit but positions, in its unit: a smaller one is a mistake
-FURTHEST_M = 20.0  # a larger limit is in millimeters
+FURTHEST_M = 20.0  # a larger position limit is probably in millimeters
+SMALLEST = 1e-6  # minimum of every limit except positions; a smaller number is a mistake
 
 
 @dataclass(frozen=True)
 class Plausible:
-    """Largest plausible value of a limit, and the unit that a larger one is probably in."""
+    """Largest plausible value of a limit, and the probable unit of a larger value."""
 
-    most: float
+    max_value: float
     unit: str
-    wrong: str  # the unit that a larger value is probably in
-    factor: float  # from that unit to `unit`
+    wrong_unit: str  # probable unit of a larger value
+    factor: float  # converts from `wrong_unit` to `unit`
 
 
 def _scale(unit: str, position: float, velocity: float, tracking: float) -> dict[str, Plausible]:
-    wrong, factor = ("degrees", np.pi / 180) if unit == "rad" else ("millimeters", 1e-3)
-    most = {
+    """Return the plausible value of each limit of a joint whose positions are in `unit`."""
+    wrong_unit, factor = ("degrees", np.pi / 180) if unit == "rad" else ("millimeters", 1e-3)
+    max_values = {
         "position_low": (position, unit),
         "position_high": (position, unit),
         "velocity": (velocity, f"{unit}/s"),
@@ -43,13 +44,16 @@ def _scale(unit: str, position: float, velocity: float, tracking: float) -> dict
         "stop_jerk": (100_000.0, f"{unit}/s³"),
         "tracking_error": (tracking, unit),
     }
-    table = {name: Plausible(x, per, wrong, factor) for name, (x, per) in most.items()}
+    table = {
+        name: Plausible(x, limit_unit, wrong_unit, factor)
+        for name, (x, limit_unit) in max_values.items()
+    }
     return table | {"current_a": Plausible(50.0, "A", "mA", 1e-3)}
 
 
-# Fast arms reach 11 rad/s, 40 rad/s² and 10,000 rad/s³. A stop may be several times as hard.
+# Fast arms reach 11 rad/s, 40 rad/s² and 10,000 rad/s³. Stops may brake several times as hard.
 PLAUSIBLE = {"rad": _scale("rad", FURTHEST_RAD, 12.0, 1.0), "m": _scale("m", FURTHEST_M, 5.0, 0.2)}
-# names of these limits in a robot's file
+# name of a limit in `Limits` -> name in a robot's file, where they differ
 FILE_NAMES = {"position_low": "position", "position_high": "position", "current_a": "current"}
 Upto1 = Annotated[float, Range(high=1, above=0)]
 Upto10 = Annotated[float, Range(high=10, above=0)]
@@ -57,36 +61,38 @@ Upto10 = Annotated[float, Range(high=10, above=0)]
 
 @dataclass(frozen=True)
 class Rules(Checked):
-    """Rules that stop a robot, besides its limits. The defaults are for position servos on a bench.
+    """Rules that stop a robot, in addition to its limits.
 
-    A rule may be changed within its range, but not switched off. Raises ValueError.
+    The defaults are for position servos on a bench. A rule may be changed within its range, but not
+    switched off. Raises ValueError for a number outside the range.
     """
 
-    trip_after_s: Upto10 = 0.4  # stop if targets are out of reach for so long; ramps do not count
+    # stop if the goals miss their targets for longer than this; ramps to a target do not count
+    trip_after_s: Upto10 = 0.4
     # stop if a target moves faster than this multiple of the velocity limit
     trip_ratio: Annotated[float, Range(high=1000, above=1)] = 200.0
     # stop if the measured velocity exceeds this multiple of the velocity limit
     velocity_ratio: Annotated[float, Range(1, 2)] = 1.2
-    # share of tracking_error: a command that misses its target by more counts for trip_after_s
+    # fraction of tracking_error; a goal that misses its target by more counts for trip_after_s
     held_back: Upto1 = 0.1
-    # failed readings until the bus counts as lost
+    # count of failed readings at which the bus counts as lost
     bus_faults: Annotated[float, Range(1, 5)] = 2.0
-    bus_forgives: Upto1 = 0.05  # how much a good reading reduces the count of failed readings
+    bus_forgives: Upto1 = 0.05  # a good reading reduces the count of failed readings by this
     current_window_s: Upto1 = 0.05  # time constant of the low-pass filter of the measured current
     # a current above this multiple of the limit is a FAULT instead of a soft stop
     current_extreme: Annotated[float, Range(high=2, above=1)] = 1.5
-    # a sensor is stuck if its joint's goals move for so long and its measurements do not
+    # a sensor counts as stuck if the goals move for this time and the measurements do not change
     stuck_s: Annotated[float, Range(0.02, 0.5)] = 0.1
-    # a clock step of more periods counts as a jump of the clock
+    # stop if more periods than this lie between two ticks: the clock has jumped
     clock_step_periods: Annotated[float, Range(high=20, above=1)] = 5.0
-    # stop if the last heartbeat of the watchdog process is older
+    # stop if the watchdog process has sent no heartbeat for this time
     watchdog_age_s: Annotated[float, Range(0.02, 0.5)] = 0.08
-    plan_age_s: Upto10 = 1.0  # a chunk whose observation is older is dropped
+    plan_age_s: Upto10 = 1.0  # a chunk is dropped if its observation is older than this
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """Limits and rules in the form that the check reads: one list of floats per limit, [J]."""
+    """Limits and rules for the safety check, with one list of floats per limit, [J]."""
 
     joints: tuple[str, ...]
     period_s: float
@@ -102,14 +108,15 @@ class Envelope:
     resolution: list[float]
     max_age_ns: int
     rules: Rules = field(default_factory=Rules)
-    # q -> [6N] m: bounds of the N spheres at the workspace's points; None: there is no workspace
+    # q -> [6N] m: lower and upper bounds of the N spheres at the workspace's points; None: there is
+    # no workspace
     points: Callable[[Sequence[float]], Sequence[float]] | None = None
     box_low_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
     box_high_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
-    grips: list[Grip | None] = field(default_factory=list)  # [J]; None: no gripper
-    room: list[float] = field(default_factory=list)  # upper bound of the length of a stop
-    scratch: list[float] = field(default_factory=list)  # [J]
+    grips: list[Grip | None] = field(default_factory=list)  # [J]; None: the joint is no gripper
+    room: list[float] = field(default_factory=list)  # [J], upper bound of the length of a stop
+    scratch: list[float] = field(default_factory=list)  # [J], reused by the check
 
     def __post_init__(self) -> None:
         limits = (self.velocity, self.acceleration, self.jerk, self.stop_acceleration)
@@ -117,7 +124,8 @@ class Envelope:
             if not min(values) >= SMALLEST:
                 raise ValueError(f"a limit is {min(values):g}, expected at least {SMALLEST:g}")
         self.grips.extend([None] * (len(self.joints) - len(self.grips)))
-        # a stop from the velocity limit that must first reduce and then reverse the acceleration
+        # The longest stop begins at the velocity limit. It first reduces the acceleration to 0 and
+        # then decelerates.
         for v, a, j in zip(self.velocity, self.acceleration, self.jerk, strict=True):
             self.room.append(v * (2 * a / j) + v / 2 * (v / a + a / j))
 
@@ -157,10 +165,10 @@ def limit_problems(
     units: Sequence[str] = (),
     unusual: Mapping[str, Sequence[str]] | None = None,
 ) -> list[str]:
-    """Return a sentence for each fault in the limits; empty if there is none.
+    """Return a sentence for each problem of the limits; empty if there is none.
 
     Args:
-        units: of the joints, rad or m. Limits outside `PLAUSIBLE` are refused.
+        units: unit of each joint, rad or m. If given, a limit outside `PLAUSIBLE` is a problem.
         unusual: joint -> limits that may be outside `PLAUSIBLE`.
     """
     problems = [
@@ -177,14 +185,15 @@ def limit_problems(
         for f in fields(Limits):
             value = limits[f.name][i]
             if f.name.startswith("position"):
-                wrong = not np.isfinite(value)
+                invalid, expected = not np.isfinite(value), "a finite number"
             else:
-                wrong = not value > 0 or (f.name != "current_a" and not np.isfinite(value))
-            if wrong:
-                problems.append(f"joint {joint}: {f.name} is {value:g}, expected a positive number")
+                invalid = not value > 0 or (f.name != "current_a" and not np.isfinite(value))
+                expected = "a positive number"
+            if invalid:
+                problems.append(f"joint {joint}: {f.name} is {value:g}, expected {expected}")
             elif not f.name.startswith("position") and value < SMALLEST:
                 problems.append(
-                    f"joint {joint}: {f.name} is {value:g}, expected at least {SMALLEST:g}: limits "
+                    f"joint {joint}: {f.name} is {value:g}, expected at least {SMALLEST:g}. Limits "
                     "are in rad, m, s and A"
                 )
             elif units and FILE_NAMES.get(f.name, f.name) not in (unusual or {}).get(joint, ()):
@@ -193,21 +202,21 @@ def limit_problems(
             if stop[i] < limits[name][i]:
                 problems.append(
                     f"joint {joint}: stop_{name} {stop[i]:g} is below {name} {limits[name][i]:g}: "
-                    f"a stop must be at least as hard as the motion; lower {name}"
+                    f"a stop must be able to brake at least as hard as the motion. Lower {name}"
                 )
     return problems
 
 
 def _implausible(joint: str, name: str, value: float, plausible: Plausible) -> list[str]:
-    """Return a sentence if the value is probably in another unit. Infinite: no limit."""
-    if abs(value) <= plausible.most or np.isinf(value):
+    """Return a sentence if the value is probably in another unit. An infinite value is none."""
+    if abs(value) <= plausible.max_value or np.isinf(value):
         return []
     key = FILE_NAMES.get(name, name)
     turn = ", more than a full turn" if plausible.unit == "rad" and abs(value) > 2 * np.pi else ""
     return [
         f"joint {joint}: {key} is {value:g} {plausible.unit}{turn}, expected at most "
-        f"{plausible.most:g}: did you mean {plausible.wrong}? Then write "
-        f"{value * plausible.factor:.4g}; if it is right, add unusual: [{key}] to the joint"
+        f"{plausible.max_value:g}: did you mean {plausible.wrong_unit}? Then write "
+        f"{value * plausible.factor:.4g}. If {value:g} is right, add unusual: [{key}] to the joint"
     ]
 
 
@@ -218,7 +227,7 @@ def envelope(
     rules: Rules | None = None,
     points: Callable[[Sequence[float]], Sequence[float]] | None = None,
 ) -> Envelope:
-    """Return the envelope of `limits` at `rate_hz`. They must be merged and valid."""
+    """Return the envelope for control at `rate_hz`. The limits must be merged and valid."""
     box = spec.workspace
     return Envelope(
         joints=spec.joints,
@@ -246,10 +255,10 @@ def envelope(
 def limits_from(
     values: Mapping[str, Mapping[str, float]], joints: Sequence[str], robot: Limits | None = None
 ) -> Limits:
-    """Return the limits of a user's file, {limit: {joint: number}}; NaN where it has none.
+    """Convert the limits of a file, {limit: {joint: number}}; NaN where the file has none.
 
-    robot: no limit may be looser than this one's. Raises ValueError if a limit or a joint does not
-    exist, or if a limit is looser.
+    robot: limits that the file may only tighten. Raises ValueError if a limit or a joint does not
+    exist, or if a limit is looser than the robot's.
     """
     names = [f.name for f in fields(Limits)]
     arrays = {name: np.full(len(joints), np.nan) for name in names}
@@ -272,9 +281,11 @@ def limits_from(
 
 def _no_looser(name: str, joint: str, value: float, robot_value: float) -> None:
     if name in STOPS and value != robot_value:
-        raise ValueError(f"{name} of joint {joint} can be set in the robot's file only")
+        raise ValueError(
+            f"{name} of joint {joint} is set in limits=…, but only the robot's file may set it"
+        )
     if value < robot_value if name in LOWER else value > robot_value:
         raise ValueError(
-            f"{name} of joint {joint} is {value:g}, looser than the robot's {robot_value:g}: a "
-            "file can only tighten limits, in rad, m, s and A"
+            f"{name} of joint {joint} is {value:g}, looser than the robot's {robot_value:g}. Use a "
+            "stricter number: a file can only tighten limits, in rad, m, s and A"
         )

@@ -10,21 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-CHECK_VALID_S = 60.0  # how long a check of a connected robot holds
+CHECK_VALID_S = 60.0  # time for which a passed check is valid
 RE_ARM = "re-arm"  # typed by the operator
-CONFIRM = "confirm="  # followed by a joint whose encoder leapt; no space: that is the e-stop key
+# Typed by the operator, followed by the name of a joint whose encoder jumped. It has no space
+# because the space bar is the emergency stop.
+CONFIRM = "confirm="
 
 
 class State(IntEnum):
     DISCONNECTED = 0
-    CONNECTED = 1  # the robot is read; no torque, or it still holds since an earlier run
+    CONNECTED = 1  # the robot is read; torque is off, or still on since an earlier run
     CHECKED = 2  # the robot passed the check at most 60 s ago
     HOLD = 3  # armed: the robot holds its last goal
-    RUNNING = 4  # a policy moves it
-    TAKEOVER = 5  # an operator moves it
-    SOFT_STOP = 6  # it decelerates along its path
-    FAULT = 7  # it decelerates as hard as its limits permit and holds; latched
-    ESTOP = 8  # the same, after the operator pressed the emergency stop
+    RUNNING = 4  # a policy moves the robot
+    TAKEOVER = 5  # an operator moves the robot with a device
+    SOFT_STOP = 6  # the robot decelerates along its path
+    FAULT = 7  # the robot decelerates as hard as its limits permit, then holds; latched
+    ESTOP = 8  # as FAULT, but because the operator pressed the emergency stop
 
 
 ARMED = frozenset({State.HOLD, State.RUNNING, State.TAKEOVER, State.SOFT_STOP})
@@ -35,19 +37,19 @@ STOPPING = frozenset({State.SOFT_STOP, State.FAULT, State.ESTOP})
 class Event(IntEnum):
     CONNECT = 0
     CHECK = 1  # the check passed
-    EXPIRE = 2  # the check is too old
+    EXPIRE = 2  # the last check is older than CHECK_VALID_S
     ARM = 3
     START = 4
     TAKE = 5  # an operator takes over
     RELEASE = 6  # the operator ends the takeover
-    FINISH = 7  # the task is finished: no fault, even if the plan has just run out
-    STOP = 8  # a reason to stop, see Reason
-    STANDSTILL = 9
-    FRESH_PLAN = 10  # a new plan before standstill, after the last plan ran out
+    FINISH = 7  # the task is finished; no reason is latched, even if the plan has just run out
+    STOP = 8  # a reason that leads to SOFT_STOP, see `Reason`
+    STANDSTILL = 9  # the goals have come to rest
+    FRESH_PLAN = 10  # the plan had run out, and a new plan came before standstill
     FAULT = 11
     ESTOP = 12
     RE_ARM = 13  # by an operator, once the cause is gone
-    LIMP = 14  # torque off, by an operator or where holding is the hazard
+    LIMP = 14  # torque off, by an operator
     CLOSE = 15
 
 
@@ -57,7 +59,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.CHECKED, Event.CHECK): State.CHECKED,
     (State.CHECKED, Event.EXPIRE): State.CONNECTED,
     (State.CHECKED, Event.ARM): State.HOLD,
-    (State.CONNECTED, Event.LIMP): State.CONNECTED,  # it may hold since a fault or an earlier run
+    # torque may still be on since a fault or an earlier run
+    (State.CONNECTED, Event.LIMP): State.CONNECTED,
     (State.CHECKED, Event.LIMP): State.CONNECTED,
     (State.HOLD, Event.START): State.RUNNING,
     (State.HOLD, Event.TAKE): State.TAKEOVER,
@@ -84,7 +87,10 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 
 class Reason(IntEnum):
-    """Reason why the robot stopped. Numbers never change: each is a bit in the recording."""
+    """Reason why the robot stopped.
+
+    The numbers and names must never change: recordings contain them. Each number is a bit position.
+    """
 
     TARGET_NOT_FINITE = 0
     CLOCK_JUMPED = 1
@@ -118,7 +124,7 @@ class Reason(IntEnum):
         return _TEXTS[self]
 
     def describe(self, joints: Sequence[str]) -> str:
-        """Return the text with the names of the joints that caused the stop, if any."""
+        """Return the text with "a joint" replaced by the joints that caused the stop, if any."""
         return (
             self.text.replace("a joint", f"joint {', '.join(joints)}", 1) if joints else self.text
         )
@@ -148,7 +154,7 @@ _TEXTS = {
     Reason.RECORDER_LOST: "the recorder is gone",
     Reason.ESTOP_PRESSED: "the emergency stop was pressed",
     Reason.CONSOLE_LOST: "the terminal's process is silent: no key would stop the robot",
-    Reason.ENCODER_LEAPT: "the encoder of a joint leapt, so its zero may be wrong",
+    Reason.ENCODER_LEAPT: "the encoder of a joint jumped, so its zero may be wrong",
     Reason.SENSOR_STUCK: (
         "the measurements of a joint do not change while its goals move: its sensor is stuck, or "
         "it is blocked"
@@ -172,8 +178,8 @@ FAULTS = frozenset(
 )
 
 
-# Stops that may be a collision: once at rest, the goals move back to the measured positions. A
-# stuck sensor is one of them: a servo that measures no motion keeps pushing.
+# Reasons that may be a collision. Once the robot is at rest, its goals move to the measured
+# positions. SENSOR_STUCK is one of them: a servo that measures no motion keeps pushing.
 CONTACTS = frozenset(
     {
         Reason.SENSOR_STUCK,
@@ -194,17 +200,17 @@ def event_of(reason: Reason) -> Event:
 
 
 class Refused(Exception):
-    """Raised for a transition that is not listed, or whose condition is not met."""
+    """Raised for a transition that `TRANSITIONS` does not list, or whose condition is not met."""
 
 
 @dataclass
 class Machine:
-    """State machine of a run. Only it changes the state."""
+    """State machine of a run. Nothing else changes the state."""
 
     state: State = State.DISCONNECTED
-    latched: Reason | None = None  # why it stopped; cleared by an operator
-    pending: Reason | None = None  # why it is stopping; becomes `latched` at standstill
-    checked_ns: int = 0
+    latched: Reason | None = None  # why the robot stopped; cleared by an operator
+    pending: Reason | None = None  # why the robot is stopping; becomes `latched` at standstill
+    checked_ns: int = 0  # time of the last passed check
 
     def after(self, event: Event, now_ns: int, reason: Reason | None = None) -> State:
         """Return the state that `fire` would lead to. Raises Refused if there is none."""
@@ -237,7 +243,7 @@ class Machine:
         elif event is Event.STOP and self.state is State.HOLD:
             self.latched = self.latched if self.latched is not None else reason
         elif event is Event.STOP:
-            # keep the first cause, unless it was only that the plan ran out
+            # Keep the first cause. Only a plan that ran out is replaced by a later cause.
             if self.pending in (None, Reason.PLAN_EXHAUSTED):
                 self.pending = reason
         elif event is Event.STANDSTILL:
@@ -249,18 +255,22 @@ class Machine:
         self.state = after
         return after
 
-    def re_arm(self, typed: str, *, there: Sequence[Reason], now_ns: int) -> State:
-        """Clear the latched reason, in HOLD, FAULT or ESTOP, for an operator. Raises Refused.
+    def re_arm(self, typed: str, *, present: Sequence[Reason], now_ns: int) -> State:
+        """Clear the latched reason, in HOLD, FAULT or ESTOP.
 
-        typed: must be `RE_ARM`, typed by an operator. there: reasons to stop that still exist.
+        Args:
+            typed: the text that the operator typed; must be `RE_ARM`.
+            present: reasons to stop that still exist.
+
+        Raises Refused if `typed` differs, if a reason is present, or in another state.
         """
         after = TRANSITIONS.get((self.state, Event.RE_ARM))
         if after is None:
             raise Refused(f"re-arming is refused while {self.state.name}")
         if typed != RE_ARM:
             raise Refused(f"to re-arm, type {RE_ARM!r}")
-        if there:
-            raise Refused(f"still present: {'; '.join(reason.text for reason in there)}")
+        if present:
+            raise Refused(f"still present: {'; '.join(reason.text for reason in present)}")
         self.latched, self.state = None, after
         self.checked_ns = 0
         return after

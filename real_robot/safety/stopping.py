@@ -1,10 +1,12 @@
 """Quickest stop of one joint under limits of acceleration and jerk, in closed form.
 
-The stop has three parts. At full jerk, the acceleration rises to a peak against the velocity. It
-stays there if the peak is the limit. It then returns to zero together with the velocity. The stop
-depends only on the present velocity and acceleration. So a stop that is computed again after part
-of it is the rest of the same stop. Source: Biagiotti and Melchiorri, Trajectory Planning for
-Automatic Machines and Robots, Springer 2008, section 3.4.
+The stop has three parts. In the first, the joint brakes with increasing deceleration, at full jerk.
+In the second, the deceleration is constant, at its limit; a short stop has no such part. In the
+third, the deceleration decreases at full jerk and reaches zero together with the velocity.
+
+The stop depends only on the present velocity and acceleration. If it is computed again at a later
+point of the stop, the result is the remainder of the same stop. Source: Biagiotti and Melchiorri,
+Trajectory Planning for Automatic Machines and Robots, Springer 2008, section 3.4.
 """
 
 from __future__ import annotations
@@ -69,9 +71,10 @@ def distance(v: float, a: float, limit_a: float, limit_j: float) -> float:
 
 
 def turn(v: float, a: float, limit_j: float) -> float:
-    """Return the signed distance that the joint still moves before the stop reverses it.
+    """Return the signed distance that the joint still moves before it reverses its direction.
 
-    0 if the stop does not reverse it: v and the velocity once a is back at 0 have the same sign.
+    Return 0 if the direction does not reverse. This is the case if v has the same sign as the
+    velocity at the time when a is back at 0.
     """
     rest_v = v + a * abs(a) / (2 * limit_j)
     if v < 0 < rest_v:

@@ -207,9 +207,9 @@ class Script(Inputs):
             actions = np.asarray(self.act((now - self.start_ns) * 1e-9), float)
             self.waiting.append(Chunk(self.seq, now, now + self.latency_ns, actions))
             self.seq += 1
-        ready = [c for c in self.waiting if c.answered_ns <= now]
+        ready = [c for c in self.waiting if c.completed_ns <= now]
         if ready:
-            self.waiting = [c for c in self.waiting if c.answered_ns > now]
+            self.waiting = [c for c in self.waiting if c.completed_ns > now]
             return ready[-1]
         return None
 

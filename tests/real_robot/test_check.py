@@ -102,7 +102,7 @@ def test_a_return_conditioned_policy_is_refused(tmp_path):
     same = Normalizer.identity(FITTING.observation_shape)
     bundle_written = Bundle(FITTING, "DecisionTransformer", head.arguments, weights, same)
     write(tmp_path / "b", seal(bundle_written))
-    with pytest.raises(UserError, match="acts on the rewards of its episode, which a robot"):
+    with pytest.raises(UserError, match="reads the rewards of its episode, but a robot"):
         check(robot(), tmp_path / "b", connect=False)
 
 
@@ -185,12 +185,12 @@ def test_joints_are_matched_by_name(tmp_path):
     assert observation == pytest.approx([0.2, 0.1, 0.3, 0.5, 0.6, 0.7])
 
 
-def test_a_bundle_without_a_golden_answer_is_refused(tmp_path, monkeypatch):
+def test_a_bundle_without_a_golden_output_is_refused(tmp_path, monkeypatch):
     """Old bundles have none."""
     policy = load(bundle(tmp_path))
     policy.bundle = replace(policy.bundle, golden=None)
     monkeypatch.setattr(module, "load", lambda *_, **__: policy)
-    with pytest.raises(UserError, match="no golden answer"):
+    with pytest.raises(UserError, match="no golden output"):
         check(robot(), tmp_path / "b")
 
 

@@ -19,7 +19,7 @@ from real_robot.control import session as session_module
 from real_robot.control.clock import Granted
 from real_robot.control.control import guard_of
 from real_robot.control.loop import Loop, Request
-from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.session import MESSAGE, Session, SharedInputs, put_request, request_type
 from real_robot.control.unconfirmed import Unconfirmed
 from real_robot.safety.guard import Guard
@@ -36,38 +36,38 @@ def session(tmp_path, monkeypatch) -> Session:
 
 
 @pytest.fixture
-def words(session) -> Words:
-    return Words(session.path / "words", create=True)
+def shared(session) -> SharedValues:
+    return SharedValues(session.path / "shared_values", create=True)
 
 
 # shared memory
 
 
 @pytest.fixture
-def shared(session, words) -> tuple[SharedInputs, Ring]:
+def loop_inputs(session, shared) -> tuple[SharedInputs, Ring]:
     requests = Ring.create(session.path / "requests", request_type(2), 8)
-    return SharedInputs(session, words, None, requests), requests
+    return SharedInputs(session, shared, None, requests), requests
 
 
-def test_the_emergency_stop_works_with_and_without_another_request(shared, words):
-    inputs, requests = shared
+def test_the_emergency_stop_works_with_and_without_another_request(loop_inputs, shared):
+    inputs, requests = loop_inputs
     assert inputs.request() == Request()
-    words["estop"] = 1
+    shared["estop"] = 1
     assert inputs.request() == Request(estop=True)
     put_request(requests, Request(limp=True))
     assert inputs.request() == Request(estop=True, limp=True)
     assert inputs.request() == Request(estop=True)
-    words["estop_released"] = 1
+    shared["estop_released"] = 1
     assert inputs.request() == Request()  # no older requests are waiting
 
 
 def test_no_press_of_the_emergency_stop_is_lost_however_fast_re_arm_is_typed(
-    shared, words, monkeypatch
+    loop_inputs, shared, monkeypatch
 ):
     """A late loop must process a press that the operator has already cleared."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    inputs, requests = shared
-    console = Console(words, requests)
+    inputs, requests = loop_inputs
+    console = Console(shared, requests)
     console.feed(" re-arm\n")
     assert inputs.request() == Request(estop=True, typed="re-arm")
     assert inputs.request() == Request(estop=True)
@@ -82,10 +82,10 @@ def test_no_press_of_the_emergency_stop_is_lost_however_fast_re_arm_is_typed(
 
 
 def test_a_request_older_than_half_a_second_is_late_and_the_newest_target_counts(
-    shared, monkeypatch
+    loop_inputs, monkeypatch
 ):
     """If it was typed while the policy was loaded, it would move the robot unexpectedly."""
-    inputs, requests = shared
+    inputs, requests = loop_inputs
     for place in (0.1, 0.2, 0.3):
         put_request(requests, Request(target=[place, 0.0]))
     put_request(requests, Request(start=True))
@@ -100,7 +100,7 @@ def test_a_request_older_than_half_a_second_is_late_and_the_newest_target_counts
 
 
 def test_a_recorder_without_heartbeat_is_lost_if_it_is_needed(
-    session, words, tmp_path, monkeypatch
+    session, shared, tmp_path, monkeypatch
 ):
     now = itertools.count(10**9, 600_000_000)
     monkeypatch.setattr(time, "monotonic_ns", lambda: next(now))
@@ -108,32 +108,32 @@ def test_a_recorder_without_heartbeat_is_lost_if_it_is_needed(
     for needed, found in ((True, [False, False, True, False]), (False, [False] * 4)):
         changed: dict[str, Any] = {"recording": "x.rec", "recorder_needed": needed}
         mine = Session(str(tmp_path), robot="desk", rate_hz=200.0, **changed)
-        inputs, seen = SharedInputs(mine, words, None, requests), []
+        inputs, seen = SharedInputs(mine, shared, None, requests), []
         for beat in (1, 1, 1, 2):
-            words["writer_beat"] = beat
+            shared["writer_beat"] = beat
             seen.append(inputs.recorder_lost())
         assert seen == found
 
 
-def test_a_console_is_lost_half_a_second_after_its_last_heartbeat(shared, words, monkeypatch):
-    inputs, _ = shared
+def test_a_console_is_lost_half_a_second_after_its_last_heartbeat(loop_inputs, shared, monkeypatch):
+    inputs, _ = loop_inputs
     now = [10**9]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
     found = []
     for ms, beat in ((0, 1), (490, 1), (510, 1), (600, 2), (1090, 2), (1110, 2)):
-        now[0], words["console_beat"] = 10**9 + ms * 10**6, beat
+        now[0], shared["console_beat"] = 10**9 + ms * 10**6, beat
         found.append(inputs.console_lost())
     assert found == [False, False, True, False, False, True]
 
 
-def test_a_child_ends_when_it_is_told_to_and_when_its_console_is_gone(session, words, monkeypatch):
-    assert not session.ended(words)
-    words["stop"] = 1
-    assert session.ended(words)
-    words["stop"] = 0
+def test_a_child_ends_when_it_is_told_to_and_when_its_console_is_gone(session, shared, monkeypatch):
+    assert not session.ended(shared)
+    shared["stop"] = 1
+    assert session.ended(shared)
+    shared["stop"] = 0
     monkeypatch.setattr(session_module.os, "getppid", lambda: 1)
-    assert session.ended(words)
-    assert words["stop"] == 1  # the other processes are told
+    assert session.ended(shared)
+    assert shared["stop"] == 1  # the other processes are told
 
 
 # before the loop
@@ -158,27 +158,27 @@ def test_a_robot_without_a_limit_is_refused():
         guard_of(Session("", robot="desk", rate_hz=100.0), robot)
 
 
-def test_nothing_is_armed_once_the_emergency_stop_was_pressed(words):
+def test_nothing_is_armed_once_the_emergency_stop_was_pressed(shared):
     clock = Clock()
     robot = MemoryRobot(clock, spec())
     guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0))
     guard.connect(clock.now)
-    words["estop"] = 1
+    shared["estop"] = 1
     with pytest.raises(UserError, match="pressed before the robot was armed"):
-        control._arm(guard, clock, words)
+        control._arm(guard, clock, shared)
     assert "arm" not in robot.calls
-    words["estop_released"] = 1
-    control._arm(guard, clock, words)
+    shared["estop_released"] = 1
+    control._arm(guard, clock, shared)
     assert guard.state is State.HOLD
 
 
-def test_waiting_control_obeys_the_emergency_stop_and_the_end_of_the_console(session, words):
-    words["estop"] = 1
+def test_waiting_control_obeys_the_emergency_stop_and_the_end_of_the_console(session, shared):
+    shared["estop"] = 1
     with pytest.raises(UserError, match="pressed before"):
-        control._wait_for_processes(session, words)
-    words["stop"] = 1
+        control._wait_for_processes(session, shared)
+    shared["stop"] = 1
     with pytest.raises(SystemExit):
-        control._wait_for_processes(session, words)
+        control._wait_for_processes(session, shared)
 
 
 # the loop and its end
@@ -187,9 +187,11 @@ def test_waiting_control_obeys_the_emergency_stop_and_the_end_of_the_console(ses
 class Ended(Bench):
     """Bench with the loop of the control process. `at`: tick -> event."""
 
-    def __init__(self, session: Session, words: Words, at: dict[int, Any], **changes) -> None:
+    def __init__(
+        self, session: Session, shared: SharedValues, at: dict[int, Any], **changes
+    ) -> None:
         super().__init__(session.path, **changes)
-        self.session, self.words, self.at, self.ticks = session, words, at, 0
+        self.session, self.shared, self.at, self.ticks = session, shared, at, 0
         self.said = Ring.create(session.path / "messages", MESSAGE, 16)
         self.armed = list[int]()
         step = self.loop.step
@@ -199,13 +201,15 @@ class Ended(Bench):
             assert self.ticks < 2000, f"it does not end: {self.guard.machine}"
             self.at.get(self.ticks, lambda bench: None)(self)
             step()
-            self.armed.append(self.words["armed"])
+            self.armed.append(self.shared["armed"])
 
         self.loop.step = counted
 
     def go(self) -> np.ndarray:
         """Run to the end and return all rows."""
-        control._loop(self.loop, self.session, self.words, self.said, Unconfirmed(None, self.guard))
+        control._loop(
+            self.loop, self.session, self.shared, self.said, Unconfirmed(None, self.guard)
+        )
         return np.array(list(self._rows()))
 
     def _rows(self) -> Iterator[np.ndarray]:
@@ -214,7 +218,7 @@ class Ended(Bench):
 
 
 def quit_(bench: Ended) -> None:
-    bench.words["stop"] = 1
+    bench.shared["stop"] = 1
 
 
 def console_dies(bench: Ended) -> None:
@@ -234,10 +238,10 @@ def plan_comes(bench: Ended) -> None:
 
 
 @pytest.mark.parametrize("end", [quit_, console_dies])
-def test_the_end_of_a_run_brings_the_robot_to_rest(session, words, end) -> None:
-    bench = Ended(session, words, {150: end})
+def test_the_end_of_a_run_brings_the_robot_to_rest(session, shared, end) -> None:
+    bench = Ended(session, shared, {150: end})
     rows = bench.go()
-    assert words["stop"] == 1
+    assert shared["stop"] == 1
     assert State(int(rows["state"][140])) is State.RUNNING
     assert State(int(rows["state"][-1])) is State.HOLD
     assert rows["latched"][-1] == -1
@@ -245,7 +249,7 @@ def test_the_end_of_a_run_brings_the_robot_to_rest(session, words, end) -> None:
     bench.assert_within_limits()
 
 
-def test_an_axis_that_needs_six_seconds_to_stop_gets_them(session, words) -> None:
+def test_an_axis_that_needs_six_seconds_to_stop_gets_them(session, shared) -> None:
     """The axis stops from 0.3 rad/s at 0.05 rad/s². The console waits as long."""
 
     def forward(t: float) -> np.ndarray:
@@ -254,7 +258,7 @@ def test_an_axis_that_needs_six_seconds_to_stop_gets_them(session, words) -> Non
 
     slow = {"velocity": 0.4, "acceleration": 0.05, "stop_acceleration": 0.05, "jerk": 5.0}
     start = np.full(2, -1.9)
-    bench = Ended(session, words, {}, act=forward, q0=start, **slow)
+    bench = Ended(session, shared, {}, act=forward, q0=start, **slow)
     bench.run(1380)
     speed = bench.guard.motion.v[0]
     assert speed > 0.29
@@ -263,12 +267,12 @@ def test_an_axis_that_needs_six_seconds_to_stop_gets_them(session, words) -> Non
     assert len(rows) * bench.guard.envelope.period_s > speed / 0.05
     assert bench.guard.motion.is_at_rest()
     assert State(int(rows["state"][-1])) is State.HOLD
-    assert words["end_ns"] * 1e-9 > 0.4 / 0.05
+    assert shared["end_ns"] * 1e-9 > 0.4 / 0.05
     bench.assert_within_limits()
 
 
-def test_the_emergency_stop_completes_before_a_run_ends(session, words) -> None:
-    bench = Ended(session, words, {150: stop_key, 151: quit_})
+def test_the_emergency_stop_completes_before_a_run_ends(session, shared) -> None:
+    bench = Ended(session, shared, {150: stop_key, 151: quit_})
     rows = bench.go()
     assert State(int(rows["state"][-1])) is State.ESTOP
     assert Reason(int(rows["latched"][-1])) is Reason.ESTOP_PRESSED
@@ -276,12 +280,12 @@ def test_the_emergency_stop_completes_before_a_run_ends(session, words) -> None:
     bench.assert_within_limits()
 
 
-def test_a_late_plan_does_not_resume_a_run_that_ends(session, words) -> None:
+def test_a_late_plan_does_not_resume_a_run_that_ends(session, shared) -> None:
     stopping = Bench(session.path)
     stopping.run(100)
     stopping.inputs.dead, stopping.inputs.waiting = True, []
     took = 100 + stopping.until(lambda: stopping.guard.state is State.SOFT_STOP)
-    bench = Ended(session, words, {101: inference_dies, took + 1: quit_, took + 2: plan_comes})
+    bench = Ended(session, shared, {101: inference_dies, took + 1: quit_, took + 2: plan_comes})
     rows = bench.go()
     assert State(int(rows["state"][took - 1])) is State.SOFT_STOP
     assert State.RUNNING not in rows["state"][took:]
@@ -289,22 +293,22 @@ def test_a_late_plan_does_not_resume_a_run_that_ends(session, words) -> None:
     assert len(rows) < took + 100
 
 
-def test_the_watchdog_knows_every_armed_state(session, words) -> None:
-    bench = Ended(session, words, {400: quit_, 100: stop_key})
+def test_the_watchdog_knows_every_armed_state(session, shared) -> None:
+    bench = Ended(session, shared, {400: quit_, 100: stop_key})
     bench.inputs.requests = {20: Request(start=True)}
     bench.inputs.requests[300] = Request(typed="re-arm")
     bench.at[250] = lambda bench: setattr(bench.inputs, "standing", Request())
     rows = bench.go()
     states = [State(int(state)) for state in rows["state"]]
     assert {State.HOLD, State.RUNNING, State.ESTOP, State.CONNECTED} == set(states)
-    told = [*bench.armed[1:], words["armed"]]  # after each tick
+    told = [*bench.armed[1:], shared["armed"]]  # after each tick
     assert told == [int(state is not State.CONNECTED) for state in states]
-    assert words["control_beat"] == bench.loop.tick_number + 2
-    assert words["control_ns"] == bench.clock.now
+    assert shared["control_beat"] == bench.loop.tick_number + 2
+    assert shared["control_ns"] == bench.clock.now
 
 
-def test_every_refusal_is_reported(session, words) -> None:
-    bench = Ended(session, words, {200: quit_})
+def test_every_refusal_is_reported(session, shared) -> None:
+    bench = Ended(session, shared, {200: quit_})
     bench.inputs.requests |= {50: Request(arm=True), 60: Request(arm=True), 70: Request(limp=True)}
     told = Reader(Ring.open(bench.said.path), from_start=True)
     bench.go()
@@ -319,7 +323,7 @@ def test_every_refusal_is_reported(session, words) -> None:
 
 
 @pytest.fixture
-def robot(session, words, monkeypatch) -> MemoryRobot:
+def robot(session, shared, monkeypatch) -> MemoryRobot:
     """Return the robot of a session in which a control process can run alone."""
     clock = Clock()
     robot_in_memory = MemoryRobot(clock, spec())
@@ -328,19 +332,19 @@ def robot(session, words, monkeypatch) -> MemoryRobot:
     monkeypatch.setattr(control, "request_real_time", lambda: Granted(False, False))
     monkeypatch.setattr(Session, "make_robot", lambda self: robot_in_memory)
     Ring.create(session.path / "requests", request_type(2), 8)
-    words["watchdog_beat"] = 1
+    shared["watchdog_beat"] = 1
     return robot_in_memory
 
 
 @pytest.mark.parametrize("armed", [True, False])
 def test_a_run_leaves_the_robot_holding_and_recording_by_hand_releases_it_first(
-    session, words, robot, armed: bool
+    session, shared, robot, armed: bool
 ) -> None:
     """The robot may still hold since an earlier run."""
     reads, read = itertools.count(), robot.read
 
     def counted() -> Any:
-        words["stop"] = words["stop"] or next(reads) == 20
+        shared["stop"] = shared["stop"] or next(reads) == 20
         return read()
 
     robot.torque, robot.read = True, counted
@@ -348,11 +352,11 @@ def test_a_run_leaves_the_robot_holding_and_recording_by_hand_releases_it_first(
     assert robot.torque == armed
     assert robot.calls == ["connect", "arm" if armed else "disarm", "close"]
     assert bool(robot.arrived) == armed
-    assert words["armed"] == 0
+    assert shared["armed"] == 0
 
 
 def test_a_control_process_that_fails_leaves_the_robot_to_the_watchdog(
-    session, words, robot, monkeypatch
+    session, shared, robot, monkeypatch
 ) -> None:
     """Control fails while armed: the watchdog must hold the robot."""
 
@@ -363,10 +367,10 @@ def test_a_control_process_that_fails_leaves_the_robot_to_the_watchdog(
     with pytest.raises(RuntimeError, match="loop is wrong"):
         control.run(session)
     assert robot.calls == ["connect", "arm", "close"]
-    assert words["armed"] == 1
+    assert shared["armed"] == 1
 
 
-def test_an_unconfirmed_joint_is_not_armed_by_the_next_run(session, words, tmp_path):
+def test_an_unconfirmed_joint_is_not_armed_by_the_next_run(session, shared, tmp_path):
     path = tmp_path / "two links.unconfirmed.json"
     bench = Bench(tmp_path)
     unconfirmed = Unconfirmed(path, bench.guard)
@@ -385,13 +389,13 @@ def test_an_unconfirmed_joint_is_not_armed_by_the_next_run(session, words, tmp_p
     guard = Guard(robot, envelope(robot.spec, robot.spec.limits, 200.0))
     again = Unconfirmed(path, guard)
     guard.connect(clock.now)
-    assert "joint elbow was last trusted at" in control._arm(guard, clock, words)
+    assert "joint elbow was last trusted at" in control._arm(guard, clock, shared)
     assert guard.state is State.CONNECTED
     assert "arm" not in robot.calls
     guard.confirm("elbow")
     again.close()
     assert not path.exists()
-    assert control._arm(guard, clock, words) == ""
+    assert control._arm(guard, clock, shared) == ""
     assert guard.state is State.HOLD
 
 
@@ -447,7 +451,7 @@ def test_a_run_waits_for_the_watchdog_of_an_earlier_one(session, tmp_path, monke
     arm.claim().close()
 
 
-def test_the_reason_is_saved_when_a_plan_runs_out(session, words, tmp_path):
+def test_the_reason_is_saved_when_a_plan_runs_out(session, shared, tmp_path):
     bench = Bench(tmp_path)
     bench.run(50)
     bench.inputs.dead, bench.inputs.waiting = True, []
@@ -455,12 +459,12 @@ def test_the_reason_is_saved_when_a_plan_runs_out(session, words, tmp_path):
     request, calls = bench.inputs.request, itertools.count()
 
     def wish_or_end() -> Request:
-        words["stop"] = next(calls) > 200
+        shared["stop"] = next(calls) > 200
         return request()
 
     bench.inputs.request = wish_or_end
     said = Ring.create(tmp_path / "messages", MESSAGE, 4)
     unconfirmed = Unconfirmed(tmp_path / "none.json", bench.guard)
-    control._loop(bench.loop, session, words, said, unconfirmed)
+    control._loop(bench.loop, session, shared, said, unconfirmed)
     assert bench.guard.machine.latched is Reason.PLAN_EXHAUSTED
     assert (session.path / "no_plan").read_text() == "target.x is not measured"

@@ -247,9 +247,9 @@ def test_chunks_repeated_or_out_of_order_are_dropped(tmp_path, seed: int):
     assert old is not None
     for seq, shift in ((old.seq, 0), (old.seq - 1, 0), (old.seq + 50, -(10**9))):
         before = bench.loop.schedule.counts.disordered_chunks
-        wrong = Chunk(seq, old.observed_ns + shift, old.answered_ns, np.full((HORIZON, 2), 1.5))
+        wrong = Chunk(seq, old.observed_ns + shift, old.completed_ns, np.full((HORIZON, 2), 1.5))
         bench.inputs.waiting.insert(0, wrong)
-        newer = [c for c in bench.inputs.waiting[1:] if c.answered_ns <= bench.clock.now]
+        newer = [c for c in bench.inputs.waiting[1:] if c.completed_ns <= bench.clock.now]
         bench.inputs.waiting = [wrong, *(c for c in bench.inputs.waiting[1:] if c not in newer)]
         bench.inputs.dead = True
         bench.run(1)

@@ -18,7 +18,7 @@ from policies.golden import seal
 from policies.heads.vision import VisionHead
 from real_robot.control.inference import Inference
 from real_robot.control.observing import goals, observer
-from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.session import chunk_of, chunk_type
 from real_robot.robot import Channel as RobotChannel
 from real_robot.robot import Code
@@ -62,9 +62,9 @@ def test_a_policy_with_a_history_observes_every_period_and_is_called_when_due(
     robot, planner = robot_spec(), Planner(n_action_steps)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
-    words = Words(tmp_path / "words", create=True)
+    shared = SharedValues(tmp_path / "shared_values", create=True)
     policy: Any = planner
-    inference = Inference(policy, robot, ticks, chunks, words)
+    inference = Inference(policy, robot, ticks, chunks, shared)
     for tick in range(28):  # four periods of the robot per period of the policy
         row = ticks.record
         row["state"], row["episode"], row["measured_ns"] = State.RUNNING, 1, tick
@@ -87,11 +87,14 @@ def test_inference_reports_missing_measurements_and_its_time_limit(tmp_path) -> 
     robot, planner = robot_spec(), Planner(2)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
-    words, clock = Words(tmp_path / "words", create=True), iter(range(10**9, 10**10, 7))
+    shared, clock = (
+        SharedValues(tmp_path / "shared_values", create=True),
+        iter(range(10**9, 10**10, 7)),
+    )
     policy: Any = planner
-    inference = Inference(policy, robot, ticks, chunks, words, lambda: next(clock))
-    assert inference.leaves_ns(0.0) == 4 * PERIOD_NS
-    assert inference.leaves_ns(1.0) == 5 * PERIOD_NS
+    inference = Inference(policy, robot, ticks, chunks, shared, lambda: next(clock))
+    assert inference.time_limit_ns(0.0) == 4 * PERIOD_NS
+    assert inference.time_limit_ns(1.0) == 5 * PERIOD_NS
 
     def look(q: list[float], at_ns: int) -> bool:
         row = ticks.record
@@ -103,8 +106,8 @@ def test_inference_reports_missing_measurements_and_its_time_limit(tmp_path) -> 
     assert inference.lacks == "elbow.q"
     assert look([0.0, 0.0], 2 * 10**9)
     assert inference.lacks == ""
-    assert words["took_ns"] == 7
-    assert words["asked_ns"] == 0
+    assert shared["call_took_ns"] == 7
+    assert shared["call_started_ns"] == 0
 
 
 def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
@@ -130,7 +133,9 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
     policy: Any = SimpleNamespace(spec=spec, noise_shape=(), plan=plan)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 4)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(2, 2), 4)
-    inference = Inference(policy, robot, ticks, chunks, Words(tmp_path / "words", create=True))
+    inference = Inference(
+        policy, robot, ticks, chunks, SharedValues(tmp_path / "shared_values", create=True)
+    )
     for k in range(2):
         row = ticks.record
         row["state"], row["episode"], row["measured_ns"] = State.RUNNING, 1, k
@@ -150,7 +155,9 @@ def test_temporal_ensembling_averages_step_by_step_and_restarts_with_an_episode(
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 4)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 8)
     policy: Any = planner
-    inference = Inference(policy, robot, ticks, chunks, Words(tmp_path / "words", create=True))
+    inference = Inference(
+        policy, robot, ticks, chunks, SharedValues(tmp_path / "shared_values", create=True)
+    )
     for k, episode in enumerate((1, 1, 1, 2)):
         row = ticks.record
         row["state"], row["episode"], row["measured_ns"] = State.RUNNING, episode, k
@@ -198,12 +205,12 @@ def test_a_policy_with_memory_works_and_is_refused_if_it_needs_rewards(
     policy = load(tmp_path / "b")
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(1, 2), 16)
-    words = Words(tmp_path / "words", create=True)
+    shared = SharedValues(tmp_path / "shared_values", create=True)
     if needs_rewards:
-        with pytest.raises(UserError, match="acts on the rewards of its episode, which a robot"):
-            Inference(policy, robot, ticks, chunks, words)
+        with pytest.raises(UserError, match="reads the rewards of its episode, but a robot"):
+            Inference(policy, robot, ticks, chunks, shared)
         return
-    inference = Inference(policy, robot, ticks, chunks, words)
+    inference = Inference(policy, robot, ticks, chunks, shared)
     reader = Reader(chunks, from_start=True)
     for episode, count in ((1, 1), (1, 2), (1, 3), (2, 1)):
         row = ticks.record
@@ -230,7 +237,9 @@ def test_an_observation_has_the_time_of_its_oldest_part_and_failed_readings_are_
     policy: Any = SimpleNamespace(spec=replace(chosen, channels=(seen,)), act=act)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
-    inference = Inference(policy, robot, ticks, chunks, Words(tmp_path / "words", create=True))
+    inference = Inference(
+        policy, robot, ticks, chunks, SharedValues(tmp_path / "shared_values", create=True)
+    )
     begun = 10**9
     for k, code in enumerate([Code.TIMEOUT, Code.OK]):
         row = ticks.record
@@ -251,10 +260,10 @@ def test_a_policy_is_called_only_in_states_that_use_a_plan(tmp_path, starting) -
     for state in State:
         ticks = Ring.create(tmp_path / "ticks", row_type(robot_spec()), 4)
         chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 4)
-        words = Words(tmp_path / "words", create=True)
-        words["starting"] = starting
+        shared = SharedValues(tmp_path / "shared_values", create=True)
+        shared["starting"] = starting
         policy: Any = Planner(2)
-        inference = Inference(policy, robot_spec(), ticks, chunks, words)
+        inference = Inference(policy, robot_spec(), ticks, chunks, shared)
         ticks.record["state"] = state
         ticks.push()
         assert inference.step(10**9) == (state in used), state
@@ -280,7 +289,9 @@ def test_a_residual_bundle_adds_to_every_action_of_its_base(tmp_path) -> None:
     policy = load(tmp_path / "whole.bundle")
     ticks = Ring.create(tmp_path / "ticks", row_type(here), 8)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(1, joints), 8)
-    inference = Inference(policy, here, ticks, chunks, Words(tmp_path / "words", create=True))
+    inference = Inference(
+        policy, here, ticks, chunks, SharedValues(tmp_path / "shared_values", create=True)
+    )
     inference.warm_up()
     to_goals, to_seen = goals(base.spec, here), observer(base.spec, here)
     reader = Reader(chunks, from_start=True)

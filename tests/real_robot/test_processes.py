@@ -28,7 +28,7 @@ from real_robot.control import session as session_module
 from real_robot.control import watchdog
 from real_robot.control.clock import MonotonicClock
 from real_robot.control.loop import Request
-from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.session import Processes, Session, put_request, request_of, request_type
 from real_robot.control.watchdog import Watchdog, watch
 from real_robot.safety.states import Reason, State
@@ -82,8 +82,8 @@ def test_sleeping_until_a_deadline_is_never_early():
 
 @pytest.fixture
 def console(tmp_path) -> Console:
-    words = Words(tmp_path / "words", create=True)
-    return Console(words, Ring.create(tmp_path / "requests", request_type(2), 8))
+    shared = SharedValues(tmp_path / "shared_values", create=True)
+    return Console(shared, Ring.create(tmp_path / "requests", request_type(2), 8))
 
 
 def requests(console: Console) -> list[Request]:
@@ -96,7 +96,7 @@ def requests(console: Console) -> list[Request]:
 @pytest.mark.parametrize("before", ["", "star", "re-ar", "anything at al"])
 def test_the_space_bar_stops_whatever_is_being_typed(console: Console, before: str):
     console.feed(before + " ")
-    assert console._words.pressed
+    assert console._shared.pressed
     assert console.typed == ""
     assert requests(console) == []
 
@@ -108,7 +108,7 @@ def test_commands_become_requests_and_unknown_ones_are_reported(console: Console
     assert "unknown command 'strat'" in console.message
     console.feed("confirm=waist\n")
     assert requests(console)[-1] == Request(confirm="waist")
-    assert not console._words.pressed
+    assert not console._shared.pressed
 
 
 def test_only_the_complete_word_re_arms(console: Console, monkeypatch):
@@ -116,11 +116,11 @@ def test_only_the_complete_word_re_arms(console: Console, monkeypatch):
     console.feed(" ")
     console.feed("re-ar\n")
     console.feed("\n\n")
-    assert console._words.pressed
+    assert console._shared.pressed
     assert requests(console) == []
-    console._words["estop_seen"] = 1
+    console._shared["estop_seen"] = 1
     console.feed("re-arm\n")
-    assert not console._words.pressed
+    assert not console._shared.pressed
     assert requests(console) == [Request(typed="re-arm")]
 
 
@@ -130,7 +130,7 @@ def test_the_line_says_state_rate_and_why_it_stopped(tmp_path, console: Console)
     assert "RUNNING" in console.line(bench.ring.record, 199.7)
     assert "199.7 Hz" in console.line(bench.ring.record, 199.7)
     assert "first plan" not in console.line(bench.ring.record, 199.7)
-    console._words["starting"] = 1
+    console._shared["starting"] = 1
     assert "starts with the first plan" in console.line(bench.ring.record, 199.7)
     bench.inputs.dead, bench.inputs.waiting = True, []
     bench.run(300)
@@ -165,7 +165,7 @@ def test_every_key_that_ends_programs_stops_the_robot(console: Console, key: byt
         os.write(master, b"sta\x13" + key)
         for _ in range(3):
             console.wait(handle)
-        assert console._words["estop"] == 1
+        assert console._shared["estop"] == 1
         assert not console.quit
         assert not termios.tcgetattr(slave)[0] & termios.IXON
         tty_of_the_shell = os.dup(slave)
@@ -178,22 +178,22 @@ def test_the_space_bar_still_stops_while_a_run_ends(tmp_path, console: Console):
     """The robot decelerates until control ends. Until then `end` must read the keys."""
     master, slave = os.openpty()
     processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
-    console._words = processes.words
+    console._shared = processes.shared
     polls = iter(range(100))
 
     def poll() -> int | None:
         number = next(polls)
         if number == 2:
             os.write(master, b" ")
-        return 0 if processes.words.pressed else None
+        return 0 if processes.shared.pressed else None
 
     processes.children["control"] = SimpleNamespace(poll=poll)
     with open(slave) as stream, keys(stream) as handle:
         processes.end(lambda: console.wait(handle), patience_s=60.0)
     os.close(master)
-    assert processes.words["stop"] == 1
-    assert processes.words.pressed
-    assert processes.words["console_beat"] > 1
+    assert processes.shared["stop"] == 1
+    assert processes.shared.pressed
+    assert processes.shared["console_beat"] > 1
 
 
 def test_a_process_that_does_not_end_in_time_is_killed(tmp_path):
@@ -208,7 +208,7 @@ def test_control_gets_the_time_that_its_robot_needs_to_stop(tmp_path, monkeypatc
     now, killed = [0.0], list[float]()
     monkeypatch.setattr(session_module.time, "monotonic", lambda: now[0])
     processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
-    processes.words["end_ns"] = 8_000_000_000
+    processes.shared["end_ns"] = 8_000_000_000
     processes.children["control"] = SimpleNamespace(
         poll=lambda: None, kill=lambda: killed.append(now[0]), wait=lambda: None
     )
@@ -230,7 +230,7 @@ def test_once_a_run_ends_only_the_space_bar_works(console: Console):
     console.feed("quit\nstart\narm\nlimp\nre-arm\n")
     assert requests(console) == []
     console.feed(" ")
-    assert console._words.pressed
+    assert console._shared.pressed
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_signals_stop_the_robot_or_quit(console: Console, sent: signal.Signals, 
     before = signal.getsignal(sent)
     with console.signals():
         signal.raise_signal(sent)
-        assert (console._words["estop"], console.quit) == (stops, not stops)
+        assert (console._shared["estop"], console.quit) == (stops, not stops)
     assert signal.getsignal(sent) == before
 
 
@@ -331,66 +331,66 @@ def owner():
     child.wait()
 
 
-def watched(tmp_path, owner) -> tuple[Watchdog, Held, Words]:
-    words = Words(tmp_path / "words", create=True)
-    words["owner_pid"], words["period_ns"] = owner.pid, 5_000_000
-    words["armed"], words["control_ns"] = 1, time.monotonic_ns()
+def watched(tmp_path, owner) -> tuple[Watchdog, Held, SharedValues]:
+    shared = SharedValues(tmp_path / "shared_values", create=True)
+    shared["owner_pid"], shared["period_ns"] = owner.pid, 5_000_000
+    shared["armed"], shared["control_ns"] = 1, time.monotonic_ns()
     held = Held(owner.pid)
-    return Watchdog(held, words), held, words
+    return Watchdog(held, shared), held, shared
 
 
 def test_the_watchdog_leaves_a_living_owner_alone(tmp_path, owner):
-    dog, held, words = watched(tmp_path, owner)
+    dog, held, shared = watched(tmp_path, owner)
     for _ in range(5):
-        assert dog.step(words["control_ns"] + 29_000_000) is None
-    assert words["watchdog_beat"] == 5
+        assert dog.step(shared["control_ns"] + 29_000_000) is None
+    assert shared["watchdog_beat"] == 5
     assert held.reasons == []
     assert owner.poll() is None
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_watchdog_holds_the_robot_of_an_owner_that_died(tmp_path, owner, how):
-    dog, held, words = watched(tmp_path, owner)
-    now = words["control_ns"]  # its heartbeat continues: only its death can be noticed
+    dog, held, shared = watched(tmp_path, owner)
+    now = shared["control_ns"]  # its heartbeat continues: only its death can be noticed
     dog.step(now)
     owner.send_signal(how)
     while dog.step(now) is None:
-        assert words["watchdog_beat"] < 1000
+        assert shared["watchdog_beat"] < 1000
     assert held.reasons == ["the control process died"]
-    assert words["watchdog_fired"] == 1
+    assert shared["watchdog_fired"] == 1
     assert dog.step(now) is None  # once
 
 
 def test_the_watchdog_ends_a_stalled_owner_before_it_holds_the_robot(tmp_path, owner):
-    dog, held, words = watched(tmp_path, owner)
-    dog.step(words["control_ns"])
+    dog, held, shared = watched(tmp_path, owner)
+    dog.step(shared["control_ns"])
     owner.send_signal(signal.SIGSTOP)
-    assert dog.step(words["control_ns"] + 31_000_000) == "the control process stands still"
+    assert dog.step(shared["control_ns"] + 31_000_000) == "the control process stands still"
     assert not held.owner_lived
     assert owner.wait(5) == -signal.SIGKILL
 
 
 def test_joints_that_miss_the_watchdogs_hold_are_held_again_and_named(tmp_path, owner):
-    dog, held, words = watched(tmp_path, owner)
+    dog, held, shared = watched(tmp_path, owner)
     held.deaf = [["elbow", "wrist"], ["wrist"]]
     owner.kill()
-    said = [dog.step(words["control_ns"])]
+    said = [dog.step(shared["control_ns"])]
     while said[-1] is None:
-        said[-1] = dog.step(words["control_ns"])
-    said += [dog.step(words["control_ns"]) for _ in range(4)]
+        said[-1] = dog.step(shared["control_ns"])
+    said += [dog.step(shared["control_ns"]) for _ in range(4)]
     why, seen = "the control process died", "did not answer: check that it stands still"
     assert said == [f"{why}; elbow, wrist {seen}", f"{why}; wrist {seen}", why, None, None]
 
 
 def test_an_owner_that_ends_late_has_the_robot_held_twice(tmp_path, owner):
     """It may have sent a goal after the first hold."""
-    dog, _, words = watched(tmp_path, owner)
+    dog, _, shared = watched(tmp_path, owner)
     ends = iter(
         [[], [], [], [(0, 1)], [(0, 1)]]
     )  # polls of its handle: the first one while it is watched
-    dog.step(words["control_ns"])
+    dog.step(shared["control_ns"])
     dog._poll = SimpleNamespace(poll=lambda _: next(ends))
-    late = words["control_ns"] + 31_000_000
+    late = shared["control_ns"] + 31_000_000
     said = [dog.step(late) for _ in range(4)]
     assert said == [
         "the control process stands still",
@@ -402,9 +402,9 @@ def test_an_owner_that_ends_late_has_the_robot_held_twice(tmp_path, owner):
 
 def test_the_watchdog_waits_for_silence_after_the_kill(tmp_path, owner, monkeypatch):
     """The silence counts from the signal: nothing can have been written later."""
-    dog, _, words = watched(tmp_path, owner)
+    dog, _, shared = watched(tmp_path, owner)
     now_ns, slept = [0], list[float]()
-    dog.step(words["control_ns"])
+    dog.step(shared["control_ns"])
 
     def kill(handle: int, how: int) -> None:
         now_ns[0] += 7_000_000  # the wait was before
@@ -424,33 +424,33 @@ def test_the_watchdog_waits_for_silence_after_the_kill(tmp_path, owner, monkeypa
 
 def test_an_ending_watchdog_first_holds_the_robot_of_a_dead_owner(tmp_path, owner, monkeypatch):
     """The console may notice the death first and end all processes."""
-    session = SimpleNamespace(path=tmp_path, ended=lambda words: words["stop"])
+    session = SimpleNamespace(path=tmp_path, ended=lambda shared: shared["stop"])
     session.claim_watch = BytesIO
     monkeypatch.setattr(
         watchdog, "request_real_time", lambda *_, **__: ""
     )  # not for the process of the tests
-    _, held, words = watched(tmp_path, owner)
+    _, held, shared = watched(tmp_path, owner)
     owner.kill()
     os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
-    words["stop"] = words["control_beat"] = 1
+    shared["stop"] = shared["control_beat"] = 1
     held.connect = held.close = lambda: None
     session.make_robot = lambda: held
-    watch(session, lambda: words["control_ns"])
+    watch(session, lambda: shared["control_ns"])
     assert held.reasons == ["the control process died"]
 
 
 def test_the_watchdog_leaves_the_line_to_control_until_that_has_connected(tmp_path, monkeypatch):
-    words, calls = Words(tmp_path / "words", create=True), list[str]()
+    shared, calls = SharedValues(tmp_path / "shared_values", create=True), list[str]()
 
     def sleep(seconds: float) -> None:
         calls.append("wait")
-        words["control_beat"] = len(calls) == 3
-        words["stop"] = 1 if words["control_beat"] else 0
+        shared["control_beat"] = len(calls) == 3
+        shared["stop"] = 1 if shared["control_beat"] else 0
 
     monkeypatch.setattr(watchdog, "request_real_time", lambda *_, **__: "")
     monkeypatch.setattr(watchdog.time, "sleep", sleep)
     robot = SimpleNamespace(connect=lambda: calls.append("connect"), close=lambda: None)
-    make, ended = (lambda: robot), (lambda words: bool(words["stop"]))
+    make, ended = (lambda: robot), (lambda shared: bool(shared["stop"]))
     watch(SimpleNamespace(path=tmp_path, make_robot=make, ended=ended, claim_watch=BytesIO))
     assert calls == ["wait", "wait", "wait", "connect"]
 
@@ -474,7 +474,7 @@ def test_the_watchdogs_reaction_to_a_dead_control_process_is_reported(
     monkeypatch.setattr(session_module, "HOLD_S", 0.0)
     processes = Processes(Session(str(tmp_path), robot="desk", rate_hz=100))
     processes.children["control"] = SimpleNamespace(poll=lambda: -9, returncode=-9)
-    processes.words["armed"] = 1
+    processes.shared["armed"] = 1
     sentence = "did not command the robot to hold"
     if answers:
         (tmp_path / "watchdog.fired").write_text("it stands still")
@@ -484,8 +484,8 @@ def test_the_watchdogs_reaction_to_a_dead_control_process_is_reported(
 
 
 def test_the_watchdog_does_nothing_while_nothing_is_armed(tmp_path, owner):
-    dog, held, words = watched(tmp_path, owner)
-    words["armed"] = 0
+    dog, held, shared = watched(tmp_path, owner)
+    shared["armed"] = 0
     owner.kill()
     owner.wait()
     for _ in range(3):
@@ -588,15 +588,15 @@ def test_an_old_state_is_shown_as_stale(tmp_path, console: Console):
 
 def test_the_console_says_why_a_plan_ran_out(tmp_path):
     session = Session(str(tmp_path), robot="desk", rate_hz=100)
-    words = Words(tmp_path / "words", create=True)
-    words["leaves_ns"], words["took_ns"] = 200_000_000, 350_000_000
-    said = session_module.explain_missing_plan(session, words, 10**9)
+    shared = SharedValues(tmp_path / "shared_values", create=True)
+    shared["time_limit_ns"], shared["call_took_ns"] = 200_000_000, 350_000_000
+    said = session_module.explain_missing_plan(session, shared, 10**9)
     assert said.startswith("inference took 350 ms, the plan leaves it 200 ms")
-    words["asked_ns"] = 10**9 - 900_000_000
-    said = session_module.explain_missing_plan(session, words, 10**9)
+    shared["call_started_ns"] = 10**9 - 900_000_000
+    said = session_module.explain_missing_plan(session, shared, 10**9)
     assert said.startswith("inference has taken 900 ms, the plan leaves it 200 ms")
     (tmp_path / "lacks").write_text("target.x")
-    said = session_module.explain_missing_plan(session, words, 10**9)
+    said = session_module.explain_missing_plan(session, shared, 10**9)
     assert said == "target.x is not measured: check that its tracker runs"
 
 

@@ -12,7 +12,7 @@ import pytest
 from robots_in_memory import Bench, spec
 
 from offline_rl.utils.errors import UserError
-from real_robot.control.rings import Ring, Words
+from real_robot.control.rings import Ring, SharedValues
 from real_robot.control.session import Session
 from real_robot.recording.files import RecordingWriter, read
 from real_robot.recording.writer import Writer, main
@@ -117,7 +117,7 @@ def test_the_end_of_a_recording_during_a_run_is_reported(tmp_path, capfd, needed
     )
     session.save()
     Ring.create(tmp_path / "ticks", row_type(session.make_robot().spec), 64)
-    Words(tmp_path / "words", create=True)["control_beat"] = 1
+    SharedValues(tmp_path / "shared_values", create=True)["control_beat"] = 1
     with pytest.raises(SystemExit):
         main(["writer", session.folder])
     said = capfd.readouterr().err

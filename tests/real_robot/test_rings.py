@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from real_robot.control.rings import Reader, Ring, RingError, Words
+from real_robot.control.rings import Reader, Ring, RingError, SharedValues
 
 RECORD = np.dtype([("n", "<i8"), ("q", "<f8", (40,)), ("flag", "u1")])
 
@@ -108,9 +108,9 @@ def test_another_file_is_refused(tmp_path):
 
 
 def test_words_are_shared(tmp_path):
-    mine = Words(tmp_path / "w", create=True)
+    mine = SharedValues(tmp_path / "w", create=True)
     mine["control_beat"] = 7
-    assert Words(tmp_path / "w")["control_beat"] == 7
+    assert SharedValues(tmp_path / "w")["control_beat"] == 7
     with pytest.raises(KeyError):
         mine["no such word"] = 1
 

@@ -17,7 +17,7 @@ from robots_in_memory import Clock, MemoryRobot, limits, spec, workspace
 
 from real_robot.control.kinematics import forward
 from real_robot.robot import Code, Limits, Reading, Status
-from real_robot.safety.check import check, leapt
+from real_robot.safety.check import check, has_jumped
 from real_robot.safety.guard import Guard
 from real_robot.safety.limiter import ACCELERATION, FREE, JERK, POSITION, VELOCITY, Motion
 from real_robot.safety.limits import (
@@ -923,8 +923,8 @@ def stood_still(velocity, current, *, lives: bool) -> bool:
 
 def test_an_encoder_leapt_if_the_measured_velocity_does_not_explain_the_step():
     """2 rad/s in 5 ms are at most 0.01 rad; no velocity explains more than four times that."""
-    assert not leapt(0.0, 0.0099, 0.0, 2.0, 0.005)
-    assert leapt(0.0, 0.03, 0.0, 2.0, 0.005)
-    assert not leapt(0.0, 0.03, 6.0, 2.0, 0.005)  # pushed
-    assert leapt(0.0, 0.03, -6.0, 2.0, 0.005)
-    assert leapt(0.0, 0.05, 10.0, 2.0, 0.005)
+    assert not has_jumped(0.0, 0.0099, 0.0, 2.0, 0.005)
+    assert has_jumped(0.0, 0.03, 0.0, 2.0, 0.005)
+    assert not has_jumped(0.0, 0.03, 6.0, 2.0, 0.005)  # pushed
+    assert has_jumped(0.0, 0.03, -6.0, 2.0, 0.005)
+    assert has_jumped(0.0, 0.05, 10.0, 2.0, 0.005)

@@ -71,25 +71,25 @@ def test_re_arming_is_for_hold_fault_and_estop(state: State):
     tried = Machine(state, latched=Reason.WORKSPACE)
     expected = {S.HOLD: S.HOLD, S.FAULT: S.CONNECTED, S.ESTOP: S.CONNECTED}
     if state in expected:
-        assert tried.re_arm("re-arm", there=(), now_ns=0) is expected[state]
+        assert tried.re_arm("re-arm", present=(), now_ns=0) is expected[state]
         assert tried.latched is None
     else:
         with pytest.raises(Refused):
-            tried.re_arm("re-arm", there=(), now_ns=0)
+            tried.re_arm("re-arm", present=(), now_ns=0)
 
 
 @pytest.mark.parametrize("typed", ["", "y", "yes", "RE-ARM", "re-arm "])
 def test_only_the_word_itself_re_arms(typed: str):
     tried = Machine(S.HOLD, latched=Reason.TRACKING_ERROR)
     with pytest.raises(Refused, match="type 're-arm'"):
-        tried.re_arm(typed, there=(), now_ns=0)
+        tried.re_arm(typed, present=(), now_ns=0)
     assert tried.latched is Reason.TRACKING_ERROR
 
 
 def test_re_arming_is_refused_while_the_cause_is_there():
     tried = Machine(S.FAULT, latched=Reason.SERVO_ERROR)
     with pytest.raises(Refused, match=f"^still present: {Reason.BUS_LOST.text}"):
-        tried.re_arm(RE_ARM, there=[Reason.BUS_LOST], now_ns=0)  # not the first cause
+        tried.re_arm(RE_ARM, present=[Reason.BUS_LOST], now_ns=0)  # not the first cause
 
 
 def test_a_latched_robot_neither_starts_nor_is_taken_over():

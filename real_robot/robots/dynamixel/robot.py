@@ -78,12 +78,12 @@ class Clock:
         self._offset_ms: float | None = None  # host - servo
         self._heard_ms = 0.0
 
-    def within(self, tick: int, asked_ns: int, now_ns: int) -> bool:
+    def within(self, tick: int, call_started_ns: int, now_ns: int) -> bool:
         """Return True if the measurement may be from between the request and now.
 
         A measurement that seems to be from the future is accepted, too: the offset was set late.
         """
-        asked_ms, now_ms = asked_ns * 1e-6, now_ns * 1e-6
+        asked_ms, now_ms = call_started_ns * 1e-6, now_ns * 1e-6
         silence_ms, self._heard_ms = now_ms - self._heard_ms, now_ms
         if self._offset_ms is None or silence_ms > self.FORGET_MS:
             self._offset_ms = asked_ms - tick

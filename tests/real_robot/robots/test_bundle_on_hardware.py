@@ -24,7 +24,7 @@ from real_robot.check import check
 from real_robot.control.inference import Inference
 from real_robot.control.kinematics import forward
 from real_robot.control.loop import Loop, Request
-from real_robot.control.rings import Reader, Ring, Words
+from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.schedule import Chunk, Schedule, Timing
 from real_robot.control.session import chunk_of, chunk_type
 from real_robot.robot import Reading
@@ -78,7 +78,7 @@ def test_bundles_from_train_pass_robot_check(tmp_path, rig: Any, task: str) -> N
     path = cloned(task, tmp_path, 2, episodes=2, steps=3)
     lines = check(rig.robot, path, connect=False, runtime="numpy")
     assert [line.name for line in lines][2:] == ["names", "units", "rates", "answer"]
-    assert "golden answer matches" in lines[-1].text
+    assert "golden output matches" in lines[-1].text
     spec = policies.load(path).spec
     assert (spec.rate_hz, spec.action_names[0]) == (25.0, "waist")
     assert (spec.expanded_action_units[0], spec.action_low[0], spec.action_high[0]) == (
@@ -165,10 +165,10 @@ def test_a_bundle_drives_the_servos_to_the_target(tmp_path, rig: Any) -> None:
     guard = Guard(robot, envelope(spec, spec.limits, RATE_HZ, None, forward(spec)))
     ticks = Ring.create(tmp_path / "ticks", row_type(spec), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(policy.spec.chunk_size, 5), 16)
-    words = Words(tmp_path / "words", create=True)
+    shared = SharedValues(tmp_path / "shared_values", create=True)
     schedule = Schedule(Timing(policy.spec.rate_hz or 0, policy.spec.chunk_size), 5)
     loop = Loop(guard, clock, schedule, Inputs(clock, chunks), ticks)
-    inference = Inference(policy, spec, ticks, chunks, words, clock.now_ns)
+    inference = Inference(policy, spec, ticks, chunks, shared, clock.now_ns)
     guard.connect(clock.now_ns())
     guard.read()
     guard.run_check(clock.now_ns())
@@ -177,7 +177,7 @@ def test_a_bundle_drives_the_servos_to_the_target(tmp_path, rig: Any) -> None:
     apart = []
     for _ in range(round(SECONDS * RATE_HZ)):
         loop.step()
-        words["starting"] = loop.starting
+        shared["starting"] = loop.starting
         inference.step(clock.now_ns())
         apart.append(float(np.linalg.norm(rig.line.physics.position_of("tip") - target)))
     assert (guard.state, guard.machine.latched) == (State.RUNNING, None)

@@ -232,7 +232,7 @@ def test_an_adapter_can_be_a_class_in_a_users_file(tmp_path: Path) -> None:
     for name, sentence in {
         "arms.py:Half": "it has no connect, arm, read, command, hold, disarm, close",
         "arms.py:Broken": "OSError: no such port",
-        "arms.py:PortLost": "there is no PortLost in",
+        "arms.py:PortLost": "has no 'PortLost'",
         "nowhere.py:Arm": "nowhere.py",
         "nowhere:Arm": "No module named 'nowhere'",
         "servo": "expected dynamixel, simulated, or your own class, such as mine.py:Arm",
