@@ -25,12 +25,13 @@ def load(
 
     path: a bundle, or the folder of a training seed.
     runtime: `torch` runs every policy. `onnx` runs exported policies without torch. `numpy` runs
-    MLP policies with numpy and safetensors alone. `auto` takes the first of these that is installed
-    and can run this policy. Every runtime must reproduce the bundle's golden answer.
+    MLP policies with numpy and safetensors only. `auto` selects the first of these that is
+    installed and can run this policy. Every runtime must reproduce the bundle's golden output,
+    which is a stored output for a stored input.
     units: return actions in the environment's units instead of [-1, 1].
-    arguments: replace those that the policy was built with, such as `target_return`.
+    arguments: new values for arguments of the policy's constructor, such as `target_return`.
 
-    Raises BundleError, which names what is wrong with the file.
+    Raises BundleError, which states what is wrong with the file.
     """
     bundle = read(path)
     try:

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 def as_array(values: Any, dtype: DTypeLike | None = None) -> np.ndarray:
     """Return `values` as a NumPy array.
 
-    A tensor may require grad, be on any device, or have dtype bfloat16, which becomes float32.
+    Tensors may require grad and be on any device. A bfloat16 tensor becomes a float32 array.
     """
     if isinstance(values, list | tuple) and values and hasattr(values[0], "detach"):
         values = [as_array(value) for value in values]

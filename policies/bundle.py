@@ -1,6 +1,6 @@
-"""The policy bundle: the one file that training hands over. Loading it never executes its contents.
+"""The policy bundle: the file with a trained policy. Loading it never executes code from the file.
 
-A bundle is a ZIP archive (stored, not compressed) of format 3:
+A bundle is an uncompressed ZIP archive. Format 3 has the members:
 
     manifest.json            {format, spec, policy: {kind, arguments}, normalizers, provenance,
                              sha256}
@@ -8,17 +8,18 @@ A bundle is a ZIP archive (stored, not compressed) of format 3:
     normalizers.safetensors  mean and scale of each normalizer: observations/<channel>/… maps a raw
                              vector channel to the network's input; actions/… maps actions in
                              [-1, 1] to the network's output
-    golden.safetensors       a recorded input and the policy's answer to it:
-                             observations/<channel> [B, n_obs_steps, …], noise where the policy
-                             takes any, chunk [B, chunk_size, A]
+    golden.safetensors       a recorded input and the policy's output for it:
+                             observations/<channel> [B, n_obs_steps, …], noise unless the policy is
+                             deterministic, chunk [B, chunk_size, A]
     graphs/<name>.onnx       the network for other runtimes, if it was exported
     base.bundle              the base policy of a residual policy
 
-`normalizers` names the kind of each normalizer: {observations: {channel: kind}, actions: kind}.
-`sha256` has an entry for each member; that of the manifest covers the manifest without this entry.
-The tables of a diffusion sampler are among the policy's arguments.
+`normalizers` gives the kind of each normalizer: {observations: {channel: kind}, actions: kind}.
+`sha256` has one checksum per member. The checksum of manifest.json covers the manifest without the
+entry `sha256["manifest.json"]`. The coefficients of a diffusion sampler are in the policy's
+arguments.
 
-Reading needs numpy and safetensors only. torch is loaded when a policy is to run in torch.
+Reading a bundle needs numpy and safetensors only. torch is imported when a policy runs in torch.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ WEIGHTS, NORMALIZERS, GOLDEN = MEMBERS = (
     "golden.safetensors",
 )
 GRAPHS, BASE = "graphs/", "base.bundle"
-BUNDLE = "policy.bundle"  # the bundle in the folder of a training seed
+BUNDLE = "policy.bundle"  # name of the bundle in the folder of a training seed
 MANIFEST: dict[str, Any] = {
     "format": int,
     "spec": dict,
@@ -66,10 +67,10 @@ class BundleError(ValueError):
 
 @dataclass(frozen=True)
 class Golden:
-    """A recorded input and the policy's answer, which every runtime must reproduce."""
+    """A recorded input and the policy's output for it, which every runtime must reproduce."""
 
-    observations: dict[str, np.ndarray]  # by channel: [B, n_obs_steps, *shape], raw
-    noise: np.ndarray | None  # [B, *noise_shape]; None if the policy takes no noise
+    observations: dict[str, np.ndarray]  # by channel, [B, n_obs_steps, *shape], raw
+    noise: np.ndarray | None  # [B, *noise_shape]; None for a deterministic policy
     chunk: np.ndarray  # [B, chunk_size, A] in [-1, 1]
 
 
@@ -78,15 +79,15 @@ class Bundle:
     """The contents of a policy bundle."""
 
     spec: Spec
-    kind: str  # name of the head's class in policies.heads
-    arguments: dict[str, Any]  # keyword arguments of that class
+    kind: str  # class name of the head in policies.heads
+    arguments: dict[str, Any]  # keyword arguments of the head's constructor
     weights: dict[str, np.ndarray]
-    normalizers: Mapping[str, Normalizer]  # by vector channel; one Normalizer stands for all
+    normalizers: Mapping[str, Normalizer]  # by vector channel; or one for all of them
     provenance: dict[str, Any] = field(default_factory=dict)  # run, data, versions, scores
-    actions: Normalizer | None = None  # [-1, 1] -> network output; None: the identity
+    actions: Normalizer | None = None  # from [-1, 1] to network output; None: identity
     graphs: Mapping[str, bytes] = field(default_factory=dict)  # ONNX models by name
     base: Bundle | None = None  # base policy of a residual policy
-    golden: Golden | None = None  # `policies.golden.seal` attaches it; `write` needs it
+    golden: Golden | None = None  # added by `policies.golden.seal`, required by `write`
 
     def __post_init__(self) -> None:
         vectors = {channel.name: channel.shape for channel in self.spec.vectors}
@@ -96,29 +97,31 @@ class Bundle:
             object.__setattr__(self, "actions", Normalizer.identity((self.spec.action_dim,)))
         shapes = {name: normalizer.mean.shape for name, normalizer in self.normalizers.items()}
         if shapes != vectors:
-            raise ValueError(f"the normalizers are for {shapes}, the observations are {vectors}")
+            raise ValueError(
+                f"the normalizers are for {shapes}, but the vector channels are {vectors}"
+            )
         assert self.actions is not None
         shape = self.actions.mean.shape
         if shape != (self.spec.action_dim,) or self.actions.kind == "z-score":
             raise ValueError(
-                f"the action normalizer is {self.actions.kind} of shape {list(shape)}; "
-                f"{self.spec.action_dim} actions are normalized by their range or not at all"
+                f"the action normalizer is {self.actions.kind} of shape {list(shape)}. Use min-max "
+                f"or identity of shape [{self.spec.action_dim}]"
             )
 
 
 def write(path: str | Path, bundle: Bundle) -> None:
-    """Write `bundle` to `path`. The same bundle gives the same bytes. The write is not atomic.
+    """Write `bundle` to `path`. The write is not atomic. Equal bundles give equal bytes.
 
-    Raises BundleError if the bundle has no golden answer (see `policies.golden.seal`).
+    Raises BundleError if the bundle has no golden output (see `policies.golden.seal`).
     """
     Path(path).write_bytes(pack(bundle))
 
 
 def pack(bundle: Bundle) -> bytes:
-    """Return the bytes of the file that holds `bundle`."""
+    """Return the bytes of a bundle file."""
     golden, actions = bundle.golden, bundle.actions
     if golden is None:
-        raise BundleError("the bundle has no golden answer. Attach it with policies.golden.seal")
+        raise BundleError("the bundle has no golden output. Attach it with policies.golden.seal")
     assert actions is not None
     normalizers = {f"observations/{name}": each for name, each in bundle.normalizers.items()}
     normalizers["actions"] = actions
@@ -145,7 +148,7 @@ def pack(bundle: Bundle) -> bytes:
         "provenance": bundle.provenance,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
     }
-    manifest = json.loads(json.dumps(manifest, allow_nan=False))  # tuples become lists, as read
+    manifest = json.loads(json.dumps(manifest, allow_nan=False))  # turns tuples into lists
     manifest["sha256"]["manifest.json"] = manifest_sha256(manifest)
     text, file = json.dumps(manifest, indent=2).encode(), io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -157,7 +160,7 @@ def pack(bundle: Bundle) -> bytes:
 def read(path: str | Path) -> Bundle:
     """Read and verify the bundle in a file, or the `policy.bundle` in a seed's folder.
 
-    Raises BundleError, which names the file and what is wrong with it.
+    Raises BundleError, which names the file and states what is wrong with it.
     """
     try:
         path = find_bundle(Path(path))
@@ -170,32 +173,32 @@ def read(path: str | Path) -> Bundle:
 
 
 def find_bundle(path: Path) -> Path:
-    """Return `path`, or the bundle in that folder. Raises BundleError for a folder without one."""
+    """Return `path` if it is a file, or the bundle in it. Raises BundleError if there is none."""
     if not path.is_dir() or (path / BUNDLE).is_file():
         return path / BUNDLE if path.is_dir() else path
     seeds = sorted(path.glob(f"seed_*/{BUNDLE}"), key=lambda f: (len(str(f)), f))
     if seeds:
         names = " or ".join(str(file.relative_to(path)) for file in seeds)
         raise BundleError(f"{path} is the folder of a run. Load {names}")
-    raise BundleError(f"{path} is a folder without a {BUNDLE}. Give the file of a policy bundle")
+    raise BundleError(f"{path} is a folder without a {BUNDLE}. Pass the path of a bundle")
 
 
 def unpack(content: bytes, where: str) -> Bundle:
-    """Return the verified bundle in the bytes of a file. `where` names the file in errors."""
+    """Verify and return the bundle in the bytes of a file. where: name of the file in errors."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             contents = {name: archive.read(name) for name in archive.namelist()}
         manifest = json.loads(contents.pop("manifest.json"))
     except DAMAGED as error:
         raise BundleError(
-            f"{where} is not a complete policy bundle: {error}. Copy it again, or train its run "
-            "again"
+            f"{where} is not a complete policy bundle: {error}. Copy it again, or repeat "
+            "the training run"
         ) from None
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if type(version) is not int or version != FORMAT:
         raise BundleError(
-            f"{where} has bundle format {version!r}, this version reads format {FORMAT}. Make the "
-            "bundle again with this version"
+            f"{where} has bundle format {version!r}, but this version reads format {FORMAT}. "
+            "Create the bundle again with this version"
         )
     if (problem := find_type_error(manifest, MANIFEST)) is not None:
         raise BundleError(f"{where}: manifest.json: {problem}")
@@ -203,18 +206,20 @@ def unpack(content: bytes, where: str) -> Bundle:
     sums["manifest.json"] = manifest_sha256(manifest)
     for name in sums | dict.fromkeys(MEMBERS) | manifest["sha256"]:
         if sums.get(name) is None or sums[name] != manifest["sha256"].get(name):
-            raise BundleError(f"{where}: {name} does not match its SHA-256; the file is damaged")
+            raise BundleError(
+                f"{where}: {name} does not match its SHA-256. The file is damaged: copy it again"
+            )
     try:
         tensors = {name: load_tensors(contents[name]) for name in MEMBERS}
         for each in tensors.values():
             for name, value in each.items():
                 if not np.isfinite(value).all():
-                    raise ValueError(f"{name} holds NaN or infinite numbers")
+                    raise ValueError(f"{name} contains NaN or infinite numbers")
         return assemble(manifest, tensors, contents, where)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, BundleError):
-            raise  # about the base bundle, which it names
-        raise BundleError(f"{where}: the manifest or a member is incomplete: {error}") from None
+            raise  # the base bundle is invalid; the message names it
+        raise BundleError(f"{where}: the manifest or a member is invalid: {error}") from None
 
 
 def assemble(
@@ -223,7 +228,7 @@ def assemble(
     contents: Mapping[str, bytes],
     where: str,
 ) -> Bundle:
-    """Return the bundle made of a manifest, the tensors of each member, and the raw members."""
+    """Create a bundle from the manifest, the tensors by member, and the bytes of all members."""
     weights, statistics, recorded = (dict(tensors[name]) for name in MEMBERS)
     spec, kinds = Spec.from_json(manifest["spec"]), manifest["normalizers"]
 
@@ -252,18 +257,21 @@ def assemble(
 
 
 def manifest_sha256(manifest: dict[str, Any]) -> str:
-    """Return the SHA-256 of a manifest without its own entry, independent of spaces and order."""
+    """Return the SHA-256 of a manifest, without `sha256["manifest.json"]`, with sorted keys."""
     others = {k: v for k, v in manifest["sha256"].items() if k != "manifest.json"}
     text = json.dumps(manifest | {"sha256": others}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_type_error(value: Any, form: Any, where: str = "") -> str | None:
-    """Return how `value` differs from `form`, a type or a dict of forms. None if it matches."""
+    """Return a description of how `value` differs from `form`. None if it matches.
+
+    form: a type, or a dict whose values are forms.
+    """
     if not isinstance(form, dict):
         return None if type(value) is form else f"{where} is {value!r}, expected {form.__name__}"
     if not isinstance(value, dict) or value.keys() != form.keys():
         keys = sorted(value) if isinstance(value, dict) else value
-        return f"{where or 'it'} has {keys}, expected {sorted(form)}"
+        return f"{where or 'it'} has the keys {keys}, expected {sorted(form)}"
     problems = (find_type_error(value[k], f, f"{where}.{k}".lstrip(".")) for k, f in form.items())
     return next((problem for problem in problems if problem is not None), None)

@@ -1,10 +1,10 @@
-"""Observations: one vector as a plain array, or several named channels as a mapping of arrays.
+"""Functions on observations, which are an array (a single vector) or a mapping of named channels.
 
 A channel is a float32 vector or a uint8 image [H, W, C]. Images stay uint8 until they reach the
-network. Use the functions below to index, stack or store observations: they map arrays to arrays
-and mappings to mappings. They do not import torch, and they accept tensors. Files, buffers and
-checkpoints name the columns of a channel `observations/<channel>`, `next_observations/<channel>`
-and so on.
+network. The functions below index, stack or store observations. They map arrays to arrays, and
+mappings to mappings. They also accept tensors, without importing torch. In files, buffers and
+checkpoints, the columns of a channel are called `observations/<channel>`,
+`next_observations/<channel>` and so on.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from policies.normalizer import Normalizer
 
 Observations = Any  # [N, *obs] or {channel: [N, *obs]}, arrays or tensors
-BASE_ACTION = "base_action"  # channel with the action of a frozen base policy; always the last one
-IMAGE_AXES = 3  # a channel with this number of axes is an image
+BASE_ACTION = "base_action"  # channel with the action of a frozen base policy; the last channel
+IMAGE_AXES = 3  # number of axes of an image; vectors have any other number
 
 
 def map_channels(function: Callable[..., Any], *observations: Observations) -> Observations:
-    """Apply `function` to each channel. The channels are those of the first observations."""
+    """Apply `function` to each channel. All arguments need the channels of the first one."""
     first = observations[0]
     if isinstance(first, Mapping):
         return {name: function(*(every[name] for every in observations)) for name in first}
@@ -55,7 +55,7 @@ def assign(observations: Observations, rows: Any, values: Observations) -> None:
 
 
 def any_channel(observations: Observations) -> np.ndarray:
-    """Return the elementwise `or` [N] over the channels, of one bool [N] for each channel."""
+    """Combine one bool array [N] per channel into one array [N] by logical or."""
     return np.any(parts(observations), axis=0)
 
 
@@ -85,7 +85,7 @@ def dtype(shape: Sequence[int]) -> type[np.generic]:
 
 
 def flatten(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `columns` with one column `<name>/<channel>` for each channel of a mapping."""
+    """Return `columns`, with each mapping replaced by one column `<name>/<channel>` per channel."""
     flat: dict[str, Any] = {}
     for name, values in columns.items():
         if isinstance(values, Mapping):
@@ -96,7 +96,7 @@ def flatten(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unflatten(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inverse of `flatten`."""
+    """Undo `flatten`: collect columns `<name>/<channel>` in mappings."""
     nested: dict[str, Any] = {}
     for key, values in columns.items():
         name, _, channel = key.partition("/")
@@ -108,7 +108,7 @@ def unflatten(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get(columns: Mapping[str, Any], name: str) -> Observations:
-    """Return the observations `name` of flat columns. None if there are none."""
+    """Return the observations called `name` from flat columns. None if there are none."""
     if name in columns:
         return columns[name]
     start = f"{name}/"
@@ -117,12 +117,12 @@ def get(columns: Mapping[str, Any], name: str) -> Observations:
 
 @dataclass(frozen=True)
 class Normalizers:
-    """A normalizer for each vector channel. Images pass unchanged; their encoder scales them."""
+    """Normalizers of all vector channels. Images stay unchanged; the image encoder scales them."""
 
     by_channel: Mapping[str, Normalizer]
 
     def __call__(self, observations: Observations) -> Observations:
-        """Return the observations {channel: [..., *obs]} with normalized vectors."""
+        """Return `observations`, {channel: [..., *obs]}, with normalized vectors."""
         by = self.by_channel
         return {k: by[k](v) if k in by else v for k, v in observations.items()}
 
@@ -143,9 +143,9 @@ def identity(shapes: Any) -> Normalizer | Normalizers:
 def fit(
     observations: Observations, *, by_range: bool = False, min_std: float | None = None
 ) -> Normalizer | Normalizers:
-    """Fit normalizers to observations [N, …]. The channel `base_action` keeps its values.
+    """Fit normalizers to observations [N, …]. The channel `base_action` gets the identity.
 
-    by_range: use `Normalizer.fit_range`, not `Normalizer.fit`.
+    by_range: use `Normalizer.fit_range` instead of `Normalizer.fit`.
     min_std: see `Normalizer.fit`.
     """
 

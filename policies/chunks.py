@@ -1,14 +1,14 @@
-"""The state of a running episode under a policy that predicts chunks of actions.
+"""Execution of policies that predict chunks of actions.
 
     time                 t-1    t  | t+1    t+2    t+3    t+4  …
     n_obs_steps = 2       o      o |
     chunk_size = 4               a |  a      a      a
     n_action_steps = 3           a |  a      a   |  next chunk at t+3
 
-With temporal ensembling a chunk is predicted at every step, and all predictions for a step are
-averaged (Zhao et al., arXiv:2304.13705, section IV-A).
+With temporal ensembling, the policy predicts a chunk at every step, and the action is an average
+of all predictions for that step (Zhao et al., arXiv:2304.13705, section IV-A).
 
-The module needs numpy only. It serves the stacked policies of an evaluation, bundles and robots.
+The module needs numpy only. Evaluations, policy bundles and robots use it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ from policies.channels import Observations
 from policies.policy import BundlePolicy
 
 # (observations [R, n_obs_steps, *obs], noise [R, *noise_shape], episode indices [R]) -> chunks
-# [R, chunk_size, A] that begin with the present action
+# [R, chunk_size, A]; the first action of a chunk is for the present step
 Plan = Callable[[Observations, np.ndarray, np.ndarray], np.ndarray]
-# attributes that `state` saves, [B, …] each
+# names of the arrays [B, …] that `state` returns; checkpoints store them under these names
 STATE = ("seeds", "decisions", "_taken", "_new", "_chunks", "_sums", "_counts")
 
 
-class Queue:
-    """Observation history and current chunk of B episodes. Calls `plan` when a chunk is used up.
+class ChunkExecutor:
+    """Executor of a chunk policy in B episodes, one action per step.
 
-    `reset` starts episodes. After it, call `step` once per environment step. Or call `observe` once
-    per step, and `predict_chunk` whenever a new chunk is wanted.
+    For each episode, it stores the observation history, the current chunk, the state of the noise
+    and the sums of temporal ensembling. It calls `plan` when all `n_action_steps` actions of a
+    chunk are executed.
+
+    `reset` starts episodes. After `reset`, call `step` once per environment step. Alternatively,
+    call `observe` once per step, and `predict_chunk` whenever you need a new chunk.
     """
 
     def __init__(
@@ -44,28 +48,28 @@ class Queue:
         noise_shape: tuple[int, ...] = (),
         temporal_ensemble_coeff: float | None = None,
     ) -> None:
-        """Create a queue without episodes.
+        """Create an executor without episodes.
 
-        n_action_steps: actions of each chunk that are executed.
-        noise_shape: shape of the noise of one chunk; () for a deterministic policy.
-        temporal_ensemble_coeff: m of temporal ensembling; None turns it off. The i-th prediction
-        for a step, counted from the oldest, has the weight exp(-m i).
+        n_action_steps: number of executed actions per chunk.
+        noise_shape: shape of the noise for one chunk; () for a deterministic policy.
+        temporal_ensemble_coeff: coefficient m of temporal ensembling; None turns it off. Prediction
+        i for a step has the weight exp(-m i); i = 0 is the oldest prediction.
         """
         self.plan, self.n_obs_steps, self.n_action_steps = plan, n_obs_steps, n_action_steps
         self.temporal_ensemble_coeff = temporal_ensemble_coeff
         self.noise_shape = noise_shape or (0,)
-        self.seeds = np.zeros(0, np.int64)  # [B], one for each episode
-        self.decisions = np.zeros(0, np.int64)  # [B], chunks predicted in the episode so far
-        self._taken = np.zeros(0, np.int64)  # [B], executed actions of the current chunk
+        self.seeds = np.zeros(0, np.int64)  # [B], one per episode
+        self.decisions = np.zeros(0, np.int64)  # [B], chunks predicted so far in the episode
+        self._taken = np.zeros(0, np.int64)  # [B], number of executed actions of the chunk
         self._new = np.zeros(0, bool)  # [B], True before the first observation
         self._history: Observations | None = None  # [B, n_obs_steps, *obs]
         self._chunks = np.zeros(0, np.float32)  # [B, n_action_steps, A]
-        self._sums = np.zeros((0, 0, 0))  # [B, chunk_size, A], weighted sums for the next steps
-        self._counts = np.zeros((0, 0), np.int64)  # [B, chunk_size], predictions in these sums
+        self._sums = np.zeros((0, 0, 0))  # [B, chunk_size, A], weighted, next steps
+        self._counts = np.zeros((0, 0), np.int64)  # [B, chunk_size], predictions in _sums
 
     @classmethod
-    def from_policy(cls, policy: BundlePolicy) -> Queue:
-        """Return the queue of a policy that keeps no memory of its own."""
+    def from_policy(cls, policy: BundlePolicy) -> ChunkExecutor:
+        """Create the executor of a policy that is not recurrent."""
         return cls(
             lambda observations, noise, _rows: policy.plan(observations, noise),
             n_obs_steps=policy.spec.n_obs_steps,
@@ -75,7 +79,7 @@ class Queue:
         )
 
     def reset(self, seeds: np.ndarray, rows: np.ndarray | None = None) -> None:
-        """Start one episode for each of `seeds`. With `rows`, restart these episodes only."""
+        """Start one episode per seed. With `rows`, restart only the episodes at these indices."""
         seeds = np.asarray(seeds, np.int64)
         if rows is None:
             rows = np.arange(len(seeds))
@@ -89,14 +93,14 @@ class Queue:
         self._sums[rows], self._counts[rows] = 0, 0
 
     def state(self, rows: slice) -> dict[str, np.ndarray]:
-        """Return copies of the state of the episodes `rows`, without empty arrays."""
+        """Return a copy of the state of the episodes `rows`, without empty arrays."""
         arrays = {name: getattr(self, name) for name in STATE}
         if self._history is not None:
             arrays |= channels.flatten({"seen": self._history})
         return {name: x[rows].copy() for name, x in arrays.items() if x[rows].size}
 
     def load(self, rows: slice, state: Mapping[str, np.ndarray]) -> None:
-        """Restore a result of `state`, after `reset`."""
+        """Restore the output of `state`. Call `reset` first."""
         for name in STATE:
             if (values := state.get(name)) is None:
                 continue
@@ -116,8 +120,9 @@ class Queue:
     def observe(self, observations: Observations, rows: np.ndarray | None = None) -> None:
         """Append the present observations [B, *obs] to the observation histories.
 
-        The first observation of an episode fills its whole history.
-        rows: [R], episodes that make a step; `observations` are theirs. Default: all.
+        The first observation of an episode fills its complete history.
+        rows: [R], indices of the episodes that make a step. Then `observations` is [R, *obs], for
+        these episodes. Default: all episodes.
         """
         rows = np.arange(len(self.seeds)) if rows is None else rows
         if self._history is None:
@@ -139,7 +144,7 @@ class Queue:
     def predict_chunk(self, rows: np.ndarray) -> np.ndarray:
         """Predict new chunks [R, chunk_size, A] for the episodes `rows` [R].
 
-        With temporal ensembling, call it exactly once per step.
+        With temporal ensembling, call this method exactly once per step.
         """
         numbers = noise.normal(self.seeds[rows], self.decisions[rows], self.noise_shape)
         self.decisions[rows] += 1
@@ -154,9 +159,9 @@ class Queue:
         if self._sums.shape[1:] != chunks.shape[1:]:
             self._sums = np.zeros((len(self.seeds), *chunks.shape[1:]))
             self._counts = np.zeros((len(self.seeds), chunk_size), np.int64)
-        weights, last = np.exp(-m * np.arange(chunk_size)), np.zeros((count, 1), np.int64)
+        weights, no_predictions = np.exp(-m * np.arange(chunk_size)), np.zeros((count, 1), np.int64)
         sums = np.concatenate([self._sums[rows, 1:], np.zeros_like(chunks[:, :1])], 1)
-        counts = np.concatenate([self._counts[rows, 1:], last], 1)  # one step has passed
+        counts = np.concatenate([self._counts[rows, 1:], no_predictions], 1)  # shifted by one step
         sums += weights[counts][..., None] * chunks
         self._sums[rows], self._counts[rows] = sums, counts + 1
         averages: np.ndarray = sums / weights.cumsum()[counts][..., None]

@@ -1,8 +1,8 @@
 """Export of a bundle's network to ONNX, so that it runs without torch.
 
-The graph is one decision, from observations to a chunk. A diffusion policy is exported as two
-graphs: the encoder of the observations, and one denoising step. The loop over denoising steps runs
-in numpy (`policies.heads.schedules`), which also generates the noise.
+The ONNX graph maps observations to a chunk. A diffusion policy is exported as two graphs: the
+observation encoder, and one denoising step. The loop over denoising steps runs in numpy
+(`policies.heads.schedules`). The noise also comes from numpy.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from policies.networks.defaults import torch_defaults
 from policies.policy import BundlePolicy
 from policies.runtimes import with_onnx as onnx
 
-ROWS = 2  # batch size of the example that is traced
+ROWS = 2  # batch size of the example input for tracing
 
 
 @torch_defaults()
 def export_bundle(bundle: Bundle) -> tuple[Bundle, float]:
-    """Return `bundle` with graphs, and their largest difference from torch. Raises BundleError.
+    """Return `bundle` with ONNX graphs, and the largest difference between ONNX and torch outputs.
 
-    The outputs are compared on the golden input, all rows at once and one by one. The base of a
-    residual policy is exported too.
+    The outputs are compared on the golden input, as one batch and row by row. The base of a
+    residual policy is exported too. Raises BundleError.
     """
     reference, golden = verify_golden(bundle, "torch")
-    if reference.network.remembers:
+    if reference.network.is_recurrent:
         raise BundleError(
-            f"a {bundle.kind} keeps a memory of its episode, and only networks without a memory "
-            "can be exported. Run it with torch"
+            f"a {bundle.kind} keeps a memory of its episode and cannot be exported. Run it with "
+            "runtime=torch"
         )
     base = None if bundle.base is None else export_bundle(bundle.base)[0]
     graphs = {**bundle.graphs, **make_graphs(reference)}
     exported = replace(bundle, graphs=graphs, golden=golden, base=base)
-    policy, answer = run_golden(exported, "onnx")
-    differences = [np.abs(answer.chunk - golden.chunk).max()]
+    policy, result = run_golden(exported, "onnx")
+    differences = [np.abs(result.chunk - golden.chunk).max()]
     for k in range(len(golden.chunk)):
         row = {name: value[k : k + 1] for name, value in golden.observations.items()}
         noise = None if golden.noise is None else golden.noise[k : k + 1]
         differences.append(np.abs(policy.predict_chunk(row, noise) - golden.chunk[k]).max())
     if not max(differences) <= TOLERANCE:
         raise BundleError(
-            f"the exported graph differs from torch by {max(differences):.2g}, at most "
-            f"{TOLERANCE:g} is allowed. The bundle was not changed"
+            f"the exported graph differs from torch by {max(differences):.2g}, the limit is "
+            f"{TOLERANCE:g}. The bundle was not changed"
         )
     return exported, float(max(differences))
 
 
 def make_graphs(policy: BundlePolicy) -> dict[str, bytes]:
-    """Return the ONNX graphs by the names that `policies.runtimes.with_onnx` expects."""
+    """Return the ONNX graphs, under the names that `policies.runtimes.with_onnx` expects."""
     module, spec = policy.module, policy.spec
     example = {
         channel.name: torch.zeros(
@@ -83,12 +83,12 @@ def make_graphs(policy: BundlePolicy) -> dict[str, bytes]:
     step = {onnx.FEATURES: features, onnx.X: noise[:, 0], onnx.TIME: torch.ones(ROWS)}
     return {
         onnx.ENCODER: trace(Encode(module), observations, onnx.FEATURES),
-        onnx.POLICY: trace(Step(module), step, onnx.ANSWER),
+        onnx.POLICY: trace(Step(module), step, onnx.STEP_OUTPUT),
     }
 
 
 class Head(nn.Module):
-    """A part of a head as a separate module, so that it can be traced."""
+    """Base class of modules that export one part of a head."""
 
     def __init__(self, head: Any) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Head(nn.Module):
 
 
 class Act(Head):
-    """The decision of a head without chunks: from the present observation to a chunk of one."""
+    """A head without chunks: from the observation history to a chunk of one action."""
 
     def forward(self, observations: Any) -> Tensor:
         if isinstance(observations, Mapping):
@@ -108,7 +108,7 @@ class Act(Head):
 
 
 class Plan(Head):
-    """The complete decision of a `Planner`."""
+    """A head that is a `Planner`: from observations and noise to a chunk."""
 
     def forward(self, observations: Any, noise: Tensor | None = None) -> Tensor:
         chunk: Tensor = self.head.plan(observations, noise)
@@ -116,7 +116,7 @@ class Plan(Head):
 
 
 class Encode(Head):
-    """The observation encoder of a diffusion policy, which runs once per decision."""
+    """The observation encoder of a diffusion policy, which runs once per chunk."""
 
     def forward(self, observations: Any) -> Tensor:
         features: Tensor = self.head.encode(observations)
@@ -151,7 +151,7 @@ def trace(module: nn.Module, inputs: Mapping[str, Any], output: str) -> bytes:
     with silenced():
         program = torch.onnx.export(
             module.eval(),
-            kwargs=dict(inputs),  # a mapping as last positional argument would be unpacked
+            kwargs=dict(inputs),  # torch unpacks a mapping that is the last positional argument
             input_names=names,
             output_names=[output],
             dynamic_shapes=free_batch_size(inputs),

@@ -1,4 +1,4 @@
-"""Noise for acting: a pure function of an episode's seed and the chunks predicted so far.
+"""Noise for acting, a pure function of the episode's seed and the number of predicted chunks.
 
 numpy generates it for every runtime, so that a policy gets the same noise in torch, numpy and ONNX.
 """
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def normal(seeds: np.ndarray, decisions: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+def normal(seeds: np.ndarray, num_chunks: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Return standard normal numbers [R, *shape], float32.
 
-    seeds: [R] integers >= 0, one for each episode.
-    decisions: [R] integers >= 0, the number of chunks predicted in the episode so far.
+    seeds: [R] integers >= 0, one per episode.
+    num_chunks: [R] integers >= 0, the number of chunks predicted so far in each episode.
     """
     rows = np.empty((len(seeds), *shape), np.float32)
-    for row, seed, decision in zip(rows, seeds, decisions, strict=True):
+    for row, seed, chunk in zip(rows, seeds, num_chunks, strict=True):
         if rows[0].size:
-            key = np.array([seed, decision], np.uint64)
+            key = np.array([seed, chunk], np.uint64)
             source = np.random.Generator(np.random.Philox(key=key))
             source.standard_normal(out=row, dtype=np.float32)
     return rows

@@ -1,4 +1,4 @@
-"""Normalization of observations and actions, with statistics frozen at training time."""
+"""Normalization of observations and actions, with statistics that stay fixed after fitting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["identity", "z-score", "min-max"]
 
 @dataclass(frozen=True)
 class Normalizer:
-    """The elementwise map (x - mean) / scale. `inverse` undoes it."""
+    """The elementwise map (x - mean) / scale, and its inverse."""
 
     mean: np.ndarray  # [*shape] float32
     scale: np.ndarray  # [*shape] float32, > 0
@@ -24,26 +24,26 @@ class Normalizer:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind) or self.mean.shape != self.scale.shape:
             raise ValueError(
-                f"no normalizer has kind {self.kind!r}, mean of shape {self.mean.shape} and scale "
-                f"of shape {self.scale.shape}"
+                f"normalizer of kind {self.kind!r}, with mean of shape {self.mean.shape} and scale "
+                f"of shape {self.scale.shape}: use {', '.join(get_args(Kind))}, and equal shapes"
             )
         if not (np.isfinite(self.mean).all() and np.isfinite(self.scale).all()):
-            raise ValueError("the normalizer holds NaN or infinite numbers")
+            raise ValueError("the normalizer contains NaN or infinite numbers")
         if not (self.scale > 0).all():
-            raise ValueError("the normalizer's scale is not above 0")
+            raise ValueError("the normalizer's scale must be above 0")
         if self.kind == "identity" and not self.is_identity:
-            raise ValueError("the normalizer of kind identity is not the identity")
+            raise ValueError("a normalizer of kind identity must have mean 0 and scale 1")
 
     @classmethod
     def identity(cls, shape: tuple[int, ...]) -> Normalizer:
-        """Return the normalizer that leaves numbers of `shape` unchanged."""
+        """Create a normalizer that leaves values of `shape` unchanged."""
         return cls(np.zeros(shape, np.float32), np.ones(shape, np.float32), "identity")
 
     @classmethod
     def fit(
         cls, observations: np.ndarray, epsilon: float = 1e-3, min_std: float | None = None
     ) -> Normalizer:
-        """Return the z-score normalizer of observations [N, *obs].
+        """Fit a z-score normalizer to observations [N, *obs].
 
         epsilon: added to the standard deviation (TD3+BC, eq. 6).
         min_std: lower bound of the standard deviation. If it is given, epsilon is not added.
@@ -55,9 +55,9 @@ class Normalizer:
 
     @classmethod
     def fit_range(cls, values: np.ndarray, min_range: float = 1e-4) -> Normalizer:
-        """Return the normalizer that maps the range of values [N, *shape] to [-1, 1].
+        """Fit a normalizer that maps the range of `values`, [N, *shape], to [-1, 1].
 
-        A number with a smaller range than `min_range` is shifted to 0 and not scaled (Chi et al.,
+        A dimension whose range is below `min_range` is centered at 0 but not scaled (Chi et al.,
         arXiv:2303.04137, released code).
         """
         low, high = values.min(0).astype(np.float64), values.max(0).astype(np.float64)
@@ -74,11 +74,11 @@ class Normalizer:
 
     @property
     def is_identity(self) -> bool:
-        """True if no value changes."""
+        """True if the normalizer leaves all values unchanged."""
         return bool((self.mean == 0).all() and (self.scale == 1).all())
 
 
-def center_and_extent(low: float, high: float) -> tuple[float, float]:
-    """Return the center and half width of a range. A range below 1e-4 gets the half width 1."""
+def center_and_half_width(low: float, high: float) -> tuple[float, float]:
+    """Return center and half width of a range. The half width is 1 for a range below 1e-4."""
     half = (high - low) / 2
     return (high + low) / 2, half if 2 * half >= 1e-4 else 1.0

@@ -14,17 +14,17 @@ from policies.normalizer import Normalizer
 from policies.runtimes.network import Inputs, Network
 from policies.spec import Spec
 
-Observation = np.ndarray | Mapping[str, np.ndarray]  # the only vector, or every channel by name
+Observation = np.ndarray | Mapping[str, np.ndarray]  # a single vector, or all channels by name
 
 
 class Policy(Protocol):
-    """A policy that holds its normalizer and the specification of its observations and actions."""
+    """Policy with its normalizer and the specification of its observations and actions."""
 
     spec: Spec
 
     @property
     def normalizer(self) -> Normalizer:
-        """The normalizer of the only vector channel."""
+        """The normalizer of the vector channel; of the first one if there are several."""
         ...
 
     def act(
@@ -33,35 +33,38 @@ class Policy(Protocol):
         """Return a chunk of actions for an observation, and the next state.
 
         observation: [*obs] or [B, *obs], raw.
-        state: returned by the previous call; None at the start of an episode.
-        reward: raw reward of the previous action, a number or [B]. A policy that acts on rewards
-        needs it from the second call of an episode on.
+        state: the state that the previous call returned; None at the start of an episode.
+        reward: raw reward of the previous action, a number or [B]. Policies that read rewards need
+        it, except in the first call of an episode.
 
-        The chunk is [chunk_size, A] or [B, chunk_size, A], in [-1, 1], or in the environment's
-        units if the policy was loaded with `units=True`.
-        Raises ValueError for a wrong shape or NaN, because a robot must not guess.
+        The chunk is [chunk_size, A] or [B, chunk_size, A]. Actions are in [-1, 1], or in the
+        environment's units if the policy was loaded with `units=True`.
+        Raises ValueError for a wrong shape or NaN. Guessing would be unsafe on a robot.
         """
         ...
 
 
 def refuse_rewards(policy: Any, place: str) -> None:
-    """Raise BundleError if `policy` acts on rewards. `place`, such as a robot, has none."""
+    """Raise BundleError if `policy` reads rewards.
+
+    place: where the policy would act without rewards, for example "a robot".
+    """
     if getattr(policy, "needs_rewards", False):
         raise BundleError(
-            f"a {policy.bundle.kind} acts on the rewards of its episode, which {place} is not "
-            "given. Use a policy that acts on observations alone"
+            f"a {policy.bundle.kind} reads the rewards of its episode, but {place} does not get "
+            "rewards. Use a policy that reads only observations"
         )
 
 
 class History(NamedTuple):
     """State of `BundlePolicy.act` for a policy with an observation history or noise."""
 
-    observations: dict[str, np.ndarray]  # [B, n_obs_steps, *shape], raw; the present one last
-    decisions: int  # chunks predicted so far
+    observations: dict[str, np.ndarray]  # [B, n_obs_steps, *shape], raw; the last one is present
+    num_chunks: int  # chunks predicted so far
 
 
 class BundlePolicy:
-    """The policy of a bundle, run by one of `policies.runtimes`."""
+    """The policy of a bundle, executed by one of `policies.runtimes`."""
 
     def __init__(self, bundle: Bundle, network: Network, *, units: bool = False) -> None:
         """Combine a bundle with its network.
@@ -87,12 +90,12 @@ class BundlePolicy:
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
-        """Shape of the standard normal noise of one chunk; () for a deterministic policy."""
+        """Shape of the standard normal noise for one chunk; () for a deterministic policy."""
         return self.network.noise_shape
 
     @property
     def needs_rewards(self) -> bool:
-        """True if the policy reads the rewards of the episode, for example for a return-to-go."""
+        """True if the policy reads the rewards of the episode, for example as a return-to-go."""
         return self.network.needs_rewards
 
     @property
@@ -110,15 +113,16 @@ class BundlePolicy:
     ) -> tuple[np.ndarray, Any]:
         """See `Policy.act`. The result is deterministic.
 
-        Call it once per step: a policy with an observation history collects it from the calls.
-        `policies.Player` predicts a chunk only when the last one is used up, and applies temporal
-        ensembling if `spec` asks for it.
+        Call this method once per step, because it appends each observation to the observation
+        history. It predicts a new chunk in every call. `policies.Player` predicts a new chunk only
+        when all `n_action_steps` actions of the current chunk are executed. It also applies
+        temporal ensembling if `spec` sets the coefficient.
         """
         rows, single = self._check(observation, 0)
         count = len(next(iter(rows.values())))
-        if self.network.remembers:
-            unread = state is None or not self.needs_rewards
-            rewards = np.zeros(count, np.float32) if unread else self._rewards(reward, count)
+        if self.network.is_recurrent:
+            is_unused = state is None or not self.needs_rewards
+            rewards = np.zeros(count, np.float32) if is_unused else self._rewards(reward, count)
             memory = self.network.reset(count) if state is None else state
             inputs = self._normalize({name: value[:, None] for name, value in rows.items()})
             chunk, state = self.network.step(inputs, rewards, memory)
@@ -127,8 +131,8 @@ class BundlePolicy:
             chunk = self.predict_chunk({name: value[:, None] for name, value in rows.items()})
         else:
             state = self._append(rows, state)
-            seeds, decisions = np.zeros(count, int), np.full(count, state.decisions - 1)
-            noise = normal(seeds, decisions, self.noise_shape or (0,))
+            seeds, num_chunks = np.zeros(count, int), np.full(count, state.num_chunks - 1)
+            noise = normal(seeds, num_chunks, self.noise_shape or (0,))
             chunk = self.predict_chunk(state.observations, noise)
         chunk = self.spec.to_units(chunk) if self.units else chunk
         return (chunk[0] if single else chunk), state
@@ -143,7 +147,7 @@ class BundlePolicy:
         return self.spec.to_units(chunk) if self.units else chunk
 
     def check_observations(self, observation: Observation) -> tuple[Observation, bool]:
-        """Return checked observations [B, *obs], and True if the argument was a single [*obs]."""
+        """Return validated observations [B, *obs], and True if the argument had no batch axis."""
         arrays, single = self._check(observation, 0)
         vector = self.spec.single_vector
         return (arrays if vector is None else arrays[vector.name]), single
@@ -151,7 +155,7 @@ class BundlePolicy:
     def predict_chunk(
         self, observations: Mapping[str, np.ndarray], noise: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return the chunks in [-1, 1] for raw observations by channel. Arguments are unchecked.
+        """Return the chunks in [-1, 1] for raw observations by channel, without validation.
 
         observations: every channel, [B, n_obs_steps, *shape].
         """
@@ -172,10 +176,10 @@ class BundlePolicy:
         inputs = {k: normalizers[k](v) if k in normalizers else v for k, v in observations.items()}
         return inputs if self.spec.single_vector is None else inputs[self.spec.single_vector.name]
 
-    def _check(self, observation: Observation, more: int) -> tuple[dict[str, np.ndarray], bool]:
-        """Return every channel with a leading axis, checked, and True if this axis was added.
+    def _check(self, observation: Observation, num_axes: int) -> tuple[dict[str, np.ndarray], bool]:
+        """Return all channels with a batch axis, validated, and True if the batch axis was added.
 
-        more: number of axes between the leading axis and the shape of the channel.
+        num_axes: number of axes between the batch axis and the axes of the channel's shape.
         """
         lone = self.spec.single_vector
         plain = lone is not None and not isinstance(observation, Mapping)
@@ -183,14 +187,17 @@ class BundlePolicy:
         names = [channel.name for channel in self.spec.channels]
         if not isinstance(parts, Mapping) or parts.keys() != set(names):
             actual = sorted(parts) if isinstance(parts, Mapping) else type(parts).__name__
-            raise ValueError(f"the policy observes {', '.join(names)}; found {actual}")
+            raise ValueError(f"the policy needs the channels {', '.join(names)}; found {actual}")
         arrays = {name: as_array(parts[name]) for name in names}
         first = self.spec.channels[0]
-        single = arrays[first.name].ndim == first.ndim + more
+        single = arrays[first.name].ndim == first.ndim + num_axes
         arrays = {name: array[None] for name, array in arrays.items()} if single else arrays
         for channel in self.spec.channels:
             array, label = arrays[channel.name], "" if lone else f" {channel.name}"
-            if array.shape[1 + more :] != channel.shape or array.ndim != channel.ndim + 1 + more:
+            if (
+                array.shape[1 + num_axes :] != channel.shape
+                or array.ndim != channel.ndim + 1 + num_axes
+            ):
                 expected = ", ".join(map(str, channel.shape))
                 last = " (colors last)" if channel.kind == "image" else ""
                 raise ValueError(
@@ -201,11 +208,11 @@ class BundlePolicy:
             if channel.kind == "vector" and not np.isfinite(array).all():
                 raise ValueError(f"the observation{label} holds NaN or infinite numbers")
         if len({len(array) for array in arrays.values()}) > 1:
-            raise ValueError("the channels have different numbers of observations")
+            raise ValueError("the channels have different batch sizes")
         return arrays, single
 
     def _append(self, rows: Mapping[str, np.ndarray], state: History | None) -> History:
-        """Return the history with one more observation. The first one fills the whole history."""
+        """Return the history with one more observation. The first one fills all of it."""
         size = self.spec.n_obs_steps
         if state is None:
             return History({k: np.repeat(v[:, None], size, 1) for k, v in rows.items()}, 1)
@@ -213,18 +220,18 @@ class BundlePolicy:
         for name, value in rows.items():
             if len(old[name]) != len(value):
                 raise ValueError(
-                    f"{len(value)} observations, but the state is of {len(old[name])} episodes"
+                    f"{len(value)} observations, but the state is for {len(old[name])} episodes"
                 )
         new = {k: np.concatenate([old[k][:, 1:], v[:, None]], 1) for k, v in rows.items()}
-        return History(new, state.decisions + 1)
+        return History(new, state.num_chunks + 1)
 
     def _rewards(self, reward: Any, count: int) -> np.ndarray:
-        """Return `reward` as checked [count] float32."""
+        """Return `reward` as a validated float32 array [count]."""
         kind = self.bundle.kind
         if reward is None:
             raise ValueError(
-                f"a {kind} acts on the rewards of its episode. From the second call on, pass the "
-                "reward of the previous action: act(observation, state, reward=…)"
+                f"a {kind} reads the rewards of its episode. After the first call, pass the reward "
+                "of the previous action: act(observation, state, reward=…)"
             )
         values = as_array(reward, np.float32).reshape(-1)
         if len(values) != count or not np.isfinite(values).all():

@@ -1,7 +1,7 @@
-"""A frozen base policy and a residual policy that adds to its actions, as one policy.
+"""Residual policies: a frozen base policy plus a residual policy that adds to the base actions.
 
-The residual policy acts at every step. It observes the next action of the base policy as one more
-channel. The base policy keeps its own chunks and observation history.
+The residual policy acts at every step. It observes the next action of the base policy as an
+additional channel. The base policy may predict chunks and have an observation history.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import numpy as np
 
 from policies import channels
 from policies.channels import BASE_ACTION, Observations
-from policies.chunks import Queue
+from policies.chunks import ChunkExecutor
 from policies.policy import BundlePolicy, Observation
 from policies.spec import VECTOR
 
 
 class ResidualPolicy(BundlePolicy):
-    """A base policy with a residual policy on top. It observes the channels of the base policy."""
+    """A base policy and its residual policy, combined. It observes the base policy's channels."""
 
     def __init__(
         self,
         residual: BundlePolicy,
-        base: BundlePolicy | Callable[[], Queue | ResidualQueue],
+        base: BundlePolicy | Callable[[], ChunkExecutor | ResidualChunkExecutor],
         *,
         units: bool = False,
     ) -> None:
         """Combine `residual` with `base`.
 
-        base: a policy, or, for a policy without a bundle, a function that makes a queue for it.
+        base: the base policy. If it has no bundle, a function that creates its executor.
         units: return actions in the environment's units instead of [-1, 1].
         """
         super().__init__(residual.bundle, residual.network, units=units)
@@ -47,11 +47,11 @@ class ResidualPolicy(BundlePolicy):
         rows, single = self.check_observations(observation)
         count = channels.size(rows)
         if state is None:
-            state = make_queue(self)
+            state = make_executor(self)
             state.reset(np.zeros(count, np.int64))
         elif len(state.seeds) != count:
             raise ValueError(
-                f"{count} observations, but the state is of {len(state.seeds)} episodes"
+                f"{count} observations, but the state is for {len(state.seeds)} episodes"
             )
         else:
             state = copy.deepcopy(state)
@@ -64,36 +64,41 @@ class ResidualPolicy(BundlePolicy):
         )
 
 
-class ResidualQueue:
-    """The queue of a residual policy in B episodes, with the interface of `chunks.Queue`."""
+class ResidualChunkExecutor:
+    """Executor of a residual policy in B episodes, with the interface of `ChunkExecutor`."""
 
-    def __init__(self, queue: Queue | ResidualQueue, policy: ResidualPolicy) -> None:
-        """queue: of the base policy, which may be a residual policy itself."""
-        self.queue, self.policy = queue, policy
+    def __init__(
+        self, executor: ChunkExecutor | ResidualChunkExecutor, policy: ResidualPolicy
+    ) -> None:
+        """Combine the executor of the base policy with the residual policy.
 
-    def __deepcopy__(self, memo: Any) -> ResidualQueue:
-        if isinstance(self.queue, ResidualQueue):
-            return ResidualQueue(copy.deepcopy(self.queue), self.policy)
-        queue = copy.copy(self.queue)
-        queue.__dict__ |= {
+        executor: a `ResidualChunkExecutor` if the base policy is a residual policy itself.
+        """
+        self.executor, self.policy = executor, policy
+
+    def __deepcopy__(self, memo: Any) -> ResidualChunkExecutor:
+        if isinstance(self.executor, ResidualChunkExecutor):
+            return ResidualChunkExecutor(copy.deepcopy(self.executor), self.policy)
+        executor = copy.copy(self.executor)
+        executor.__dict__ |= {
             name: channels.map_channels(np.copy, value)
-            for name, value in vars(queue).items()
+            for name, value in vars(executor).items()
             if isinstance(value, np.ndarray | Mapping)
         }
-        return ResidualQueue(queue, self.policy)
+        return ResidualChunkExecutor(executor, self.policy)
 
     @property
     def seeds(self) -> np.ndarray:
         """Seeds of the episodes, [B]."""
-        return self.queue.seeds
+        return self.executor.seeds
 
     def reset(self, seeds: np.ndarray, rows: np.ndarray | None = None) -> None:
-        """See `Queue.reset`."""
-        self.queue.reset(seeds, rows)
+        """See `ChunkExecutor.reset`."""
+        self.executor.reset(seeds, rows)
 
     def step(self, observations: Observations, rows: np.ndarray | None = None) -> np.ndarray:
-        """See `Queue.step`."""
-        base = self.queue.step(observations, rows).clip(-1, 1)
+        """See `ChunkExecutor.step`."""
+        base = self.executor.step(observations, rows).clip(-1, 1)
         inputs = {k: x[:, None] for k, x in add_base_action(observations, base).items()}
         actions = self.policy.residual.predict_chunk(inputs)[:, 0]
         return self.policy.spec.to_units(actions) if self.policy.units else actions
@@ -105,9 +110,11 @@ def add_base_action(observations: Observations, base: np.ndarray) -> dict[str, A
     return {**named, BASE_ACTION: base}
 
 
-def make_queue(policy: BundlePolicy) -> Queue | ResidualQueue:
-    """Return a new queue for a policy that keeps no memory of its own."""
+def make_executor(policy: BundlePolicy) -> ChunkExecutor | ResidualChunkExecutor:
+    """Create the executor of a policy that is not recurrent."""
     if not isinstance(policy, ResidualPolicy):
-        return Queue.from_policy(policy)
+        return ChunkExecutor.from_policy(policy)
     base = policy.base
-    return ResidualQueue(make_queue(base) if isinstance(base, BundlePolicy) else base(), policy)
+    return ResidualChunkExecutor(
+        make_executor(base) if isinstance(base, BundlePolicy) else base(), policy
+    )

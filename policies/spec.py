@@ -13,23 +13,23 @@ import numpy as np
 from policies.arrays import as_array
 from policies.channels import is_image
 
-VECTOR = "observation"  # name of the only channel of a task that observes a single vector
-SAME_RANGE = 1e-3  # limits are equal within this share of their range, because files round them
+VECTOR = "observation"  # channel name of an observation that is a single vector
+SAME_RANGE = 1e-3  # tolerance for equal limits, as a share of the range, because files round them
 
 
 class Conversion(NamedTuple):
-    """An affine map of normalized actions, from one range of units to another range of the same."""
+    """An affine map of normalized actions between two action ranges in the same units."""
 
     scale: np.ndarray  # [A] float64
     offset: np.ndarray  # [A] float64
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
-        """Convert actions [..., A]; float32, clipped to [-1, 1]."""
+        """Return converted actions [..., A], float32, clipped to [-1, 1]."""
         converted: np.ndarray = self.offset + self.scale * np.asarray(actions, np.float64)
         return converted.astype(np.float32).clip(-1, 1)
 
     def stays_within(self, actions: np.ndarray) -> bool:
-        """True if every converted action [..., A] is in [-1, 1], to rounding."""
+        """Return True if every converted action [..., A] is in [-1, 1], up to rounding."""
         converted = self.offset + self.scale * np.asarray(actions, np.float64)
         return bool((np.abs(converted) <= 1 + 2 * SAME_RANGE).all())
 
@@ -41,19 +41,22 @@ class Channel:
     name: str
     shape: tuple[int, ...]
     kind: Literal["vector", "image"] = "vector"
-    units: tuple[str, ...] = ()  # one for all numbers, or one for each; empty: unknown
-    names: tuple[str, ...] = ()  # one for each number, in C order; empty: unknown
+    units: tuple[str, ...] = ()  # one unit for all values, or one per value; empty if unknown
+    names: tuple[str, ...] = ()  # one name per value, in C order; empty if unknown
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
-            raise ValueError(f"Spec: {self.name!r} is not a valid channel name")
+            raise ValueError(
+                f"Spec: {self.name!r} is not a valid channel name. Choose a name without /"
+            )
         if not self.shape or min(self.shape) < 1 or (self.kind == "image") > (self.ndim == 3):
             raise ValueError(
-                f"Spec: {list(self.shape)} is not a valid shape for the {self.kind} {self.name}"
+                f"Spec: {list(self.shape)} is not a valid shape for the {self.kind} {self.name}. "
+                "Use [height, width, channels] for an image, and sizes of at least 1"
             )
         if len(self.names) not in (0, self.size) or len(self.units) not in (0, 1, self.size):
             raise ValueError(
-                f"Spec: {self.name} of {self.size} numbers has {len(self.names)} names and "
+                f"Spec: {self.name} has {self.size} numbers, but {len(self.names)} names and "
                 f"{len(self.units)} units"
             )
 
@@ -68,7 +71,7 @@ class Channel:
 
     @property
     def expanded_units(self) -> tuple[str, ...]:
-        """One unit for each number; empty: unknown."""
+        """One unit per value; empty if unknown."""
         return self.units * self.size if len(self.units) == 1 else self.units
 
     @property
@@ -80,26 +83,26 @@ class Channel:
 class Spec:
     """Shapes and meaning of the observations and actions of a policy, data set or environment.
 
-    Policies act in [-1, 1]. `action_low` and `action_high` are what -1 and 1 mean in the
-    environment's units.
+    Policies act in [-1, 1]. `action_low` and `action_high` are the actions -1 and 1, converted to
+    the environment's units.
     """
 
-    # also accepted: a shape, for a single vector; a mapping of names to shapes, for several
+    # or the shape of a single vector, or a mapping from channel names to shapes
     channels: tuple[Channel, ...]
     action_dim: int
-    action_low: tuple[float, ...] = ()  # [A], in `action_units`; empty: -1
-    action_high: tuple[float, ...] = ()  # [A], in `action_units`; empty: 1
-    n_obs_steps: int = 1  # observations in the input of the policy
-    chunk_size: int = 1  # actions that the policy predicts, the present one first
-    n_action_steps: int = 1  # actions of a chunk that are executed before the next prediction
-    rate_hz: float | None = None  # actions per second; None: unknown or not in real time
-    action_names: tuple[str, ...] = ()  # one for each action; empty: unknown
-    action_units: tuple[str, ...] = ()  # one for all actions, or one for each; empty: unknown
+    action_low: tuple[float, ...] = ()  # [A], in `action_units`; empty: all -1
+    action_high: tuple[float, ...] = ()  # [A], in `action_units`; empty: all 1
+    n_obs_steps: int = 1  # number of consecutive observations in the policy's input
+    chunk_size: int = 1  # number of predicted actions; the first is for the present step
+    n_action_steps: int = 1  # number of executed actions per chunk, before the next prediction
+    rate_hz: float | None = None  # actions per second; None if unknown or not in real time
+    action_names: tuple[str, ...] = ()  # one name per action dimension; empty if unknown
+    action_units: tuple[str, ...] = ()  # one unit for all actions, or one each; empty if unknown
     # delta: actions are relative to the previous command
     action_mode: Literal["absolute", "delta"] = "absolute"
-    # m of temporal ensembling, see `policies.chunks.Queue`; None: no temporal ensembling
+    # coefficient m of temporal ensembling, see `policies.chunks.ChunkExecutor`; None turns it off
     temporal_ensemble_coeff: float | None = None
-    # steps from an observation until its action is reached; None: unknown
+    # time from an observation until its action is due, in steps; None if unknown
     action_offset: float | None = None
 
     def __post_init__(self) -> None:
@@ -114,7 +117,7 @@ class Spec:
             object.__setattr__(self, "channels", tuple(several))
         names = [channel.name for channel in self.channels]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"Spec: channels need different names, found {names}")
+            raise ValueError(f"Spec: need at least one channel and unique names, found {names}")
         sizes = (self.action_dim, self.n_obs_steps, self.chunk_size, self.n_action_steps)
         if min(sizes) < 1 or (self.rate_hz is not None and self.rate_hz <= 0):
             raise ValueError(f"Spec: sizes must be positive, found {self}")
@@ -128,7 +131,7 @@ class Spec:
         ):
             raise ValueError(
                 f"Spec: temporal_ensemble_coeff={self.temporal_ensemble_coeff} must be at least 0, "
-                f"and needs n_action_steps=1, found {self.n_action_steps}"
+                f"and requires n_action_steps=1, not {self.n_action_steps}"
             )
         for name in ("action_low", "action_high", "action_names", "action_units"):
             count = len(getattr(self, name))
@@ -136,7 +139,9 @@ class Spec:
                 raise ValueError(f"Spec: {name} has {count} entries for {self.action_dim} actions")
         low, high = self.action_bounds
         if not (low < high).all():
-            raise ValueError(f"Spec: action_low {low.tolist()} is not below {high.tolist()}")
+            raise ValueError(
+                f"Spec: action_low={low.tolist()} must be below action_high={high.tolist()}"
+            )
 
     @property
     def vectors(self) -> tuple[Channel, ...]:
@@ -145,12 +150,15 @@ class Spec:
 
     @property
     def single_vector(self) -> Channel | None:
-        """The only channel, if it is a vector, observed as a plain array. None otherwise."""
+        """The channel of an observation that is a single vector. None for any other observation.
+
+        Such an observation is passed as an array, and any other as a mapping of channels.
+        """
         return self.channels[0] if len(self.channels) == len(self.vectors) == 1 else None
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Shape of the only vector. Raises ValueError if there are other channels."""
+        """Shape of an observation that is a single vector. Raises ValueError for any other."""
         if self.single_vector is None:
             names = ", ".join(channel.name for channel in self.channels)
             raise ValueError(f"the observation is not a single vector, it has channels {names}")
@@ -158,29 +166,29 @@ class Spec:
 
     @property
     def observation_dim(self) -> int:
-        """Size of the only vector, flattened."""
+        """Size of an observation that is a single vector. Raises ValueError for any other."""
         return prod(self.observation_shape)
 
     @property
     def observation_names(self) -> tuple[str, ...]:
-        """Names of the numbers of all vectors; empty if any name is unknown."""
+        """Names of the values of all vector channels; empty if any name is unknown."""
         names = [channel.names for channel in self.vectors]
         return sum(names, ()) if all(names) else ()
 
     @property
     def observation_units(self) -> tuple[str, ...]:
-        """Units of the numbers of all vectors; empty if any unit is unknown."""
+        """Units of the values of all vector channels; empty if any unit is unknown."""
         units = [channel.expanded_units for channel in self.vectors]
         return sum(units, ()) if all(units) else ()
 
     @property
     def expanded_action_units(self) -> tuple[str, ...]:
-        """One unit for each action; empty: unknown."""
+        """One unit per action dimension; empty if unknown."""
         return self.action_units * (self.action_dim if len(self.action_units) == 1 else 1)
 
     @property
     def action_bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """The values of -1 and 1 in the environment's units, [A] float64 each."""
+        """The actions -1 and 1 in the environment's units, [A] float64 each."""
         ones = np.ones(self.action_dim)
         return (
             np.array(self.action_low) if self.action_low else -ones,
@@ -223,15 +231,18 @@ class Spec:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Spec:
-        """Return the specification of a result of `to_json`.
+        """Return the specification from the output of `to_json`.
 
-        Raises ValueError, which names the field that is unknown, missing or of another type.
+        Raises ValueError that names a field if it is unknown, missing or of another type.
         """
         spec: Spec = build(cls, values, "policy specification: ")
         return spec
 
     def mismatch(self, other: Spec) -> str | None:
-        """Return why a policy of this spec cannot act in `other`. None if it can."""
+        """Return why a policy of this spec cannot act in an environment of spec `other`.
+
+        None if it can.
+        """
         for name in ("observation_shapes", "action_dim"):
             if getattr(self, name) != getattr(other, name):
                 mine, theirs = getattr(self, name), getattr(other, name)
@@ -245,9 +256,10 @@ class Spec:
         return None
 
     def contradiction(self, other: Spec) -> tuple[str, Any, Any] | None:
-        """Return the field whose units or order of names differ, with both values.
+        """Return the first field that contradicts `other`, with both values. None if none does.
 
-        None if there is none. A field that is empty in one of the two is not compared.
+        Two specs contradict each other if their units differ, or if they have the same names in a
+        different order. A field that is empty in either spec is not compared.
         """
         units = {"action_units": "expanded_action_units", "observation_units": "observation_units"}
         for name, field in units.items():
@@ -268,19 +280,21 @@ class Spec:
 
     @property
     def action_range(self) -> str:
-        """The action bounds as text: `[low, high]`, with lists if they differ between actions."""
+        """The action bounds as text: `[low, high]`; lists if they differ between dimensions."""
         low, high = ([float(f"{x:.4g}") for x in bound] for bound in self.action_bounds)
         are_equal = len({*low}) == len({*high}) == 1
         return f"[{low[0]:g}, {high[0]:g}]" if are_equal else f"[{low}, {high}]"
 
     def conversion(self, other: Spec, actions: np.ndarray | None = None) -> Conversion | None:
-        """Return the map from actions of this spec to actions of `other` with the same units.
+        """Return the map from actions of this spec to actions of `other`, in the same units.
 
-        None if no map is needed: the ranges are equal, one is not stated, or this one is [-1, 1].
-        A policy or file that states [-1, 1] has normalized actions, which fit any range.
-        actions: [N, A] in [-1, 1], the actions that occur. Default: any.
-        Raises ValueError, with both ranges, if an action would leave the range of `other`, or if
-        the range of `other` is [-1, 1], which may mean units or normalized actions.
+        None if no map is needed: both ranges are equal, either range is not stated, or the range of
+        this spec is [-1, 1]. A policy or file that states [-1, 1] has normalized actions, which fit
+        any range.
+        actions: [N, A] in [-1, 1], all actions that must fit. Default: any action in [-1, 1].
+        Raises ValueError, with both ranges, if an action would leave the range of `other`. Also
+        raises it if the range of `other` is [-1, 1], because this range is ambiguous: the actions
+        may be in units or normalized.
         """
         if not (self.action_low and other.action_low) or self.is_normalized:
             return None
@@ -293,7 +307,7 @@ class Spec:
         extremes = np.array([[-1.0], [1.0]]) if actions is None else actions
         if other.is_normalized or not conversion.stays_within(extremes):
             raise ValueError(
-                f"actions of -1 and 1 stand for {self.action_range}, here for {other.action_range}"
+                f"the action range {self.action_range} does not fit {other.action_range}"
             )
         return conversion
 
@@ -304,21 +318,24 @@ class Spec:
 
     @property
     def observation_shapes(self) -> Any:
-        """Shape of the only vector, or the shapes of all channels by name."""
+        """Shape of an observation that is a single vector; otherwise the channel shapes by name."""
         if self.single_vector is not None:
             return self.single_vector.shape
         return {channel.name: channel.shape for channel in self.channels}
 
 
 def to_lists(tree: Any) -> Any:
-    """Return a tree of dicts and tuples with lists in place of tuples."""
+    """Return `tree`, nested dicts and sequences, with tuples replaced by lists."""
     if isinstance(tree, dict):
         return {key: to_lists(value) for key, value in tree.items()}
     return [to_lists(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def build(kind: type, values: Any, where: str) -> Any:
-    """Build the dataclass `kind` from JSON values. Raises ValueError, which starts with `where`."""
+    """Build the dataclass `kind` from JSON values. Raises ValueError.
+
+    where: start of the error message.
+    """
     hints = get_type_hints(kind)
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}{values!r}")

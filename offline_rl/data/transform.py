@@ -17,7 +17,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Checked, Number, Positive, Range
 from policies import channels
 from policies.channels import Normalizers
-from policies.normalizer import Kind, Normalizer, center_and_extent
+from policies.normalizer import Kind, Normalizer, center_and_half_width
 
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
@@ -203,7 +203,7 @@ def small_columns(
     scale = np.ones(spec.action_dim)
     if hasattr(cfg, "action_low"):  # scaled to the data's range
         ends = zip(data.actions.min(0), data.actions.max(0), strict=True)
-        scale = np.array([center_and_extent(float(low), float(high))[1] for low, high in ends])
+        scale = np.array([center_and_half_width(float(low), float(high))[1] for low, high in ends])
     actions = sample_rows(data.actions).astype(np.float64)
     small = hardly_vary(actions, scale, ACTIONS)
     if len(small):

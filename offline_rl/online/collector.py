@@ -41,9 +41,9 @@ Columns = Callable[[Dataset], Mapping[str, np.ndarray]]
 
 
 def info_columns(names: Iterable[str], step: Step) -> dict[str, np.ndarray]:
-    """Return the columns, [B], among the buffer's columns `names` that come from a step's infos.
+    """Return those of the buffer's columns `names` that a step's infos contain, as arrays [B].
 
-    Raises UserError if the environment lacks such an info.
+    Raises UserError if the environment does not return a needed info.
     """
     columns = dict[str, np.ndarray]()
     for name in names:
@@ -59,9 +59,10 @@ def info_columns(names: Iterable[str], step: Step) -> dict[str, np.ndarray]:
 
 
 def check_step(step: Step, names: Iterable[str]) -> Step:
-    """Return `step` unchanged. names: a buffer's columns.
+    """Return `step` unchanged, or raise Broken if it contains NaN or infinity.
 
-    Raises Broken if an observation, a reward, or an info used by `info_columns` is not finite.
+    Observations, rewards and the infos that `info_columns` uses are checked. names: the buffer's
+    columns.
     """
     check_finite("step", step.observations, step.rewards)
     for info in (STEP_INFOS[name] for name in names if name in STEP_INFOS):
@@ -91,14 +92,14 @@ class Collector:
     ) -> None:
         """Create the collector and its environments.
 
-        make: creates one environment. columns: computes the buffer's extra columns of a complete
-        episode. say: called with a message for every failure. overlap: step the environments in a
-        thread.
+        make: creates one environment. columns: computes the extra columns of the buffer from a
+        complete episode. say: called with a message for every failure. overlap: step the
+        environments in a thread.
         """
         self.engine, self.make, self.buffer, self.transform = engine, make, buffer, transform
         self.online, self.columns, self.say, self.steps = online, columns, say, 0
         self._act = engine.stacked_policy(1, explore=True)
-        if self._act.remembers and online.warmup_steps and online.warmup_policy == "random":
+        if self._act.is_recurrent and online.warmup_steps and online.warmup_policy == "random":
             raise UserError(
                 "online.warmup_policy=random does not work with a "
                 f"{type(self._act.module).__name__}, whose memory must contain its own actions. "
@@ -120,13 +121,16 @@ class Collector:
         for _ in range(count):
             self.envs.append(self.make())
         self.episodes = np.zeros(count, int)
-        self.lengths = np.zeros(count, int)  # of the running episodes
+        self.lengths = np.zeros(count, int)  # steps of the running episodes
         self.mishaps = np.zeros(count, int)  # failed episodes since the last complete one
         self._returns = np.zeros(count)
-        self._succeeded: list[bool | None] = [None] * count  # in this episode; None: not reported
-        self.broken = set[int]()  # seeds whose policy returned NaN or infinity, replaced by 0
+        # success in the running episode; None: not reported
+        self._succeeded: list[bool | None] = [None] * count
+        # seeds whose policy returned NaN or infinity; these numbers are replaced by 0
+        self.broken = set[int]()
         self.finished: list[list[float]] = [[] for _ in range(count)]  # returns, per seed
-        self.success: list[list[bool]] = [[] for _ in range(count)]  # if the environment reports it
+        # success of finished episodes, per seed, if the environment reports it
+        self.success: list[list[bool]] = [[] for _ in range(count)]
         self._observations = channels.map_channels(
             lambda shape: np.zeros((count, *shape), channels.dtype(shape)),
             self.envs[0].observation_shape,
@@ -199,7 +203,7 @@ class Collector:
                 steps.append(result)
         if streams:
             self._append(np.asarray(streams), steps, observations, actions)
-        if self._act.remembers:
+        if self._act.is_recurrent:
             rewards = np.zeros((len(self.envs), 1), np.float32)
             for s, step in zip(streams, steps, strict=True):
                 rewards[s] = step.rewards
@@ -214,7 +218,7 @@ class Collector:
             if step.terminated[0] or step.truncated[0]:
                 try:
                     self._end_episode(s)
-                except RepeatedFailure as error:  # first end the episodes of the other seeds
+                except RepeatedFailure as error:  # raised after the other seeds' episodes end
                     failure = failure or error
         if failure is not None:
             raise failure
@@ -242,7 +246,7 @@ class Collector:
         self.buffer.append(streams, rows)
 
     def _note(self, s: int, step: Step) -> None:
-        """Add the reward to the episode's return. Success at any step makes it a success."""
+        """Add the reward to the return. An episode with success at any step is a success."""
         self._returns[s] += step.rewards[0]
         success = [bool(v[0]) for k, v in step.infos.items() if k in SUCCESS]
         if success:
@@ -295,11 +299,11 @@ class Collector:
             self._drop_episode(s, error)
 
     def can_sample(self, batch_size: int) -> bool:
-        """Return True if enough steps were taken to learn, and every seed has rows in the buffer.
+        """Return True if updates can start: after enough steps, if every seed has rows.
 
-        Enough are `batch_size` steps. If rows are added at the end of an episode, also the longest
-        episode. A seed may then have fewer rows than a batch, so that seeds need not wait for each
-        other, except while one has no rows because all its episodes failed.
+        Enough means `batch_size` steps. If the buffer adds rows only at the end of an episode, it
+        also means the maximum length of an episode. A seed may then still have fewer rows than a
+        batch. A seed has no rows only if all its episodes failed.
         """
         longest = self.envs[0].max_episode_steps if self.buffer.awaits_ends else 0
         return self.steps >= max(batch_size, longest) and min(self.buffer.sizes) > 0
@@ -328,8 +332,8 @@ class Collector:
     ) -> None:
         """Restore each seed's state by replaying the actions of its running episode.
 
-        memories: each seed's stored `memory`, which earlier parameters may have computed.
-        Raises ValueError if a state is of another group of seeds.
+        memories: each seed's stored `memory`. It cannot be recomputed, because the parameters may
+        have changed within the episode. Raises ValueError if a state is of another group of seeds.
         """
         for s, stored in enumerate(states):
             state = state_of_seed(stored, s, len(states))

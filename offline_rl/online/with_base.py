@@ -1,11 +1,11 @@
 """Frozen base policies for residual learning. The base's next action is an extra observation.
 
     observation    {channels of the environment, base_action}
-    action         the complete action: that of the base plus the residual
+    action         the complete action: base action plus residual action
 
-Environments and demonstrations get the base's action from the same code, `Base.observe`. A chunk is
-computed once. Its noise is a function of the episode's seed and the number of the decision. The
-queue of actions is emptied at the end of an episode.
+The base acts in environments and on demonstrations with the same executor. It computes each chunk
+once. The noise of a chunk is a function of the episode's seed and the number of the decision. At
+the end of an episode, actions that are still queued are discarded.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from offline_rl.utils.modules import import_name
 from policies import Bundle, Channel, Spec, channels, noise
 from policies.bundle import BUNDLE
 from policies.channels import BASE_ACTION, Observations
-from policies.chunks import Queue
+from policies.chunks import ChunkExecutor
 from policies.policy import BundlePolicy, refuse_rewards
-from policies.residual import ResidualPolicy, ResidualQueue, add_base_action, make_queue
+from policies.residual import ResidualChunkExecutor, ResidualPolicy, add_base_action, make_executor
 from policies.spec import VECTOR
 
 EPISODES = 256  # demonstrations that are labeled in parallel
 FIRST = np.zeros(1, np.int64)  # index and seed of a single episode
-MAX_ACTION = 1 + 1e-3  # a larger absolute value means other units
+MAX_ACTION = 1 + 1e-3  # a larger absolute value means that the action has other units
 
 
 class BaseFault(UserError):
@@ -50,36 +50,43 @@ class Base:
     """Frozen base policy that can act in any number of episodes."""
 
     name: str  # the value of base=
-    sha256: str  # of its file, and of its name in the file
-    new_queue: Callable[[], Queue | ResidualQueue]  # creates a queue for new episodes
+    sha256: str  # of the bundle, or of the code file and the name in it
+    # creates an executor for new episodes
+    new_executor: Callable[[], ChunkExecutor | ResidualChunkExecutor]
     action_dim: int
     bundle: Bundle | None = None  # None for code
     weights: Callable[[], Mapping[str, Any]] | None = field(default=None, compare=False)
-    # shared by collection and evaluation
+    # collection and evaluation may call the base at the same time
     lock: Any = field(default_factory=threading.Lock, compare=False)
 
     def digests(self) -> dict[str, str] | None:
-        """Return the sha256 of the weights in the bundle and of the current ones; None for code."""
+        """Return the sha256 of the bundle's weights and of the current weights; None for code."""
         if self.bundle is None or self.weights is None:
             return None
         return {"before": digest(bundle_weights(self.bundle)), "after": digest(self.weights())}
 
     def observe(
-        self, queue: Queue | ResidualQueue, observations: Observations, rows: np.ndarray
+        self,
+        executor: ChunkExecutor | ResidualChunkExecutor,
+        observations: Observations,
+        rows: np.ndarray,
     ) -> dict[str, Any]:
         """Return the observations of episodes `rows`, [R], with the base's action as a channel.
 
         Raises BaseFault.
         """
-        return add_base_action(observations, self.answer(queue, observations, rows).clip(-1, 1))
+        return add_base_action(observations, self.answer(executor, observations, rows).clip(-1, 1))
 
     def answer(
-        self, queue: Queue | ResidualQueue, observations: Observations, rows: np.ndarray
+        self,
+        executor: ChunkExecutor | ResidualChunkExecutor,
+        observations: Observations,
+        rows: np.ndarray,
     ) -> np.ndarray:
         """Return the base's actions, [R, A], not clipped. Raises BaseFault."""
         try:
             with self.lock:
-                actions = np.asarray(queue.step(observations, rows), np.float32)
+                actions = np.asarray(executor.step(observations, rows), np.float32)
         except Exception as error:
             raise BaseFault(f"base={self.name} raised {error!r}") from error
         if actions.shape != (len(rows), self.action_dim):
@@ -97,8 +104,8 @@ class WithBase(VectorEnv):
 
     def __init__(self, env: VectorEnv, base: Base) -> None:
         super().__init__(env.num_envs)
-        self.env, self.base, self._queue = env, base, base.new_queue()
-        self._queue.reset(np.zeros(env.num_envs, np.int64))
+        self.env, self.base, self._executor = env, base, base.new_executor()
+        self._executor.reset(np.zeros(env.num_envs, np.int64))
         for name in ("action_dim", "max_episode_steps", "rate_hz", "limit"):
             setattr(self, name, getattr(env, name))
         for name in ("action_names", "action_units", "action_low", "action_high", "action_offset"):
@@ -108,8 +115,8 @@ class WithBase(VectorEnv):
     def reset(self, seeds: Sequence[int], indices: np.ndarray | None = None) -> Any:
         rows = self._all if indices is None else np.asarray(indices)
         observations = self.env.reset(seeds, indices)
-        self._queue.reset(np.asarray(seeds, np.int64), rows)
-        return self.base.observe(self._queue, observations, rows)
+        self._executor.reset(np.asarray(seeds, np.int64), rows)
+        return self.base.observe(self._executor, observations, rows)
 
     def step(self, actions: np.ndarray, indices: np.ndarray | None = None) -> Step:
         rows = self._all if indices is None else np.asarray(indices)
@@ -119,7 +126,7 @@ class WithBase(VectorEnv):
         base_actions = np.zeros((len(rows), self.action_dim), np.float32)
         if len(running):
             observations = channels.take(step.observations, running)
-            observed = self.base.observe(self._queue, observations, rows[running])
+            observed = self.base.observe(self._executor, observations, rows[running])
             base_actions[running] = observed[BASE_ACTION]
         return step._replace(observations=add_base_action(step.observations, base_actions))
 
@@ -139,8 +146,8 @@ class WithBase(VectorEnv):
 def label_dataset(data: Dataset, base: Base) -> Dataset:
     """Return `data` with the base's action as an observation channel.
 
-    The base acts through every episode from its start, including the observation after a time-out.
-    Raises BaseFault.
+    The base acts in every episode from the first observation to the last one, which is stored after
+    a time-out. Raises BaseFault.
     """
     actions = np.zeros((channels.size(data.observations), base.action_dim), np.float32)
     is_clipped = np.zeros(len(actions), bool)
@@ -149,8 +156,8 @@ def label_dataset(data: Dataset, base: Base) -> Dataset:
     starts, lengths = data.episode_starts, data.episode_lengths()
     for first in range(0, data.num_episodes, EPISODES):
         block = np.arange(first, min(first + EPISODES, data.num_episodes))
-        queue = base.new_queue()
-        queue.reset(block)
+        executor = base.new_executor()
+        executor.reset(block)
         rows = np.arange(len(block))
         for t in range(int(lengths[block].max()) + 1):
             last = t == lengths[block[rows]]  # the observation after the last row, if it is stored
@@ -159,16 +166,17 @@ def label_dataset(data: Dataset, base: Base) -> Dataset:
             at = np.where(over, after[indices], starts[indices] + t)
             if len(rows):
                 observations = channels.take(data.observations, at)
-                raw = base.answer(queue, observations, rows)
+                raw = base.answer(executor, observations, rows)
                 actions[at], is_clipped[at] = raw.clip(-1, 1), (np.abs(raw) > MAX_ACTION).any(1)
             rows = rows[~over]
-    # next observations within an episode that are stored separately get the next row's base action
+    # a next observation that is stored separately, within an episode, gets the base action of the
+    # next row
     separate = data.next_index >= data.num_rows
     separate[data.episode_ends] = False
     actions[data.next_index[separate]] = actions[: data.num_rows][np.flatnonzero(separate) + 1]
     observations, notes = add_base_action(data.observations, actions), data.notes
     if share := float(is_clipped[: data.num_rows].mean()):
-        notes = (*notes, f"{share:.0%} of base={base.name}'s actions on it are clipped to [-1, 1]")
+        notes = (*notes, f"{share:.0%} of the actions of base={base.name} are clipped to [-1, 1]")
     spec = data.spec and with_base(data.spec)
     return replace(data, observations=observations, spec=spec, notes=notes)
 
@@ -199,9 +207,9 @@ def base_of(source: str, env: VectorEnv) -> Base:
         raise UserError(f"base={source} lacks the function or class. Use base={source}:<name>.")
     code = source.rpartition(":")[2].isidentifier() and ":" in source
     base = code_base(source, env) if code else bundle_base(source, env)
-    queue = base.new_queue()
-    queue.reset(FIRST)
-    first = base.answer(queue, env.reset([0], FIRST), FIRST)  # refuses NaN and infinity
+    executor = base.new_executor()
+    executor.reset(FIRST)
+    first = base.answer(executor, env.reset([0], FIRST), FIRST)  # refuses NaN and infinity
     if (largest := np.abs(first).max()) > MAX_ACTION:
         raise UserError(
             f"base={source} returned {largest:g} for the first observation, but actions must be in "
@@ -221,7 +229,7 @@ def bundle_base(source: str, env: VectorEnv) -> Base:
         refuse_rewards(policy, "a base")
     except policies.BundleError as error:
         raise UserError(f"base={source}: {error}") from None
-    if policy.network.remembers:
+    if policy.network.is_recurrent:
         raise UserError(
             f"base={source}: a {policy.bundle.kind} has a memory, which a base policy must not "
             "have. Use a policy that acts on its observations only."
@@ -229,14 +237,15 @@ def bundle_base(source: str, env: VectorEnv) -> Base:
     spec, env_spec = policy.spec, spec_of(env)
     if any(channel.name == BASE_ACTION for channel in spec.channels):
         raise UserError(
-            f"base={source} is a residual policy without its own base, so it cannot act"
+            f"base={source} is a residual policy without its base, so it cannot act. Use a bundle "
+            "that contains its base."
         )
     if (problem := spec_difference(spec, env_spec)) is not None:
         raise UserError(f"base={source} does not fit the task: {problem}")
     return Base(
         source,
         checksum(Path(source)),
-        lambda: make_queue(policy),
+        lambda: make_executor(policy),
         env.action_dim,
         policy.bundle,
         weights=lambda: policy_weights(policy),
@@ -265,12 +274,12 @@ def digest(weights: Mapping[str, Any]) -> str:
 
 
 def spec_difference(spec: Spec, here: Spec) -> str | None:
-    """Return a sentence about a field in which a base's spec contradicts the environment's."""
+    """Return the first contradiction between a base's spec and the environment's; None if none."""
     if (problem := spec.mismatch(here)) is not None:
         return problem
     if spec.action_names and here.action_names and spec.action_names != here.action_names:
         return f"action_names: the policy has {spec.action_names}, here it is {here.action_names}"
-    with contextlib.suppress(ValueError):  # ranges that cannot be reconciled
+    with contextlib.suppress(ValueError):  # the ranges cannot be converted
         if spec.conversion(here) is None:
             return None
     return f"action_range: the policy has {spec.action_range}, here it is {here.action_range}"
@@ -324,7 +333,7 @@ def code_base(source: str, env: VectorEnv) -> Base:
     return Base(
         source,
         sha256(f"{checksum(file)}:{name}".encode()).hexdigest(),
-        lambda: Queue(
+        lambda: ChunkExecutor(
             plan, n_obs_steps=n_obs_steps, n_action_steps=n_action_steps, noise_shape=shape
         ),
         env.action_dim,
@@ -342,5 +351,8 @@ def attribute(source: str, policy: Any, name: str, default: int = 1) -> int:
 
 
 def attach_base(residual: BundlePolicy, source: str, env: VectorEnv) -> ResidualPolicy:
-    """Return a residual policy whose bundle lacks its base, with that base. Raises UserError."""
-    return ResidualPolicy(residual, base_of(source, env).new_queue)
+    """Return the residual policy with the base `source`, for a bundle that lacks its base.
+
+    Raises UserError.
+    """
+    return ResidualPolicy(residual, base_of(source, env).new_executor)

@@ -49,7 +49,7 @@ class ActionChunkingTransformer(ChunkHead):
         observations, action_low, action_high, encoder: see `heads.diffusion.DiffusionActor`.
         horizon: actions of a chunk.  n_action_steps: actions of a chunk that are executed.
         latent_dim: size of z.  hidden: units of the MLP in each layer.
-        temporal_ensemble_coeff: see `policies.chunks.Queue`.
+        temporal_ensemble_coeff: see `policies.chunks.ChunkExecutor`.
         dropout_rate: in training only.
         """
         super().__init__(observations, actions, action_low, action_high, encoder)

@@ -1,13 +1,13 @@
 """Interfaces of action heads: networks that map observations to actions in [-1, 1].
 
-A head has `act(observations) -> actions` (deterministic, for evaluation and robots) and
+A head has the methods `act(observations) -> actions` (deterministic, for evaluation and robots) and
 `explore(observations, random) -> actions`. `random` provides `normal(shape)` and `uniform(shape)`.
-Noise is always passed in, so that an update uses the same numbers however it is run.
+Noise is always passed in. An update therefore uses the same numbers, regardless of how it runs.
 
-Instead of `act`, a head with a memory has the methods of `Recurrent`, and a head that predicts
-chunks of actions those of `Planner`. The attribute `arguments` holds the constructor arguments that
-a bundle needs to rebuild the head. A bundle names the class of its head, which is looked up in the
-modules of this folder.
+Recurrent heads have the methods of `Recurrent` instead of `act`. Heads that predict chunks of
+actions have the methods of `Planner` instead. The attribute `arguments` holds the constructor
+arguments that a bundle needs to rebuild the head. A bundle stores the class name of its head;
+`load_kinds` finds the class in the modules of this folder.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-Context = dict[str, Tensor]  # memory of a policy in B episodes, tensors [B, …]
+Context = dict[str, Tensor]  # memory of a recurrent policy in B episodes, tensors [B, …]
 
 
 class Recurrent(Protocol):
-    """A policy with a memory of its episode, such as an observation history or returns.
+    """A policy with a memory of its episode, such as earlier observations or the return-to-go.
 
-    The memory is a dict of tensors that is passed in and returned, so that it can be on the device
-    and be stacked over seeds. A head whose memory does not read rewards can set
-    `needs_rewards = False`. It can then act where there are no rewards, for example on a robot.
+    The caller holds the memory and passes it to each step. The memory can therefore be on the
+    device, and training can stack the memories of several seeds. A head whose memory does not read
+    rewards can set `needs_rewards = False`. The head can then act where there are no rewards, for
+    example on a robot.
     """
 
     def reset(self, batch: int) -> Context:
@@ -45,20 +46,21 @@ class Recurrent(Protocol):
 
 
 class Planner(Protocol):
-    """A policy that predicts a chunk of actions, the present one first.
+    """A policy that predicts a chunk of actions. The first action is for the present step.
 
-    `policies.chunks.Queue` keeps its episode state: the observation history, the current chunk, and
-    the number of chunks predicted, which determines the noise of the next one.
+    A planner has no state. `policies.chunks.ChunkExecutor` stores the state of an episode: the
+    observation history, the current chunk, and the number of predicted chunks, which determines the
+    noise of the next chunk.
     """
 
-    n_obs_steps: int  # observations in its input, the present one last
-    chunk_size: int  # actions that it predicts
-    n_action_steps: int  # actions of a chunk that are executed before the next one is predicted
-    # optional: `temporal_ensemble_coeff: float | None`, see `policies.chunks.Queue`
-    noise_shape: tuple[int, ...]  # shape of the standard normal noise of one chunk; () for none
+    n_obs_steps: int  # number of observations in the input; the last one is the present one
+    chunk_size: int  # number of predicted actions
+    n_action_steps: int  # number of executed actions per chunk, before the next prediction
+    # optional: `temporal_ensemble_coeff: float | None`, see `policies.chunks.ChunkExecutor`
+    noise_shape: tuple[int, ...]  # shape of the standard normal noise for one chunk; () for none
 
     def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
-        """Return the chunks [B, chunk_size, A], a function of the arguments alone.
+        """Return the chunks [B, chunk_size, A], which depend on the arguments only.
 
         observations: [B, n_obs_steps, *obs].
         noise: [B, *noise_shape]; [B, 0] if noise_shape is ().

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from policies.networks.dropout import Random
 from policies.networks.encoders import ObservationEncoder
-from policies.normalizer import center_and_extent
+from policies.normalizer import center_and_half_width
 
 ObservationSizes = int | Mapping[str, Sequence[int]]  # size of the only vector, or channel shapes
 
@@ -43,7 +43,7 @@ class ChunkHead(nn.Module):
             self.features = self.observation_encoder.features  # size of an encoded observation
         else:
             self.arguments["observations"] = self.features = observations
-        ranges = [center_and_extent(*bounds) for bounds in zip(low, high, strict=True)]
+        ranges = [center_and_half_width(*bounds) for bounds in zip(low, high, strict=True)]
         self.center, self.extent = ([pair[k] for pair in ranges] for k in (0, 1))
 
     def encode(self, observations: Any, random: Random | None = None) -> Tensor:

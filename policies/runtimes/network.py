@@ -10,33 +10,37 @@ import numpy as np
 
 from policies.bundle import Bundle, BundleError
 
-RUNTIMES = ("torch", "onnx", "numpy")  # auto: the first that is installed and can run the bundle
-Inputs = np.ndarray | Mapping[str, np.ndarray]  # normalized, [B, n_obs_steps, …]; maybe by channel
+RUNTIMES = ("torch", "onnx", "numpy")  # in the order in which `auto` tries them
+Inputs = np.ndarray | Mapping[str, np.ndarray]  # normalized [B, n_obs_steps, …], or by channel
 
 
 class Network(Protocol):
-    """A policy network that acts in B episodes at a time."""
+    """A policy network in one of the runtimes. It acts in B episodes in parallel."""
 
     name: str  # name of the runtime
-    noise_shape: tuple[int, ...]  # shape of the noise of one chunk; () for none
-    remembers: bool  # True if it keeps a memory of its episodes, by `reset` and `step`
-    needs_rewards: bool  # True if this memory reads the rewards of the episode
+    noise_shape: tuple[int, ...]  # shape of the noise for one chunk; () if deterministic
+    is_recurrent: bool  # True if the policy has a memory of the episode: use `reset` and `step`
+    needs_rewards: bool  # True if the memory reads the rewards of the episode
 
     def plan(self, observations: Inputs, noise: np.ndarray) -> np.ndarray:
-        """Return the chunks [B, chunk_size, A]. A recurrent policy acts as at an episode's start.
+        """Return the chunks [B, chunk_size, A].
 
-        noise: [B, *noise_shape] float32, standard normal; [B, 0] if it takes none.
+        A recurrent policy acts as in the first step of an episode.
+        noise: [B, *noise_shape] float32, standard normal; [B, 0] for a deterministic policy.
         """
         ...
 
     def reset(self, batch: int) -> Any:
-        """Return the memory at the start of `batch` episodes."""
+        """Return the initial memory for `batch` episodes."""
         ...
 
     def step(
         self, observations: Inputs, rewards: np.ndarray, memory: Any
     ) -> tuple[np.ndarray, Any]:
-        """Return the chunks and the next memory. rewards: [B], raw, of the previous actions."""
+        """Return the chunks and the next memory.
+
+        rewards: [B], raw rewards of the previous actions.
+        """
         ...
 
 
@@ -48,7 +52,7 @@ def make_network(bundle: Bundle, runtime: str = "auto") -> Network:
     for name in RUNTIMES if runtime == "auto" else (runtime,):
         module = import_module(f"policies.runtimes.with_{name}")
         if (reason := module.find_problem(bundle)) is None:
-            made: Network = module.make(bundle)
-            return made
+            network: Network = module.make(bundle)
+            return network
         reasons.append(f"runtime={name} {reason}")
     raise BundleError("; ".join(reasons))

@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def find_problem(bundle: Bundle) -> str | None:
     """Return why numpy cannot run `bundle`. None if it can."""
-    return None if bundle.kind in KINDS else f"runs {', '.join(KINDS)}, and this is {bundle.kind}"
+    return None if bundle.kind in KINDS else f"runs {', '.join(KINDS)}, not {bundle.kind}"
 
 
 def make(bundle: Bundle) -> NumpyNetwork:
@@ -46,12 +46,12 @@ def make(bundle: Bundle) -> NumpyNetwork:
 
 
 class NumpyNetwork:
-    """Linear layers with optional layer normalization and activations, then the head's squashing.
+    """An MLP head in numpy; see `Network`.
 
-    See `Network`.
+    The last step maps the MLP output to actions in [-1, 1], by tanh or clipping.
     """
 
-    name, remembers, needs_rewards = "numpy", False, False
+    name, is_recurrent, needs_rewards = "numpy", False, False
     noise_shape: tuple[int, ...] = ()
 
     def __init__(self, bundle: Bundle) -> None:
@@ -81,13 +81,13 @@ class NumpyNetwork:
 
 
 def normalize_layer(x: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """Apply layer normalization, equal to `policies.networks.mlp.LayerNorm`."""
+    """Apply layer normalization, as `policies.networks.mlp.LayerNorm` does."""
     centered = x - x.mean(-1, keepdims=True)
     return centered / np.sqrt(np.square(centered).mean(-1, keepdims=True) + 1e-5) * gain + shift
 
 
 def choose_squashing(kind: str, arguments: dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the function from the output of the MLP to actions; it equals `act` of the head."""
+    """Return the function from MLP output to actions, as in the method `act` of the head."""
     if kind == "TanhGaussianActor":
         return lambda x: np.tanh(x[:, : arguments["actions"]])
     if kind == "GaussianActor" and not arguments.get("tanh_mean", True):

@@ -11,14 +11,15 @@ import numpy as np
 
 from policies.bundle import Bundle, BundleError
 from policies.heads.schedules import count_noises, sample
-from policies.normalizer import center_and_extent
+from policies.normalizer import center_and_half_width
 from policies.runtimes.network import Inputs, Network
 
-# graphs: `policy` is a complete decision; for a diffusion sampler it is one denoising step, and
-# `encoder` encodes the observations
+# names of the graphs; `policy` predicts a chunk. In a diffusion policy, `policy` is one denoising
+# step, and `encoder` is the observation encoder.
 POLICY, ENCODER = "policy", "encoder"
-OBSERVATIONS, NOISE, CHUNK = "observations", "noise", "chunk"  # inputs and output of a decision
-FEATURES, X, TIME, ANSWER = "features", "x", "time", "answer"  # those of a denoising step
+OBSERVATIONS, NOISE, CHUNK = "observations", "noise", "chunk"  # inputs and output of `policy`
+# inputs and output of a denoising step
+FEATURES, X, TIME, STEP_OUTPUT = "features", "x", "time", "answer"
 
 
 def find_problem(bundle: Bundle) -> str | None:
@@ -26,7 +27,7 @@ def find_problem(bundle: Bundle) -> str | None:
     if POLICY not in bundle.graphs:
         return (
             "needs an exported network: run `offline-rl export run=…` where torch is installed "
-            "(a policy with a memory, such as a decision transformer, runs in torch only)"
+            "(recurrent policies, such as the decision transformer, run in torch only)"
         )
     if find_spec("onnxruntime") is None:
         return "needs onnxruntime: pip install onnxruntime"
@@ -47,7 +48,7 @@ class Graph:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3  # errors only; it warns about nodes that it does not fold
+        options.log_severity_level = 3  # errors only; onnxruntime warns about unfolded nodes
         with raise_bundle_errors():
             self._session = onnxruntime.InferenceSession(graph, options, ["CPUExecutionProvider"])
         self.inputs = {each.name: each.shape for each in self._session.get_inputs()}
@@ -61,24 +62,24 @@ class Graph:
 
 @contextmanager
 def raise_bundle_errors() -> Iterator[None]:
-    """Turn every exception into a BundleError: those of onnxruntime share no base class."""
+    """Turn every exception into a BundleError: onnxruntime has no common exception class."""
     try:
         yield
     except Exception as error:
-        raise BundleError(f"its graph cannot be run: {' '.join(str(error).split())}") from None
+        raise BundleError(f"the ONNX graph cannot be run: {' '.join(str(error).split())}") from None
 
 
 def name_inputs(observations: Inputs) -> dict[str, np.ndarray]:
-    """Return observations under the input names of a graph."""
+    """Return observations by the input names of a graph."""
     if isinstance(observations, Mapping):
         return {f"{OBSERVATIONS}/{name}": value for name, value in observations.items()}
     return {OBSERVATIONS: observations}
 
 
 class OnnxNetwork:
-    """A network whose complete decision is one graph; see `Network`."""
+    """A network in one ONNX graph, from observations to a chunk; see `Network`."""
 
-    name, remembers, needs_rewards = "onnx", False, False
+    name, is_recurrent, needs_rewards = "onnx", False, False
 
     def __init__(self, bundle: Bundle) -> None:
         self._graph = Graph(bundle.graphs[POLICY])
@@ -95,7 +96,7 @@ class OnnxNetwork:
 
 
 class SamplerNetwork(OnnxNetwork):
-    """A diffusion policy: graphs of the encoder and of one denoising step, sampled in numpy.
+    """A diffusion policy in two ONNX graphs: the encoder and one denoising step. numpy samples.
 
     See `policies.heads.diffusion.DiffusionActor`.
     """
@@ -105,8 +106,8 @@ class SamplerNetwork(OnnxNetwork):
         self._encoder, self._denoiser = Graph(bundle.graphs[ENCODER]), Graph(bundle.graphs[POLICY])
         self._table, self._present = arguments["table"], arguments["n_obs_steps"] - 1
         bounds = zip(arguments["action_low"], arguments["action_high"], strict=True)
-        ranges = np.array([center_and_extent(*each) for each in bounds], np.float32)
-        self._center, self._extent = ranges.T
+        ranges = np.array([center_and_half_width(*each) for each in bounds], np.float32)
+        self._center, self._half_width = ranges.T
         sizes = arguments["horizon"], arguments["actions"]
         self.noise_shape = (count_noises(self._table), *sizes)
 
@@ -118,5 +119,5 @@ class SamplerNetwork(OnnxNetwork):
             return self._denoiser({FEATURES: features, X: x, TIME: times})
 
         chunk = sample(self._table, network, noise).clip(-1, 1)[:, self._present :]
-        actions: np.ndarray = (chunk * self._extent + self._center).clip(-1, 1)
+        actions: np.ndarray = (chunk * self._half_width + self._center).clip(-1, 1)
         return actions

@@ -1,4 +1,4 @@
-"""All heads of `policies.heads` in torch."""
+"""The torch runtime, which runs all heads of `policies.heads`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make(bundle: Bundle) -> TorchNetwork:
 
 
 class TorchNetwork:
-    """A head of `policies.heads`; see `Network`."""
+    """A head of `policies.heads` in torch; see `Network`."""
 
     name = "torch"
 
@@ -38,7 +38,7 @@ class TorchNetwork:
         kinds = load_kinds()
         if bundle.kind not in kinds:
             raise BundleError(
-                f"unknown policy {bundle.kind!r}. Known are {', '.join(sorted(kinds))}"
+                f"unknown policy {bundle.kind!r}. Available: {', '.join(sorted(kinds))}"
             )
         self._defaults = torch_defaults
         with torch_defaults():
@@ -46,13 +46,13 @@ class TorchNetwork:
         self.module.load_state_dict({k: torch.from_numpy(v) for k, v in bundle.weights.items()})
         self.module.eval()
         self.noise_shape = tuple(getattr(self.module, "noise_shape", ()))
-        self.remembers = hasattr(self.module, "step")
-        self.needs_rewards = self.remembers and getattr(self.module, "needs_rewards", True)
+        self.is_recurrent = hasattr(self.module, "step")
+        self.needs_rewards = self.is_recurrent and getattr(self.module, "needs_rewards", True)
 
     def plan(self, observations: Inputs, noise: np.ndarray) -> np.ndarray:
         import torch
 
-        if self.remembers:
+        if self.is_recurrent:
             rewards = np.zeros(len(noise), np.float32)
             return self.step(observations, rewards, self.reset(len(noise)))[0]
         with self._defaults(), torch.inference_mode():
@@ -76,7 +76,7 @@ class TorchNetwork:
         reward = torch.from_numpy(rewards)
         if any(len(value) != len(reward) for value in memory.values()):
             count = len(next(iter(memory.values())))
-            raise ValueError(f"{len(reward)} observations, but the memory is of {count} episodes")
+            raise ValueError(f"{len(reward)} observations, but the memory is for {count} episodes")
         with self._defaults(), torch.inference_mode():
             inputs = take_last(to_tensors(observations))
             actions, memory = self.module.step(inputs, reward, memory)
@@ -84,7 +84,7 @@ class TorchNetwork:
 
 
 def to_tensors(observations: Inputs) -> Any:
-    """Return the arrays as tensors that share their memory."""
+    """Convert arrays to tensors without copying."""
     import torch
 
     if isinstance(observations, Mapping):
@@ -93,7 +93,7 @@ def to_tensors(observations: Inputs) -> Any:
 
 
 def take_last(observations: Any) -> Any:
-    """Return the present observation of each observation history."""
+    """Return the present observation, the last one of each observation history."""
     if isinstance(observations, Mapping):
         return {name: value[:, -1] for name, value in observations.items()}
     return observations[:, -1]

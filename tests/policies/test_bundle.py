@@ -55,9 +55,9 @@ def test_changed_spaces_are_accepted_and_a_changed_value_is_refused(path: Path) 
         bundle.read(path)
 
 
-def test_a_bundle_without_a_golden_answer_is_not_written(tmp_path: Path) -> None:
+def test_a_bundle_without_a_golden_output_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "policy.bundle"
-    with pytest.raises(BundleError, match="no golden answer"):
+    with pytest.raises(BundleError, match="no golden output"):
         bundle.write(path, UNSEALED)
     assert not path.exists()
 
@@ -93,23 +93,26 @@ def channel(**parts: Any) -> dict[str, Any]:
         ({"spec": SPEC | {"action_dim": "2"}}, "action_dim is '2'"),
         ({"spec": SPEC | {"action_dim": True}}, "action_dim is True"),
         ({"spec": SPEC | {"channels": [3]}}, r"channels is \[3\]"),
-        ({"spec": SPEC | {"channels": []}}, "channels need different names"),
-        ({"spec": SPEC | {"channels": [CHANNEL, CHANNEL]}}, "channels need different names"),
+        ({"spec": SPEC | {"channels": []}}, "need at least one channel"),
+        ({"spec": SPEC | {"channels": [CHANNEL, CHANNEL]}}, "unique names"),
         (channel(shape=3), "shape is 3"),
         (channel(shape=[3.0]), r"shape is \[3.0\]"),
         (channel(shape=[4]), "the normalizers are for"),
         (channel(kind="sound"), "kind is 'sound'"),
         (channel(kind="image"), "not a valid shape for the image"),
-        (channel(names=["a", "b"]), "3 numbers has 2 names"),
+        (channel(names=["a", "b"]), "3 numbers, but 2 names"),
         (channel(units=["m", "m"]), "2 units"),
         (channel(color="red"), "color"),
         ({"spec": SPEC | {"action_low": [-1, "x"]}}, "action_low is"),
-        ({"spec": SPEC | {"action_low": [2.0, 0.0]}}, "is not below"),
+        ({"spec": SPEC | {"action_low": [2.0, 0.0]}}, "must be below"),
         ({"spec": SPEC | {"action_mode": "relative"}}, "action_mode is 'relative'"),
         ({"spec": SPEC | {"rate_hz": -5}}, "must be positive"),
         ({"spec": SPEC | {"chunk_size": 0}}, "must be positive"),
         ({"spec": SPEC | {"n_action_steps": 2}}, "n_action_steps=2 is more than chunk_size=1"),
-        ({"spec": SPEC | {"chunk_size": 2}}, r"shape \[1, 2\], the specification says \[2, 2\]"),
+        (
+            {"spec": SPEC | {"chunk_size": 2}},
+            r"shape \[1, 2\], but the specification requires \[2, 2\]",
+        ),
         ({"spec": {**SPEC, "action_dim": 3}}, "action normalizer is"),
         ({"spec": SPEC | {"names": []}}, "names"),
         ({"spec": [1]}, "spec is"),
@@ -119,11 +122,11 @@ def channel(**parts: Any) -> dict[str, Any]:
         ({"policy": {"kind": "DeterministicActor", "arguments": {"hidden": 3}}}, "do not fit"),
         (
             {"policy": {"kind": "GaussianActor", "arguments": ARGUMENTS}},
-            "the weights do not fit: .*log_std",
+            "the weights or arguments do not fit this policy: .*log_std",
         ),
         (
             {"normalizers": {"observations": {"observation": "identity"}, "actions": "z-score"}},
-            "action normalizer is z-score of .* normalized by their range or not at all",
+            "action normalizer is z-score of .* Use min-max or identity",
         ),
         ({"normalizers": {"observations": {}, "actions": "identity"}}, "the normalizers are for"),
         ({"normalizers": {"observations": {"observation": 3}, "actions": "identity"}}, "kind 3"),
@@ -131,8 +134,8 @@ def channel(**parts: Any) -> dict[str, Any]:
         ({"provenances": {}}, "provenances"),
         ({"sha256": {"manifest.json": ""}}, "SHA-256"),
         ({"format": True}, "format True"),
-        ({"format": 2}, "format 2, this version reads format 3. Make the bundle again"),
-        ({"format": 4}, "format 4, this version reads format 3"),
+        ({"format": 2}, "format 2, but this version reads format 3. Create the bundle again"),
+        ({"format": 4}, "format 4, but this version reads format 3"),
     ],
 )
 def test_an_invalid_manifest_is_refused(path: Path, parts: dict[str, Any], fault: str) -> None:
@@ -150,7 +153,7 @@ def test_an_invalid_manifest_is_refused(path: Path, parts: dict[str, Any], fault
         ({"trunk.biases.0": np.array([0, np.nan], np.float32)}, "NaN"),
     ],
 )
-def test_the_golden_answer_detects_weights_of_another_policy(
+def test_the_golden_output_detects_weights_of_another_policy(
     path: Path, changes: dict[str, np.ndarray], fault: str
 ) -> None:
     """Every checksum is correct, but the weights are not those of the recorded answer."""
@@ -267,16 +270,16 @@ def test_invalid_observations_are_refused(path: Path) -> None:
     for invalid in (np.ones(4), np.ones((2, 2, 3)), np.array([1, np.nan, 0])):
         with pytest.raises(ValueError, match="observation"):
             policy.act(invalid)
-    with pytest.raises(ValueError, match="observes observation"):
+    with pytest.raises(ValueError, match="needs the channels observation"):
         policy.act({"joints": np.ones(3)})
 
 
 @pytest.mark.parametrize(
     ("mean", "weight", "fault"),
     [
-        ([0, 0], 1, r"normalizers are for .*\(2,\).*, the observations are .*\(3,\)"),
-        ([0, np.inf, 0], 1, "normalizer holds NaN or infinite numbers"),
-        ([0, 0, 0], np.nan, r"weights\.0 holds NaN or infinite numbers"),
+        ([0, 0], 1, r"normalizers are for .*\(2,\).*, but the vector channels are .*\(3,\)"),
+        ([0, np.inf, 0], 1, "normalizer contains NaN or infinite numbers"),
+        ([0, 0, 0], np.nan, r"weights\.0 contains NaN or infinite numbers"),
     ],
 )
 def test_invalid_numbers_are_refused_when_a_bundle_is_created_or_read(

@@ -205,7 +205,7 @@ def test_onnx_loads_no_torch(exports: dict[str, Path]) -> None:
     assert output.splitlines() == ["onnx (2,)", "onnx (2,)"]
 
 
-def test_the_golden_answer_detects_a_graph_of_another_policy(
+def test_the_golden_output_detects_a_graph_of_another_policy(
     exports: dict[str, Path], tmp_path: Path
 ) -> None:
     original = bundle.read(exports["mlp"])
@@ -213,7 +213,7 @@ def test_the_golden_answer_detects_a_graph_of_another_policy(
     path = write(tmp_path / "other.bundle", TanhGaussianActor(5, 2, (16,), affine=(1.0, -1.0)))
     bundle.write(path, replace(bundle.read(path), graphs=original.graphs))
     policies.load(path, runtime="torch")
-    with pytest.raises(BundleError, match="does not reproduce its golden answer"):
+    with pytest.raises(BundleError, match="does not reproduce its golden output"):
         policies.load(path, runtime="onnx")
     bundle.write(path, replace(original, graphs={"policy": b"nothing"}))
     with pytest.raises(BundleError, match="graph cannot be run"):
@@ -232,7 +232,7 @@ def test_an_inaccurate_graph_is_not_exported(
         export.export_bundle(replace(original, graphs={}, weights=weights))
 
 
-def test_a_bundle_that_does_not_reproduce_its_golden_answer_is_not_exported(
+def test_a_bundle_that_does_not_reproduce_its_golden_output_is_not_exported(
     tmp_path: Path,
 ) -> None:
     """Otherwise the export would record a new answer and hide the defect."""
@@ -240,7 +240,7 @@ def test_a_bundle_that_does_not_reproduce_its_golden_answer_is_not_exported(
 
     original = bundle.read(write(tmp_path / "p", DeterministicActor(5, 2, (8,))))
     weights = {name: value + 0.1 for name, value in original.weights.items()}
-    with pytest.raises(BundleError, match="does not reproduce its golden answer"):
+    with pytest.raises(BundleError, match="does not reproduce its golden output"):
         export_bundle(replace(original, weights=weights))
 
 
@@ -364,7 +364,7 @@ def test_a_player_executes_n_action_steps_of_a_chunk_before_it_predicts_the_next
         np.testing.assert_array_equal(actions[step : step + 3], chunk[:3])
     player.reset(seed=9)
     np.testing.assert_array_equal(player.step(OBSERVATIONS[0]), actions[0])
-    with pytest.raises(ValueError, match="2 observations, but reset was for one episode"):
+    with pytest.raises(ValueError, match="2 observations, but reset started one episode"):
         player.step(OBSERVATIONS[:2])
 
 

@@ -102,7 +102,7 @@ def test_an_action_8_in_data_of_range_2_to_8_is_8_in_an_environment_of_0_to_10(t
 
 def test_data_that_leave_the_environments_range_are_refused_with_both(tmp_path: Path):
     data, keys = recorded(tmp_path / "data", high=12.0, said=12.0), {**QUICK, "task": "gauge"}
-    with pytest.raises(UserError, match=r"stand for \[2, 12\], here for \[0, 10\] \(task gauge\)"):
+    with pytest.raises(UserError, match=r"range \[2, 12\] does not fit \[0, 10\] \(task gauge\)"):
         prepare({**keys, "dataset": str(data)})
     inside = recorded(tmp_path / "inside", high=12.0, said=8.0)  # all actions are within the range
     plan = prepare({**keys, "dataset": str(inside)})
@@ -112,7 +112,7 @@ def test_data_that_leave_the_environments_range_are_refused_with_both(tmp_path: 
 
 def test_extremes_of_the_data_are_not_the_range_of_a_normalized_environment(tmp_path: Path):
     data = str(recorded(tmp_path / "data"))
-    with pytest.raises(UserError, match=r"stand for \[2, 8\], here for \[-1, 1\].*action_range="):
+    with pytest.raises(UserError, match=r"range \[2, 8\] does not fit \[-1, 1\].*action_range="):
         prepare({**QUICK, "task": "unit", "dataset": data})
     silent = envs.make_vector("unit", 1)
     silent.action_low = silent.action_high = None
@@ -243,13 +243,13 @@ def test_without_an_environment_expert_data_use_the_range_of_the_dataset() -> No
     plan = prepare({**keys, "expert_dataset": arrays(2, 8)})
     assert plan.expert is not None
     np.testing.assert_allclose(plan.expert.actions, 0.3, atol=1e-6)
-    with pytest.raises(UserError, match=r"stand for \[0, 30\], here for \[0, 10\]"):
+    with pytest.raises(UserError, match=r"range \[0, 30\] does not fit \[0, 10\]"):
         prepare({**keys, "expert_dataset": arrays(0, 30)})
 
 
 def test_a_range_of_minus_one_to_one_may_mean_shares_so_units_are_not_converted_to_it():
     half, whole = (Spec((1,), 1, action_low=(-x,), action_high=(x,)) for x in (0.5, 1.0))
-    with pytest.raises(ValueError, match=r"stand for \[-0\.5, 0\.5\], here for \[-1, 1\]"):
+    with pytest.raises(ValueError, match=r"range \[-0\.5, 0\.5\] does not fit \[-1, 1\]"):
         half.conversion(whole)
     assert whole.conversion(half) is None  # shares of any action range
 

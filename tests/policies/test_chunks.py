@@ -1,10 +1,10 @@
-"""The queue of policies that predict chunks, and the noise that they get."""
+"""The executor of policies that predict chunks, and the noise that they get."""
 
 import numpy as np
 import pytest
 
 from policies import noise
-from policies.chunks import Queue
+from policies.chunks import ChunkExecutor
 from policies.spec import Spec
 
 
@@ -20,19 +20,19 @@ class Planner:
         return (start[:, None] + np.arange(self.chunk_size) / 10)[..., None].astype(np.float32)
 
 
-def make_queue(planner, **options):
-    queue = Queue(planner, **({"n_obs_steps": 2, "n_action_steps": 3} | options))
-    queue.reset(np.array([7, 8]))
-    return queue
+def make_executor(planner, **options):
+    executor = ChunkExecutor(planner, **({"n_obs_steps": 2, "n_action_steps": 3} | options))
+    executor.reset(np.array([7, 8]))
+    return executor
 
 
-def run_steps(queue, *observations):
-    return [queue.step(np.array(o, np.float32)[:, None])[:, 0].tolist() for o in observations]
+def run_steps(executor, *observations):
+    return [executor.step(np.array(o, np.float32)[:, None])[:, 0].tolist() for o in observations]
 
 
 def test_the_first_observation_fills_the_history_and_later_ones_are_appended():
     planner = Planner()
-    run_steps(make_queue(planner, n_obs_steps=3, n_action_steps=1), [1, 2], [3, 4], [5, 6])
+    run_steps(make_executor(planner, n_obs_steps=3, n_action_steps=1), [1, 2], [3, 4], [5, 6])
     assert [call[0] for call in planner.calls] == [
         [[1, 1, 1], [2, 2, 2]],
         [[1, 1, 3], [2, 2, 4]],
@@ -42,7 +42,7 @@ def test_the_first_observation_fills_the_history_and_later_ones_are_appended():
 
 def test_n_action_steps_actions_are_executed_before_the_next_chunk_is_predicted():
     planner = Planner()
-    actions = run_steps(make_queue(planner), [1, 2], [3, 4], [5, 6], [7, 8], [9, 9])
+    actions = run_steps(make_executor(planner), [1, 2], [3, 4], [5, 6], [7, 8], [9, 9])
     first = [[101, 202], [101.1, 202.1], [101.2, 202.2]]  # three of five predicted actions
     second = [[507, 608], [507.1, 608.1]]
     np.testing.assert_allclose(actions, first + second, rtol=1e-5)
@@ -51,25 +51,25 @@ def test_n_action_steps_actions_are_executed_before_the_next_chunk_is_predicted(
 
 def test_a_restarted_episode_gets_a_new_chunk_without_the_old_history():
     planner = Planner()
-    queue = make_queue(planner)
-    run_steps(queue, [1, 2], [3, 4])
-    queue.reset(np.array([9]), np.array([1]))
-    assert run_steps(queue, [5, 60])[0][1] == 6060
+    executor = make_executor(planner)
+    run_steps(executor, [1, 2], [3, 4])
+    executor.reset(np.array([9]), np.array([1]))
+    assert run_steps(executor, [5, 60])[0][1] == 6060
     assert planner.calls[-1][2] == [1]
-    run_steps(queue, [7, 70])
+    run_steps(executor, [7, 70])
     assert planner.calls[-1][2] == [0]  # from now on the two episodes replan at different steps
 
 
 def test_noise_is_a_function_of_the_episodes_seed_and_the_number_of_chunks():
     planner = Planner()
-    queue = make_queue(planner, n_action_steps=1, noise_shape=(4, 3))
-    run_steps(queue, [1, 2], [3, 4])
+    executor = make_executor(planner, n_action_steps=1, noise_shape=(4, 3))
+    run_steps(executor, [1, 2], [3, 4])
     first, second = planner.calls[0][1], planner.calls[1][1]
     assert first.shape == (2, 4, 3)
     expected = np.random.Generator(np.random.Philox(key=[8, 1])).standard_normal((4, 3), np.float32)
     np.testing.assert_array_equal(second[1], expected)
-    queue.reset(np.array([8]), np.array([0]))
-    run_steps(queue, [0, 0], [0, 0])
+    executor.reset(np.array([8]), np.array([0]))
+    run_steps(executor, [0, 0], [0, 0])
     np.testing.assert_array_equal(planner.calls[-1][1][0], expected)  # the row does not matter
     everything = np.concatenate([first, second]).reshape(4, -1)
     assert len(np.unique(everything.round(6))) == everything.size
@@ -81,13 +81,13 @@ def test_the_noise_of_a_deterministic_policy_is_empty():
 
 def test_predict_chunk_returns_the_complete_chunk_at_any_time():
     planner = Planner()
-    queue = make_queue(planner)
-    queue.observe(np.array([[1.0], [2.0]]))
-    queue.observe(np.array([[3.0], [4.0]]))
-    chunk = queue.predict_chunk(np.array([1]))
+    executor = make_executor(planner)
+    executor.observe(np.array([[1.0], [2.0]]))
+    executor.observe(np.array([[3.0], [4.0]]))
+    chunk = executor.predict_chunk(np.array([1]))
     assert chunk.shape == (1, 5, 1)
     assert chunk[0, 0, 0] == 204
-    assert queue.decisions.tolist() == [0, 1]
+    assert executor.decisions.tolist() == [0, 1]
 
 
 def average_by_hand(chunks: list[np.ndarray], m: float) -> np.ndarray:
@@ -109,13 +109,13 @@ def test_temporal_ensembling_takes_the_weighted_mean_of_all_predictions_for_a_st
             chunks_of[row].append(chunk)
         return chunks
 
-    queue = make_queue(plan, n_obs_steps=1, n_action_steps=1, temporal_ensemble_coeff=m)
+    executor = make_executor(plan, n_obs_steps=1, n_action_steps=1, temporal_ensemble_coeff=m)
     for step in range(6):
         if step == 2:
-            queue.reset(np.array([9]), np.array([1]))
+            executor.reset(np.array([9]), np.array([1]))
             chunks_of[1].clear()
         rows = np.array([1]) if step == 4 else None  # the first episode makes no step
-        actions = queue.step(np.zeros((2 if rows is None else 1, 1), np.float32), rows)
+        actions = executor.step(np.zeros((2 if rows is None else 1, 1), np.float32), rows)
         expected = [average_by_hand(chunks_of[k], m) for k in ([0, 1] if rows is None else rows)]
         np.testing.assert_allclose(actions, expected, atol=1e-6)
         assert actions.dtype == np.float32
@@ -123,7 +123,7 @@ def test_temporal_ensembling_takes_the_weighted_mean_of_all_predictions_for_a_st
 
 def test_temporal_ensembling_needs_a_prediction_at_every_step():
     with pytest.raises(
-        ValueError, match=r"temporal_ensemble_coeff=0.01 .* needs n_action_steps=1, found 2"
+        ValueError, match=r"temporal_ensemble_coeff=0.01 .* requires n_action_steps=1, not 2"
     ):
         Spec((3,), 2, chunk_size=4, n_action_steps=2, temporal_ensemble_coeff=0.01)
     values = Spec((3,), 2, chunk_size=4, temporal_ensemble_coeff=0.01).to_json()
