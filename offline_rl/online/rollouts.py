@@ -29,10 +29,10 @@ COUNTS = ("added", "sizes", "hidden")  # row counts of a buffer, per seed
 class RolloutCollector:
     """Collector of rollouts. A decision is a chunk of actions, made for all environments together.
 
-    If an episode ends within a decision, its remaining actions are not executed; the next decision
-    is the first one of a new episode. An environment's behavior depends only on the episode's seed
-    and the policy. If an environment raises, or returns NaN or infinity, its episode ends before
-    that decision, whose actions do not count, and all environments are created again.
+    If an episode ends within a decision, the remaining actions are not executed, and the next
+    decision starts a new episode. An environment's behavior depends only on the episode's seed and
+    the policy. If an environment raises, or returns NaN or infinity, the actions of that decision
+    do not count, its episode ends before the decision, and all environments are created again.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class RolloutCollector:
     ) -> None:
         """Create the collector and its environments.
 
-        make: creates n environments. engine: its algorithm has `decide` and `noise_shape`.
-        kept: buffer for complete episodes, if they are stored. columns: computes its extra columns
-        of an episode. say: called with a message for every failure.
+        make: creates n environments. engine: of an algorithm with `decide` and `noise_shape`.
+        kept: buffer for complete episodes, if they are stored. columns: computes the extra columns
+        of `kept` from an episode. say: called with a message for every failure.
         """
         self.engine, self.buffer, self.transform = engine, rollouts, transform
         self.make, self.kept, self.extra_columns, self.say = make, kept, columns, say
@@ -78,19 +78,21 @@ class RolloutCollector:
         if kept is not None and steps < longest:
             raise UserError(
                 f"algorithm.decisions={cfg.decisions} in algorithm.environments={cfg.environments} "
-                f"are {steps} steps per environment, fewer than an episode's {longest}. Only "
-                "episodes that end early, such as successes, would become new data. Lower "
+                f"are {steps} steps per environment, fewer than the {longest} steps of an episode. "
+                "Only episodes that end early, such as successes, would become new data. Lower "
                 "algorithm.environments."
             )
         self.steps = 0  # per seed; counts every decision as n_action_steps in each environment
         self.episodes = np.zeros(len(self.engine.seeds), int)  # started episodes, per seed
-        self.broken = set[int]()  # seeds whose policy returned NaN or infinity, replaced by 0
+        # seeds whose policy returned NaN or infinity; these numbers are replaced by 0
+        self.broken = set[int]()
         self.finished: list[list[float]] = [[] for _ in self.engine.seeds]  # returns, per seed
         # per seed, if the environment reports success
         self.success: list[list[bool]] = [[] for _ in self.engine.seeds]
-        # of the running episode of each environment; five names are keys of checkpoints
+        # state of the running episode of each environment; the names in the loop below are keys of
+        # checkpoints
         self._returns = np.zeros(count)
-        self._succeeded = np.zeros(count, bool)  # at any step
+        self._succeeded = np.zeros(count, bool)  # success at any step
         self._history = np.zeros((count, cfg.n_obs_steps, *self.env.observation_shape), np.float32)
         self._number = np.zeros(count, np.int64)  # index of the episode
         self._seeds = np.zeros(count, np.int64)
@@ -103,7 +105,7 @@ class RolloutCollector:
         names = kept.columns.keys() & STEP_INFOS.keys() if kept is not None else ()
         self._infos = {name: np.zeros((count, longest), np.float32) for name in names}
         for name in ("_number", "_decisions", "_lengths", "_played", "mishaps"):
-            array = torch.from_numpy(getattr(self, name))  # shares its memory
+            array = torch.from_numpy(getattr(self, name))  # a view: it shares the array's memory
             rollouts.checkpoint_extras[name.lstrip("_")] = array.unflatten(0, self.shape)
         rollouts.checkpoint_extras["episodes"] = torch.from_numpy(self.episodes)
         if kept is not None:
@@ -112,7 +114,7 @@ class RolloutCollector:
         self._start_episodes(np.arange(count))
 
     def _start_episodes(self, rows: np.ndarray) -> None:
-        """Start the next episodes of the environments `rows`, in their order."""
+        """Start the next episode in each of the environments `rows`, in this order."""
         for row in rows:
             s = row // self.envs_per_seed
             self._number[row] = self.episodes[s]
@@ -122,7 +124,7 @@ class RolloutCollector:
         self._try_reset(rows)
 
     def _try_reset(self, rows: np.ndarray) -> None:
-        """Reset the environments `rows`. One that fails starts the episode after it."""
+        """Reset the environments `rows`. An environment that fails skips to its next episode."""
         try:
             self._reset(rows)
         except Broken as error:
@@ -146,7 +148,10 @@ class RolloutCollector:
         self._observations[rows, 0] = first
 
     def _record(self, rows: np.ndarray, actions: np.ndarray, step: Step, t: Any) -> None:
-        """Store the result of an action in each of `rows`, the t-th action of its episode."""
+        """Store the result of one action in each of the environments `rows`.
+
+        t: index of the action in its episode, for each row.
+        """
         new = self.transform.normalizer(step.observations)
         self._played[rows, t] = actions
         self._rewards[rows, t] = self.transform.apply_to_rewards(step.rewards)
@@ -163,7 +168,7 @@ class RolloutCollector:
     ) -> tuple[Step | None, np.ndarray, dict[int, Exception]]:
         """Step the environments `rows`.
 
-        Returns the joined results, the rows that succeeded, and the errors of the others.
+        Returns the joined steps, the rows that did not fail, and the errors of the failed rows.
         """
         try:
             return check_step(self.env.step(actions, rows), self._infos), rows, {}
@@ -201,11 +206,11 @@ class RolloutCollector:
 
     def fill(self, work: Fill) -> None:
         """Fill the rollouts with decisions that the algorithm's `fill` computes from the data."""
-        drawn = SampleRequest(work.states, work.rows)
-        self.buffer.set_columns(self.engine.apply("fill", drawn, work.phase), self.engine.updates)
+        request = SampleRequest(work.states, work.rows)
+        self.buffer.set_columns(self.engine.apply("fill", request, work.phase), self.engine.updates)
 
     def step(self, *, adds: bool = False) -> None:
-        """Make one decision in every environment. adds: store the episodes that end in it."""
+        """Execute one decision in every environment. adds: store the episodes that end in it."""
         observed = self._history.copy()
         noise_rows = noise.normal(self._seeds, self._decisions, self.noise_shape)
         arrays = {"observations": observed, "noise": noise_rows}
@@ -214,8 +219,8 @@ class RolloutCollector:
         decisions = self.engine.apply("decide", inputs, ONLINE)
         actions = decisions.pop("actions").flatten(0, 1).cpu().numpy()  # [S E, n_action_steps, A]
         if not np.isfinite(actions).all():  # a diverged seed must not stop the others
-            wrong = np.flatnonzero(~np.isfinite(actions).all((1, 2)))
-            self.broken.update((wrong // self.envs_per_seed).tolist())
+            non_finite = np.flatnonzero(~np.isfinite(actions).all((1, 2)))
+            self.broken.update((non_finite // self.envs_per_seed).tolist())
             actions = np.nan_to_num(actions, nan=0, posinf=0, neginf=0)
         row = {"rewards": np.zeros(actions.shape[:2], np.float32)}
         row |= {"executed": np.zeros(actions.shape[:2], np.float32)}
@@ -249,9 +254,9 @@ class RolloutCollector:
         self.buffer.append(rows | {k: v.cpu().numpy() for k, v in decisions.items()})
         self._decisions += 1
         self.steps += self.envs_per_seed * self.n_action_steps
-        over = np.flatnonzero((row["terminated"] + row["truncated"]) > 0)
-        if len(over):
-            self._start_episodes(over)
+        ended = np.flatnonzero((row["terminated"] + row["truncated"]) > 0)
+        if len(ended):
+            self._start_episodes(ended)
         if self.buffer.is_full:
             computed = self.engine.apply("compute_advantages", self.buffer.tensors(), ONLINE)
             self.buffer.set_columns(computed, self.engine.updates)

@@ -3,9 +3,9 @@
     observation    {channels of the environment, base_action}
     action         the complete action: base action plus residual action
 
-The base acts in environments and on demonstrations with the same executor. It computes each chunk
-once. The noise of a chunk is a function of the episode's seed and the number of the decision. At
-the end of an episode, actions that are still queued are discarded.
+The same code computes base actions in environments and for demonstrations. The base computes each
+chunk once. The noise of a chunk is a function of the episode's seed and the number of the decision.
+At the end of an episode, actions that are still queued are discarded.
 """
 
 from __future__ import annotations
@@ -75,9 +75,11 @@ class Base:
 
         Raises BaseFault.
         """
-        return add_base_action(observations, self.answer(executor, observations, rows).clip(-1, 1))
+        return add_base_action(
+            observations, self.compute_actions(executor, observations, rows).clip(-1, 1)
+        )
 
-    def answer(
+    def compute_actions(
         self,
         executor: ChunkExecutor | ResidualChunkExecutor,
         observations: Observations,
@@ -166,7 +168,7 @@ def label_dataset(data: Dataset, base: Base) -> Dataset:
             at = np.where(over, after[indices], starts[indices] + t)
             if len(rows):
                 observations = channels.take(data.observations, at)
-                raw = base.answer(executor, observations, rows)
+                raw = base.compute_actions(executor, observations, rows)
                 actions[at], is_clipped[at] = raw.clip(-1, 1), (np.abs(raw) > MAX_ACTION).any(1)
             rows = rows[~over]
     # a next observation that is stored separately, within an episode, gets the base action of the
@@ -209,7 +211,7 @@ def base_of(source: str, env: VectorEnv) -> Base:
     base = code_base(source, env) if code else bundle_base(source, env)
     executor = base.new_executor()
     executor.reset(FIRST)
-    first = base.answer(executor, env.reset([0], FIRST), FIRST)  # refuses NaN and infinity
+    first = base.compute_actions(executor, env.reset([0], FIRST), FIRST)  # refuses NaN and infinity
     if (largest := np.abs(first).max()) > MAX_ACTION:
         raise UserError(
             f"base={source} returned {largest:g} for the first observation, but actions must be in "

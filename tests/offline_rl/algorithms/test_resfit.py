@@ -786,7 +786,7 @@ def test_base_actions_in_other_units_are_reported(
     base = base_of(base_name("later"), envs.make_vector(line, 1))
     made, moved = label_dataset(data, base), data.observations[: data.num_rows, 1] > 0
     np.testing.assert_array_equal(made.observations[BASE_ACTION][: data.num_rows, 0], moved)
-    told = f"{moved.mean():.0%} of base={base.name}'s actions on it are clipped to [-1, 1]"
+    told = f"{moved.mean():.0%} of the actions of base={base.name} are clipped to [-1, 1]"
     assert told in made.notes
 
 
@@ -806,7 +806,7 @@ def test_a_residual_of_a_python_base_needs_that_base_to_play(
     run = offline_rl.load(made.path)
     assert run.evaluate(2).returns.tolist() == made.results[0]["returns"]
     assert run.act(np.zeros((3, 2))).shape == (3, 1)
-    with pytest.raises(UserError, match="is a residual policy without its own base"):
+    with pytest.raises(UserError, match="is a residual policy without its base"):
         base_of(file, envs.make_vector(line, 1))
     with pytest.raises(
         UserError, match=r"Train longer from the start: offline-rl finetune base=.*:Chunked name="

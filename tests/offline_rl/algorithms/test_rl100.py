@@ -420,7 +420,7 @@ def test_trained_from_scratch_its_one_step_head_acts_from_a_bundle(line: str, tm
             "at least 96 for algorithm.iterations=2",
         ),
         ({"algorithm.value_warmup": 1}, "The policy would not change: all"),
-        ({"algorithm.environments": 8}, "are 6 steps per environment, fewer than an episode's 7"),
+        ({"algorithm.environments": 8}, "are 6 steps per environment, fewer than the 7 steps"),
         ({"algorithm.elites": 4}, "elites=4 exceeds members=3"),
         ({"algorithm.acting": "one_step"}, "acting=one_step needs a one-step head"),
         ({"pretrain_updates": 5}, "pretrain_updates=5 is not used by rl100"),
