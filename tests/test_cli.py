@@ -489,7 +489,7 @@ def test_ctrl_c_during_compilation_stops_immediately_and_loses_nothing(
         capsys.readouterr()
         assert main(train(**keys, name="cut")) == 130
     output = capsys.readouterr()
-    assert "interrupted: the compilation is abandoned" in output.out
+    assert "Interrupted. The compilation is abandoned" in output.out
     assert output.err == "offline-rl: interrupted; the same command continues\n"
     (cut,) = folder.glob("runs/*/*/cut/seed_0")
     assert len(list(cut.glob("checkpoints/*"))) == online

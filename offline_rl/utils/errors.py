@@ -7,8 +7,8 @@ from typing import Any
 class UserError(Exception):
     """An error that the user can correct: what happened, where, and the remedy.
 
-    The command line prints it without a traceback and exits with status 2. Line breaks, as in a
-    library's message that is part of it, are replaced by spaces.
+    The command line prints the message without a traceback and exits with status 2. Line breaks in
+    the message, for example in a quoted message of a library, become spaces.
     """
 
     def __init__(self, sentence: object) -> None:
@@ -16,10 +16,10 @@ class UserError(Exception):
 
 
 class MissingData(UserError):
-    """A data set that is not on this machine."""
+    """Error for a data set that is not on this machine."""
 
 
 def close_quietly(opened: Any) -> None:
-    """Close environments; ignore errors, which would hide why a run ended."""
+    """Close environments; ignore errors, which would hide the error that ended the run."""
     with suppress(Exception):
         opened.close()

@@ -27,7 +27,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
     Raises UserError if that fails. Then no temporary file remains and an older `path` is unchanged.
     """
-    # the name is chosen first, so that an interruption at any point removes the file
+    # the name is chosen before `try`, so that `finally` removes the file after an interruption
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,9 +89,9 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{path} cannot be made a folder: {error.strerror or error}") from error
+        raise UserError(f"{path} cannot be created: {error.strerror or error}") from error
     if not os.access(path, os.W_OK):
-        raise UserError(f"{path} cannot be written to")
+        raise UserError(f"{path} is not writable. Choose another folder, or change its permissions")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -117,15 +117,16 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object. Raises UserError if it holds anything else."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds a {type(value).__name__} where {{…}} is expected")
+        raise UserError(f"{path} holds a {type(value).__name__}. A JSON object {{…}} is expected")
     return value
 
 
 @functools.cache
 def _yaml_loader() -> Any:
-    """Return PyYAML's safe loader (in C if available) with the numbers of YAML 1.2 and JSON.
+    """Return PyYAML's safe loader (in C if available), which reads numbers as YAML 1.2 and JSON do.
 
-    In YAML 1.1, `1e3` is text. Dates stay text, and duplicate keys are refused.
+    For example, `1e3` is a number, unlike in YAML 1.1. Dates stay text, and duplicate keys raise
+    an error.
     """
     import yaml
 
@@ -170,14 +171,14 @@ def parse_yaml(path: Path) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping; an empty file is an empty mapping.
+    """Read a YAML file that holds a mapping. An empty file gives an empty mapping.
 
     Raises UserError that names the file and the problem.
     """
     value = parse_yaml(path)
     value = {} if value is None else value
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UserError(f"{path}: names and their values are expected, found {value!r:.80}")
+        raise UserError(f"{path}: lines of the form name: value are expected; found {value!r:.80}")
     return value
 
 
@@ -185,7 +186,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Lock `folder` for this process. Raises UserError if another process has locked it.
 
-    If the folder is empty at the end, the folders that were created for it are removed.
+    If the folder is empty at the end, it and all parent folders that were created are removed.
     """
     path, created = folder / ".lock", [f for f in (folder, *folder.parents) if not f.exists()]
     while True:
@@ -193,14 +194,16 @@ def lock_folder(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             file = path.open("a")
         except OSError as error:
-            message = f"{folder} cannot be written to ({error.strerror}); choose another with out=…"
+            message = (
+                f"{folder} is not writable ({error.strerror}). Choose another folder with out=…"
+            )
             raise UserError(message) from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(
-                    f"{folder} is in use by another process; wait for it or give another name=…"
+                    f"{folder} is in use by another process. Wait for it, or give another name=…"
                 ) from None
             if not _is_open_as(path, file.fileno()):  # another process has removed the file
                 continue
@@ -229,9 +232,9 @@ def is_locked(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def open_exclusively(path: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
-    """Open `path` for reading and writing, locked by this process; create it if necessary.
+    """Open `path` for reading and writing, and lock it; create the file if necessary.
 
-    If another process has locked it, call `waiting()` and wait. Raises OSError.
+    If another process has locked the file, call `waiting()` and wait. Raises OSError.
     """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -241,7 +244,7 @@ def open_exclusively(path: Path, waiting: Callable[[], object]) -> Iterator[Bina
             except BlockingIOError:
                 waiting()
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_open_as(path, handle):  # else the other process has renamed or removed it
+            if _is_open_as(path, handle):  # else another process has renamed or removed the file
                 yield file
                 return
 

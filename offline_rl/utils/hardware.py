@@ -33,12 +33,13 @@ def select_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     match = re.fullmatch(r"cpu|cuda(:\d+)?", name)
     if match is None:
-        raise UserError(f"device={name}: expected auto, cpu, cuda or cuda:<number>")
+        raise UserError(f"device={name} is unknown. Use auto, cpu, cuda or cuda:<number>.")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device={name}: PyTorch sees no CUDA device here; use device=cpu")
+        raise UserError(f"device={name}: PyTorch finds no CUDA device here. Use device=cpu.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device={name}: there are {torch.cuda.device_count()}, counted from 0")
+        last = torch.cuda.device_count() - 1
+        raise UserError(f"device={name} does not exist. The last CUDA device is cuda:{last}.")
     return device
 
 
@@ -46,9 +47,9 @@ _keeps_freed_memory = False  # set by `keep_freed_memory`
 
 
 def keep_freed_memory() -> None:
-    """Configure glibc's allocator to keep freed memory; do nothing with another libc.
+    """Configure glibc's allocator to keep freed memory. Other C libraries are not configured.
 
-    Otherwise the memory of large tensors is returned to the system and mapped again in every
+    By default, glibc returns the memory of large tensors to the system and maps it again in every
     update, which took a quarter of CQL's time on a processor with bf16 units.
     """
     global _keeps_freed_memory
@@ -59,11 +60,11 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def release_freed_memory() -> Iterator[None]:
-    """Return freed memory to the system immediately within the block, and kept memory at its end.
+    """Suspend `keep_freed_memory` within the block, and release freed memory at the end.
 
-    Used for one-time work with large tensors. Keeping its freed blocks, of all sizes, would
-    fragment memory: fifty times the peak that was in use. Does nothing unless
-    `keep_freed_memory` is in effect.
+    For one-time work with large tensors, such as tracing. It frees blocks of all sizes; keeping
+    them would fragment memory, which grew to fifty times the peak use. Does nothing unless
+    `keep_freed_memory` was called.
     """
     if not _keeps_freed_memory:
         yield
@@ -79,8 +80,8 @@ def release_freed_memory() -> Iterator[None]:
 def _configure_allocator(trim_threshold: int, mmap_max: int) -> None:
     """Set glibc's allocator options.
 
-    trim_threshold: free bytes at the top of the heap that are returned to the system; -1: never.
-    mmap_max: maximum number of blocks that are mapped separately.
+    trim_threshold: return free memory at the top of the heap to the system if it exceeds this
+    number of bytes; -1: never. mmap_max: maximum number of blocks that are mapped separately.
     """
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(-1, trim_threshold)  # M_TRIM_THRESHOLD in malloc.h
@@ -94,7 +95,7 @@ def num_cores() -> int:
 
 
 def free_memory(on: torch.device) -> int:
-    """Return the free bytes of memory of device `on`; a huge number if unknown."""
+    """Return the free memory of device `on` in bytes; a huge number if unknown."""
     import torch
 
     if on.type == "cuda":
@@ -106,7 +107,7 @@ def free_memory(on: torch.device) -> int:
 
 
 def total_memory(on: torch.device) -> int:
-    """Return the installed bytes of memory of device `on`."""
+    """Return the installed memory of device `on` in bytes."""
     import torch
 
     if on.type == "cuda":
@@ -115,7 +116,7 @@ def total_memory(on: torch.device) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return True if memory ran out. On a CPU, torch raises no particular class for this."""
+    """Return True if the error means that memory ran out; torch has no class for it on a CPU."""
     phrases = ("can't allocate memory", "not enough memory", "size calculation overflowed")
     message = str(error)
     return "OutOfMemory" in type(error).__name__ or any(x in message for x in phrases)
@@ -140,7 +141,7 @@ def has_bf16(on: torch.device) -> bool:
 
 
 def missing_compiler() -> str | None:
-    """Return a message if the C++ compiler that torch.compile needs is missing, else None."""
+    """Return a message if torch.compile finds no C++ compiler, else None."""
     name = os.environ.get("CXX")
     if any(shutil.which(x) for x in ((name,) if name else ("g++", "clang++", "c++"))):
         return None
@@ -149,9 +150,9 @@ def missing_compiler() -> str | None:
 
 @functools.cache
 def current_commit() -> str | None:
-    """Return the commit of the clone that this process runs from; None if it is installed.
+    """Return the commit of the Git clone that contains this code; None for an installed package.
 
-    The value of the first call is cached, because the clone may change while a process runs.
+    The first result is cached, because the clone may change while the process runs.
     """
     if not (PACKAGE.parent / ".git").exists():
         return None

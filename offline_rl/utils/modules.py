@@ -1,7 +1,9 @@
-"""Importing optional packages and user code.
+"""Import of optional packages and of user code.
 
-mine.py:Name          a name in a file
-package.module:Name   a name in an installed module
+User code is named by
+
+    mine.py:Name          a name in a file
+    package.module:Name   a name in an installed module
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from offline_rl.utils.files import checksum
 
 
 def import_extra(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import an optional module. Raises UserError that names the extra which installs it."""
+    """Import an optional module. Raises UserError that names the extra to install.
+
+    purpose: subject of the error message, such as "a video".
+    """
     try:
         return import_module(module)
     except ImportError:
@@ -29,9 +34,9 @@ def import_extra(module: str, extra: str, purpose: str) -> ModuleType:
 
 
 def import_name(what: str, source: str) -> tuple[Any, ModuleType]:
-    """Import the object that `source` names; return it and its module.
+    """Import the object that `source` names; return the object and its module.
 
-    what: the option's name, for errors. Raises UserError.
+    what: name of the option in error messages. Raises UserError.
     """
     module, _, name = source.rpartition(":")
     try:
@@ -41,21 +46,21 @@ def import_name(what: str, source: str) -> tuple[Any, ModuleType]:
     except Exception as error:
         raise UserError(f"{what}={source}: {type(error).__name__}: {error}") from error
     if not hasattr(loaded, name):
-        raise UserError(f"{what}={source}: there is no {name} in {module}")
+        raise UserError(f"{what}={source}: {module} has no {name!r}")
     return getattr(loaded, name), loaded
 
 
 def import_file(path: Path, name: str | None = None) -> ModuleType:
-    """Import a file as a module called `name`; by default the name contains a checksum of the file.
+    """Import a file as a module called `name`, by default the file's name and checksum.
 
-    Exceptions of its code are raised unchanged.
+    Exceptions of the file's code are raised unchanged.
     """
     path = path.expanduser().resolve()
     name = name or f"{path.stem}_{checksum(path)[:16]}"
     spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)  # dataclasses require it there
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look up their module there
     try:
         spec.loader.exec_module(module)
     except BaseException:

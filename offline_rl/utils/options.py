@@ -1,8 +1,8 @@
 """Parsing and checking of options from the command line (Hydra's override syntax) and from Python.
 
-An unknown key, a wrong type or a value out of range is one error that names similar keys, the
-expected type or the range. The range of a field is part of its type, as `Annotated[float,
-Range(0)]` or an alias of it. The comment next to the field is its help text.
+An unknown key, a wrong type or a value out of range raises an error that names similar keys, the
+expected type or the range. The range of a field is part of its type: `Annotated[float, Range(0)]`,
+or an alias such as `NonNegative`. The comment next to a field is the help text of the option.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ MAX_FLOAT = float_info.max
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an option accepts: finite unless an end is infinite, and never NaN."""
+    """The numbers that an option accepts. NaN is never accepted; infinity only if an end is it."""
 
-    low: float = -MAX_FLOAT
-    high: float = MAX_FLOAT
-    above: float | None = None
-    below: float | None = None
+    low: float = -MAX_FLOAT  # inclusive
+    high: float = MAX_FLOAT  # inclusive
+    above: float | None = None  # exclusive
+    below: float | None = None  # exclusive
 
     def __contains__(self, x: float) -> bool:
         above = self.above is None or x > self.above
@@ -74,7 +74,7 @@ Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(1)]
 Amount = Annotated[int, Range(0)]
 ActionRange = list[float] | list[list[float]] | Literal["data"]  # [low, high]
-FileFormat = Literal[  # the first five: arrays at the root of an HDF5 or NPZ file
+FileFormat = Literal[  # the first five are arrays at the root of an HDF5 or NPZ file
     "d4rl",
     "kitchen",
     "maze",
@@ -133,7 +133,8 @@ class Option(NamedTuple):
 def describe_options(cls: type) -> list[Option]:
     """Return the options of a dataclass; inherited ones come last.
 
-    The meaning is the comment next to the field, in the class or in the nearest base with one.
+    The meaning of an option is the comment next to the field. If the class has none, the comment
+    of the nearest base class is used.
     """
     hints, by_name = get_type_hints(cls), {f.name: f for f in fields(cls)}
     layers = [layer for layer in cls.__mro__ if is_dataclass(layer)]
@@ -152,7 +153,7 @@ def describe_options(cls: type) -> list[Option]:
 def options_signature(function: Callable[..., Any], *classes: type) -> inspect.Signature:
     """Return the signature of `function` with the options of `classes` in place of `**keys`.
 
-    Help and completion in Python use it.
+    Python's `help` and completion show this signature.
     """
     parameters = list(inspect.signature(function).parameters.values())
     rest = [p for p in parameters if p.kind == inspect.Parameter.VAR_KEYWORD]
@@ -188,10 +189,10 @@ def field_comments(cls: type) -> dict[str, str]:
 
 
 def takes_options(options: str, flags: Sequence[str] = (), **groups: str) -> Callable[[T], T]:
-    """Attach to a command the dataclasses of its options, "module:Class", for its --help page.
+    """Decorate a command with the dataclasses of its options, for the --help page.
 
-    flags: arguments other than key=value.  groups: dataclasses of options with a prefix, such as
-    `wandb.project`.
+    options: "module:Class".  flags: arguments that are not key=value.  groups: prefix ->
+    "module:Class", for options with a prefix such as `wandb.project`.
     """
 
     def mark(command: T) -> T:
@@ -207,14 +208,16 @@ def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
     overrides = parse_overrides(arguments)
     for override in overrides:
         if override.is_sweep_override():
-            raise UserError(f"{override.input_line!r}: one value for each key; a list is key=[a,b]")
+            raise UserError(
+                f"{override.input_line!r} has several values. Give one; a list is key=[a,b]."
+            )
     return override_values(overrides)
 
 
 def parse_overrides(arguments: Sequence[str], groups: Any = None) -> list[Override]:
-    """Parse arguments to Hydra's overrides, one per key.
+    """Parse `key=value` arguments to Hydra's overrides, one per key.
 
-    groups: a ConfigLoader with the config groups that glob(…) selects from. Raises UserError.
+    groups: Hydra's ConfigLoader, for the config groups that glob(…) selects from. Raises UserError.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -226,7 +229,7 @@ def parse_overrides(arguments: Sequence[str], groups: Any = None) -> list[Overri
             (override,) = parser.parse_overrides([argument])
         except HydraException:
             raise UserError(
-                f"{argument!r} is not of the form key=value; put a value with special characters "
+                f"{argument!r} is not of the form key=value. Put a value with special characters "
                 f"in quotes: \"key='a b'\""
             ) from None
         if override.is_delete():
@@ -234,7 +237,7 @@ def parse_overrides(arguments: Sequence[str], groups: Any = None) -> list[Overri
         if override.is_add() or override.is_force_add() or override.package is not None:
             raise UserError(f"{argument!r}: keys cannot be added or moved. Write key=value.")
         if override.key_or_group in by_key:
-            raise UserError(f"{override.key_or_group} is given twice")
+            raise UserError(f"{override.key_or_group} is given twice. Give it once.")
         by_key[override.key_or_group] = override
     return list(by_key.values())
 
@@ -245,7 +248,7 @@ def override_values(overrides: Iterable[Override]) -> dict[str, Any]:
 
 
 class _TypedNumber:
-    """A number that keeps the text of the command line, in case its option is a name or folder."""
+    """A number with its text on the command line, which is used if the option is a name or path."""
 
     text: str
 
@@ -264,7 +267,7 @@ class _TypedFloat(_TypedNumber, float):
 
 
 def _to_value(value: Any, line: str | None = None) -> Any:
-    """Convert Hydra's value to a Python value, recursively; line: the argument, key=value."""
+    """Convert a value of Hydra to a Python value, recursively. line: the argument, key=value."""
     text = line.partition("=")[2] if line else ""
     if type(value) in (int, float) and text and text != str(value):
         number = (_TypedInt if isinstance(value, int) else _TypedFloat)(value)
@@ -278,20 +281,21 @@ def _to_value(value: Any, line: str | None = None) -> Any:
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Build `cls(**values)`; check that keys exist, types fit and no required key is missing.
 
-    prefix: of the keys in errors. Raises UserError.
+    prefix: text before the keys in error messages; if it ends with a space, it names a file.
+    Raises UserError.
     """
     hints = get_type_hints(cls)
     options = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     checked = {}
     for key, value in values.items():
-        if key not in options and prefix.endswith(" "):  # of a file
+        if key not in options and prefix.endswith(" "):
             raise UserError(f"{prefix}{unknown('option', key, options)}")
         if key not in options:
             raise UserError(unknown("option", f"{prefix}{key}", [f"{prefix}{k}" for k in options]))
         checked[key] = coerce(value, hints[key], f"{prefix}{key}")
     for key, f in options.items():
         if key not in checked and f.default is MISSING and f.default_factory is MISSING:
-            raise UserError(f"{prefix}{key}=… is missing")
+            raise UserError(f"{prefix}{key}=… is missing. Add it.")
     try:
         return cls(**checked)
     except ValueError as error:  # a check of the dataclass
@@ -299,7 +303,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def coerce(value: Any, hint: Any, name: str) -> Any:
-    """Convert `value` to type `hint`. Raises UserError if that is ambiguous, as for 1.5 to int."""
+    """Convert `value` to type `hint`. Raises UserError if it has another type, as 1.5 for int."""
     value = to_python(value)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -326,8 +330,8 @@ def coerce(value: Any, hint: Any, name: str) -> Any:
         if value is None:
             return None
     elif hint is int:
-        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        if whole and not isinstance(value, bool):
+        integral = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if integral and not isinstance(value, bool):
             return int(value)
     elif type(value) is hint:
         return value
@@ -335,7 +339,7 @@ def coerce(value: Any, hint: Any, name: str) -> Any:
 
 
 def to_python(value: Any) -> Any:
-    """Return a NumPy or torch number or array, or a range, as Python's own numbers and lists."""
+    """Convert NumPy and torch numbers and arrays, and ranges, to Python numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return list(value) if isinstance(value, range) else value

@@ -9,18 +9,18 @@ PACKAGE = Path(__file__).parents[1]  # offline_rl
 
 
 def share(name: str) -> Path:
-    """Return a folder of data files: inside an installed wheel, else in the clone."""
+    """Return the path of a folder of data files: in the installed wheel, or else in the clone."""
     packed = PACKAGE / "_share" / name
     return packed if packed.is_dir() else PACKAGE.parent / name
 
 
 def config_files(name: str) -> dict[str, Path]:
-    """Return the files of configs/<name> by their names without ending."""
+    """Return the YAML files in configs/<name>, {name without extension: path}."""
     return {path.stem: path for path in sorted((share("configs") / name).glob("*.yaml"))}
 
 
 def config_file(of: str, name: str) -> Path:
-    """Return the file of configs/<of> with this name, or the user's YAML file. Raises UserError."""
+    """Return the path of a config: a name in configs/<of>, or a YAML file. Raises UserError."""
     path = Path(name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         files = config_files(of)
@@ -28,5 +28,5 @@ def config_file(of: str, name: str) -> Path:
             raise UserError(unknown(of, name, files))
         return files[name]
     if not path.is_file():
-        raise UserError(f"{of}={name}: there is no such file")
+        raise UserError(f"{of}={name}: no such file")
     return path

@@ -1,10 +1,10 @@
-"""Counter-based random numbers, a pure function of (seed, update, call site, element).
+"""Counter-based random numbers: a pure function of (seed, update, call, element).
 
-There is no generator state. The seed and the update give a 64-bit key, the index of the call within
-the update varies it, and each element's number is a hash of its index under that key. Therefore
-stacked seeds get the same numbers as single seeds, compiled code the same as eager code, and a
-resumed run the same as an uninterrupted one. Integers are 32-bit values in int64 tensors; every
-product is below 2**63.
+No generator has a state. The seed and the update give a 64-bit key, and the index of the call
+within the update modifies the key. The number of an element is a hash of the element's index under
+this key. Therefore stacked seeds get the same numbers as single seeds, compiled code the same as
+eager code, and a resumed run the same as an uninterrupted one. Integers are 32-bit values in int64
+tensors; every product is below 2**63.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ def mix(x: Tensor) -> Tensor:
 
 
 class Random:
-    """The random numbers of one update of one seed; each call is the next call site."""
+    """The random numbers of one update of one seed; every call gives new numbers."""
 
     def __init__(self, seed: Tensor, update: Tensor) -> None:
         """Derive the keys from the seed and the update.
 
-        seed, update: 0-d int64, in [0, 2**31). Bits 32 and up of the seed select other streams.
+        seed, update: 0-d int64, in [0, 2**31). Higher bits of the seed, from 32 on, select another
+        stream of random numbers.
         """
         self.seed, self.update = seed, update
         low, high = seed & 0x7FFFFFFF, seed >> 32
         self.key = mix((low * 0x1E3779B1 + update + high * 0x5BD1E995) & MASK)
         self.key2 = mix((update * 0x2545F491 + low * 0x3C6EF372 + high) & MASK)
-        self.site = 0
+        self.site = 0  # number of calls so far
 
     def bits(self, shape: Sequence[int]) -> Tensor:
         """Return uniform integers in [0, 2**32), int64."""

@@ -1,7 +1,7 @@
-"""Seeds of environment episodes, from disjoint ranges for training, evaluation and data generation.
+"""Seeds of environment episodes, in disjoint ranges for training, evaluation and generated data.
 
 No two episodes of training, evaluation and generated data share a seed. Each training seed and each
-generated data set has room for `EPISODES` episodes.
+generated data set has its own block of `EPISODES` episode seeds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ RANGES = {
     "evaluation": range(1_000_000_000, 1_200_000_000),
     "further training": range(1_200_000_000, 1_602_000_000),  # training seeds 499 to 900
 }
-EVALUATION_SEED = RANGES["evaluation"].start  # episode k of every evaluation has this seed + k
+EVALUATION_SEED = RANGES["evaluation"].start  # episode k of every evaluation has this number + k
 TRAINING_SEEDS = (len(RANGES["training"]) + len(RANGES["further training"])) // EPISODES
 
 
 def training_episode_seed(seed: int, episode: int) -> int:
-    """Return the seed of an episode, counted from 0, of a training seed.
+    """Return the environment seed of an episode (counted from 0) of a training run.
 
-    Raises UserError after `EPISODES` episodes.
+    seed: the training seed. Raises UserError after `EPISODES` episodes.
     """
     first = len(RANGES["training"]) // EPISODES  # the first training seed in the second range
     if seed < first:
@@ -32,13 +32,13 @@ def training_episode_seed(seed: int, episode: int) -> int:
 
 
 def episode_seed(name: str, block: int, episode: int = 0) -> int:
-    """Return the seed of an episode in the block-th part of a range.
+    """Return the environment seed of an episode, from the block-th block of a range.
 
-    Raises UserError if the range has no such part or the part no such episode.
+    Raises UserError if the range has no such block, or the block no such episode.
     """
     if not 0 <= episode < EPISODES or not 0 <= block < len(RANGES[name]) // EPISODES:
         raise UserError(
-            f"{name}: no seed is left for episode {episode:,} of part {block}; there are "
-            f"{len(RANGES[name]) // EPISODES:,} parts of {EPISODES:,} episodes"
+            f"{name}: no seed exists for episode {episode:,} of block {block}. There are "
+            f"{len(RANGES[name]) // EPISODES:,} blocks of {EPISODES:,} episodes."
         )
     return RANGES[name][block * EPISODES + episode]

@@ -20,10 +20,10 @@ COMPILERS |= {"clang", "clang++", "nvcc", "cicc", "ptxas"}
 def handle_signals(
     numbers: Sequence[signal.Signals], note: Callable[[int, Any], object]
 ) -> Iterator[None]:
-    """Call `note(number, frame)` for each of the signals that arrives in the block.
+    """Handle the signals `numbers` within the block by `note(number, frame)`.
 
-    A signal that is ignored stays ignored; shells do this for background processes. Outside the
-    main thread nothing changes.
+    Signals that the process ignores stay ignored; shells set this for background processes.
+    Outside the main thread nothing changes.
     """
     main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in numbers if main}
@@ -39,7 +39,7 @@ def handle_signals(
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Make Ctrl-C end the block with KeyboardInterrupt, even if a library raises another error."""
+    """Make Ctrl-C end the block with KeyboardInterrupt, even if a library converts the error."""
     interrupted = False
 
     def note(number: int, frame: object) -> None:
@@ -62,7 +62,7 @@ class Abandoned(KeyboardInterrupt):
 
 
 class StopRequest:
-    """A record of whether a signal has asked the process to stop."""
+    """A flag that is set when a signal requests the process to stop."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say, self._requested, self._in_abandonable = say, False, False
@@ -73,7 +73,7 @@ class StopRequest:
 
     @contextmanager
     def abandons(self) -> Iterator[None]:
-        """End the block immediately, with Abandoned, at a signal or after an earlier one."""
+        """Raise Abandoned in the block at a signal, or immediately if one has arrived before."""
         try:
             self._in_abandonable = True
             if self._requested:
@@ -87,21 +87,21 @@ class StopRequest:
             self._in_abandonable = False
 
     def note(self, number: int, frame: object) -> None:
-        """Handle a signal: print what happens, and raise if the process stops now."""
+        """Handle a signal: print what happens next, and raise if the process stops immediately."""
         again, self._requested = self._requested, True
         if again:
             stop_compilers()
             raise KeyboardInterrupt
         if self._in_abandonable:
-            self._say("interrupted: the compilation is abandoned")
+            self._say("Interrupted. The compilation is abandoned.")
             stop_compilers()
             raise Abandoned
-        self._say("interrupted: a checkpoint is written first; once more to leave without it")
+        self._say("Interrupted. A checkpoint is written first. Interrupt again to skip it.")
 
 
 @contextmanager
 def postpone_signals(say: Callable[[str], object]) -> Iterator[StopRequest]:
-    """Continue the block after a first signal; it can ask the StopRequest that it receives.
+    """Run the block with a StopRequest, which a first signal sets; the block then decides to stop.
 
     A second signal ends the block with KeyboardInterrupt. say: called with a message for the user.
     """
@@ -111,9 +111,9 @@ def postpone_signals(say: Callable[[str], object]) -> Iterator[StopRequest]:
 
 
 def stop_compilers() -> None:
-    """Kill the compilers among this process's descendants (on Linux only).
+    """Kill the compilers that this process has started, directly or not (on Linux only).
 
-    Killing a compiler's driver alone would leave its children, which keep its pipes open.
+    Killing only a compiler's driver would leave its child processes, which keep the pipes open.
     """
     parents, names = dict[int, int](), dict[int, str]()
     for file in Path("/proc").glob("[0-9]*/stat"):
@@ -122,12 +122,12 @@ def stop_compilers() -> None:
             process = int(file.parent.name)
             names[process], parents[process] = name, int(rest.split()[1])
 
-    def is_ours(process: int) -> bool:
+    def is_descendant(process: int) -> bool:
         while process in parents and process != os.getpid():
             process = parents[process]
         return process == os.getpid()
 
     for process, name in names.items():
-        if name in COMPILERS and is_ours(process):
+        if name in COMPILERS and is_descendant(process):
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)

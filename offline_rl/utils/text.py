@@ -32,8 +32,8 @@ def format_fitting_table(
 ) -> str:
     """Return a table of at most `width` characters; columns are hidden until it fits.
 
-    order: the columns that may be hidden, in this order. A last line names the hidden ones. If the
-    table is still too wide, the cells of its first column are shortened.
+    order: names of the columns that may be hidden, first to last. The last line names the hidden
+    columns. If the table is still too wide, the cells of the first column are shortened.
     """
     hidden = list[str]()
     head, rows = list(header), [list(row) for row in body]
@@ -57,12 +57,12 @@ def format_fitting_table(
 
 
 def shown_columns(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """Return the names of the columns that `table` shows, because they hold a value."""
+    """Return the names of the columns that hold a value, which `table` shows."""
     return [name for name, *cells in zip(header, *body, strict=True) if any(cells)]
 
 
 def format_legend(definitions: Mapping[str, str], columns: Iterable[str]) -> str:
-    """Return a Markdown list with the definitions of `columns`, each once."""
+    """Return the definitions of `columns` as a Markdown list without repetitions."""
     names = [name for name in dict.fromkeys(columns) if name in definitions]
     return "\n".join(f"- **{name}**: {definitions[name]}" for name in names)
 
@@ -76,20 +76,20 @@ def shorten(text: str, width: int) -> str:
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal on standard output; unlimited for a file or a pipe.
+    """Return the width of the terminal, or no limit if standard output is a file or a pipe.
 
-    The environment variable COLUMNS overrides both.
+    The environment variable COLUMNS overrides this.
     """
     return shutil.get_terminal_size((sys.maxsize, 24)).columns
 
 
 def wrap_text(note: str, width: int = 100) -> str:
-    """Wrap a note at spaces only, so that file names are not broken."""
+    """Wrap a text at spaces only, so that file names are not broken."""
     return textwrap.fill(note, width, break_long_words=False, break_on_hyphens=False)
 
 
 def format_mean_std(values: Iterable[float | None], decimals: int | None = None) -> str:
-    """Format the mean ± standard deviation, ignoring None; the mean alone for a single value."""
+    """Format the mean ± standard deviation without None; for a single value, only the value."""
     numbers = [v for v in values if v is not None]
     if not numbers:
         return ""
@@ -100,13 +100,13 @@ def format_mean_std(values: Iterable[float | None], decimals: int | None = None)
 
 
 def format_range(values: Iterable[int]) -> str:
-    """Format the common value, or the minimum and maximum as a range."""
+    """Format the value if all are equal, or else the range from the minimum to the maximum."""
     ends = sorted({min(numbers := [*values]), max(numbers)})
     return "–".join(f"{v:,}" for v in ends)
 
 
 def at_a_time(count: int) -> str:
-    """Return how many episodes run side by side, in words."""
+    """Return a phrase for the number of episodes that run in parallel."""
     return "one episode at a time" if count == 1 else f"{count} episodes at a time"
 
 

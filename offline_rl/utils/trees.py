@@ -1,4 +1,4 @@
-"""Flattening nested dicts, and converting them to values that JSON supports."""
+"""Nested dicts: flatten them, and convert them to values that JSON supports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def flatten(tree: Any, separator: str = "/", prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dicts by path, `a/b/c` -> value; a leaf is not a dict."""
+    """Return the leaves (values that are not dicts) of nested dicts, {"a/b/c": value}."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     start = prefix + separator if prefix else ""
@@ -17,7 +17,7 @@ def flatten(tree: Any, separator: str = "/", prefix: str = "") -> dict[str, Any]
 
 
 def to_json_values(value: Any) -> Any:
-    """Convert to numbers and lists that JSON supports; NaN and infinity become null."""
+    """Convert arrays, and nested lists and dicts of them, to JSON; NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {k: to_json_values(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Messages for unknown names, with suggestions: similar names, and names used elsewhere."""
+"""Messages for unknown names, which suggest similar names and our names for other libraries'."""
 
 from __future__ import annotations
 
@@ -85,14 +85,15 @@ SYNONYMS = {  # our name -> names in other libraries and in earlier versions of 
 
 
 def find_synonyms(word: str) -> list[str]:
-    """Return our names for what other libraries call `word`."""
+    """Return our names for an option that other libraries call `word`."""
     return [name for name, synonyms in SYNONYMS.items() if word in synonyms.split()]
 
 
 def unknown(kind: str, name: str, names: Iterable[str]) -> str:
-    """Return the message for an unknown name, with names that are synonyms or similar.
+    """Return the message for an unknown name, with suggestions: synonyms or similar names.
 
-    Only the last parts of names with dots are compared. Suggestions of the same group come first.
+    Of names with dots (`group.option`), the parts after the last dot are compared. If names of the
+    same group match, only these are suggested.
     """
     names = sorted(names)
     group, _, word = name.rpartition(".")

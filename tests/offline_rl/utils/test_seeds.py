@@ -41,5 +41,5 @@ def test_seeds_of_published_results_do_not_change() -> None:
 
 @pytest.mark.parametrize(("seed", "episode"), [(0, 1_000_000), (498, 1_000_000), (901, 0)])
 def test_seeds_outside_their_range_are_refused(seed: int, episode: int) -> None:
-    with pytest.raises(UserError, match="no seed is left"):
+    with pytest.raises(UserError, match="no seed exists"):
         seeds.training_episode_seed(seed, episode)

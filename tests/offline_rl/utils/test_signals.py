@@ -18,7 +18,7 @@ def test_the_first_signal_is_noted_and_the_second_one_ends_the_block(ctrl_c: Non
         signal.raise_signal(signal.SIGINT)
         assert request()
         signal.raise_signal(signal.SIGINT)
-    assert [line.split(":")[0] for line in said] == ["interrupted"]
+    assert [line.split(".")[0] for line in said] == ["Interrupted"]
     assert "checkpoint is written first" in said[0]
 
 
@@ -32,7 +32,7 @@ def test_a_compilation_is_abandoned_at_the_first_signal(ctrl_c: None) -> None:
             reached.append(1)
             raise RuntimeError
     assert not reached
-    assert said == ["interrupted: the compilation is abandoned"]
+    assert said == ["Interrupted. The compilation is abandoned."]
 
 
 def test_a_signal_after_a_compilation_does_not_end_the_block(ctrl_c: None) -> None:

@@ -12,7 +12,7 @@ from offline_rl.utils.errors import UserError
     ("text", "fault"),
     [
         ("tuned: {", "not readable as YAML"),
-        ("- tuned", "YAML|names and their values are expected"),
+        ("- tuned", "YAML|lines of the form name: value are expected"),
         ("tunedd: {}", "unknown key 'tunedd'; did you mean tuned"),
         ("tuned: 3", "tuned is 3"),
         ("parity: [bf16]", r"parity is \['bf16'\]"),
