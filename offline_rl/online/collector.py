@@ -254,7 +254,7 @@ class Collector:
 
     def _end_episode(self, s: int) -> None:
         """Record a complete episode and start the next one."""
-        if self.buffer.awaits_ends:
+        if self.buffer.waits_for_episode_end:
             self.buffer.release(s, self.columns(self.buffer.newest(s, int(self.lengths[s]))))
         self.finished[s].append(float(self._returns[s]))
         succeeded = self._succeeded[s]
@@ -305,7 +305,7 @@ class Collector:
         also means the maximum length of an episode. A seed may then still have fewer rows than a
         batch. A seed has no rows only if all its episodes failed.
         """
-        longest = self.envs[0].max_episode_steps if self.buffer.awaits_ends else 0
+        longest = self.envs[0].max_episode_steps if self.buffer.waits_for_episode_end else 0
         return self.steps >= max(batch_size, longest) and min(self.buffer.sizes) > 0
 
     def close(self) -> None:

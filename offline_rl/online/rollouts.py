@@ -278,7 +278,7 @@ class RolloutCollector:
         rows |= {"terminated": last & terminated, "truncated": last & (not terminated)}
         rows |= {name: values[row, :length] for name, values in self._infos.items()}
         self.kept.append(s, rows)
-        if self.kept.awaits_ends:
+        if self.kept.waits_for_episode_end:
             self.kept.release(s, self.extra_columns(self.kept.newest(s, length)))
 
     def close(self) -> None:

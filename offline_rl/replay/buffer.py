@@ -1,6 +1,6 @@
-"""The replay buffer: a data set or a run's own environment steps, stored and sampled on the device.
+"""The replay buffer stores and samples a data set, or environment steps of a run, on the device.
 
-Observations are stored once. The next observation of row t is `observations[next_index[t]]`:
+Each observation is stored once. The next observation of row t is `observations[next_index[t]]`:
 usually the next row, or an extra row at the end of an episode.
 
     observations  | o0 o1 o2 | o0' o1' | … rows in time order … | extra rows: ends of episodes
@@ -8,7 +8,7 @@ usually the next row, or an extra row at the end of an episode.
 
 Observation channels are tensors `observations/<channel>`; images are uint8.
 
-Sampling consists of tensor operations on `tensors()`, so that it is part of the compiled update.
+`sample` consists of tensor operations on `tensors()`, so that it is part of the compiled update.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ Tensors = dict[str, Tensor]
 class ReplayBuffer:
     """Transitions of S independent streams, one ring buffer per stream.
 
-    There is one stream per seed, or a single one for data that all seeds share. Every stream has
-    `capacity` rows and its own length. Appended rows store their next observation in extra rows.
+    Each seed has one stream; data that all seeds share is a single stream. Every stream has room
+    for `capacity` rows. Streams grow independently. Each appended row has an extra row for its next
+    observation.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class ReplayBuffer:
     ) -> None:
         """Allocate an empty buffer.
 
-        observation_shape: one shape, or a shape per channel by name.
-        columns: additional columns of a batch, with the shape of one row.
+        observation_shape: one shape, or {channel: shape}.
+        columns: additional columns of a batch, {name: shape of one row}.
         """
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -81,8 +82,11 @@ class ReplayBuffer:
         self.hidden = np.zeros(streams, int)  # newest rows, not sampled until their episode ends
 
     @property
-    def awaits_ends(self) -> bool:
-        """True if rows are hidden until their episode ends, because a column needs all of it."""
+    def waits_for_episode_end(self) -> bool:
+        """True if rows are hidden until their episode ends, because a column needs all its steps.
+
+        An example is the column of Monte Carlo returns.
+        """
         return any(name not in STEP_INFOS for name in self.columns)
 
     @classmethod
@@ -99,15 +103,18 @@ class ReplayBuffer:
         """
         usable = dataset.usable
         if not usable.any():
-            raise UserError(f"{dataset.name}: no row can serve as a transition")
+            raise UserError(
+                f"{dataset.name}: no row is a transition, because no row has a next observation. "
+                "Use data with next observations, or an algorithm for imitation."
+            )
         rows = np.flatnonzero(usable)
-        # The observation of a dropped row may be the next observation of the row before it. So all
-        # observations are kept, those of usable rows first, and the row before is truncated.
+        # The observation of an unusable row may be the next observation of the row before it. So
+        # all observations are stored, those of usable rows first, and the row before is truncated.
         cut = dataset.truncated | (~np.append(usable[1:], True) & ~dataset.terminated)
         all_rows = np.arange(channels.size(dataset.observations))
         order = np.concatenate([rows, np.setdiff1d(all_rows, rows)])
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        position = np.empty_like(order)
+        position[order] = np.arange(len(order))
         self = cls.__new__(cls)
         self.capacity, self.streams, self.device = len(rows), 1, torch.device(device)
         self.added, self.sizes = np.array([len(rows)]), np.array([len(rows)])
@@ -124,7 +131,7 @@ class ReplayBuffer:
         in_order = len(rows) == dataset.num_rows
         observations = channels.map_channels(ordered, dataset.observations)
         self.data = channels.flatten({"observations": observations}) | {
-            "next_index": to_device(place[dataset.next_index[rows]], torch.int32),
+            "next_index": to_device(position[dataset.next_index[rows]], torch.int32),
             "actions": to_device(dataset.actions[rows]),
             "rewards": to_device(dataset.rewards[rows]),
             "terminated": to_device(dataset.terminated[rows], torch.uint8),
@@ -148,34 +155,34 @@ class ReplayBuffer:
     def append(self, streams: int | np.ndarray, rows: Mapping[str, Any]) -> None:
         """Append T transitions to one stream, or one transition to each of T streams.
 
-        streams: a stream's number, or T different ones.
-        rows: [T, …] by the names of a batch's columns. Additional columns that are computed from
-        complete episodes may be left out; the rows are then hidden until `release` adds them.
-        Raises ValueError if a column is missing or unknown, or if the rows do not fit.
+        streams: number of the stream, or T different numbers.
+        rows: {name of a batch's column: [T, …]}. Columns that are computed from complete episodes
+        may be left out. The rows are then hidden until `release` passes these columns.
+        Raises ValueError if a column is missing or unknown, or if there are too many rows.
         """
         rows = channels.flatten(rows)
         names = {"actions", "rewards", "terminated", "truncated"}
         for name in channels.flatten({"observations": channels.get(self.data, "observations")}):
             names |= {name, f"next_{name}"}
         names |= self.columns.keys() & STEP_INFOS.keys()
-        hide = self.awaits_ends and rows.keys() == names
+        hide = self.waits_for_episode_end and rows.keys() == names
         if not hide and rows.keys() != names | self.columns.keys():
             expected = sorted(names | self.columns.keys())
             raise ValueError(f"the buffer's columns are {expected}, found {sorted(rows)}")
         count = len(rows["rewards"])
         if isinstance(streams, int):
             if count > self.capacity:
-                raise ValueError(f"{count} rows at once, where {self.capacity} fit into the buffer")
+                raise ValueError(f"{count} rows do not fit into a buffer of {self.capacity} rows")
             stream, offset = np.full(count, streams), np.arange(count)
         else:
             stream, offset = streams, np.zeros(count, int)
-        place = (self.added[stream] + offset) % self.capacity
-        at, first, end = map(torch.from_numpy, (stream, place, place + self.capacity))
+        position = (self.added[stream] + offset) % self.capacity
+        at, row, extra_row = map(torch.from_numpy, (stream, position, position + self.capacity))
         for name, values in rows.items():
-            ends = name.startswith("next_observations")
-            column = self.data[name.removeprefix("next_") if ends else name]
+            is_next = name.startswith("next_observations")
+            column = self.data[name.removeprefix("next_") if is_next else name]
             tensor = torch.from_numpy(np.ascontiguousarray(values))
-            column[at, end if ends else first] = tensor.to(column)
+            column[at, extra_row if is_next else row] = tensor.to(column)
         changed = np.unique(stream)
         grown = count if isinstance(streams, int) else 1
         self.added[changed] += grown
@@ -187,13 +194,13 @@ class ReplayBuffer:
     def release(self, stream: int, columns: Mapping[str, np.ndarray]) -> None:
         """Make the hidden rows of a stream available for sampling.
 
-        columns: the additional columns of these rows.
+        columns: the columns of these rows that `append` did not receive.
         """
         count, end = int(self.hidden[stream]), int(self.added[stream])
-        place = torch.from_numpy(np.arange(end - count, end) % self.capacity)
+        positions = torch.from_numpy(np.arange(end - count, end) % self.capacity)
         for name, values in columns.items():
             tensor = torch.from_numpy(np.ascontiguousarray(values))
-            self.data[name][stream, place] = tensor.to(self.data[name])
+            self.data[name][stream, positions] = tensor.to(self.data[name])
         self.sizes[stream] += count
         self.hidden[stream] = 0
         self._update_counts()
@@ -201,7 +208,7 @@ class ReplayBuffer:
     def drop(self, stream: int, count: int) -> None:
         """Remove the newest `count` rows of a stream.
 
-        In a full ring, the rows that they had overwritten are lost as well.
+        If the buffer is full, the older rows that these had overwritten are not restored.
         """
         self.added[stream] -= count
         if self.hidden[stream]:
@@ -211,7 +218,7 @@ class ReplayBuffer:
         self._update_counts()
 
     def _update_counts(self) -> None:
-        """Copy the sizes and ends of the streams to the tensors that `sample` reads."""
+        """Copy the sizes, oldest and newest rows of the streams to the tensors of `sample`."""
         end = self.added - self.hidden
         ends = {"newest": end - 1, "oldest": end - self.sizes}
         self.data["size"].copy_(torch.from_numpy(self.sizes))
@@ -221,26 +228,26 @@ class ReplayBuffer:
     def newest(self, stream: int, count: int) -> Dataset:
         """Return the newest `count` rows of a stream, including hidden ones, as a data set."""
         end = int(self.added[stream])
-        place = torch.from_numpy(np.arange(end - count, end) % self.capacity)
+        positions = torch.from_numpy(np.arange(end - count, end) % self.capacity)
         observations = channels.get(self.data, "observations")
 
         def at(rows: Tensor) -> Any:
             return channels.map_channels(lambda x: x[stream, rows].cpu().numpy(), observations)
 
         names = ("actions", "rewards", "terminated", "truncated")
-        rows: dict[str, Any] = {n: self.data[n][stream, place].cpu().numpy() for n in names}
+        rows: dict[str, Any] = {n: self.data[n][stream, positions].cpu().numpy() for n in names}
         for flag in ("terminated", "truncated"):
             rows[flag] = rows[flag].astype(bool)
-        rows["observations"], after = at(place), at(place + self.capacity)
+        rows["observations"], after = at(positions), at(positions + self.capacity)
         reported = self.columns.keys() & STEP_INFOS.keys()
-        extras = {name: self.data[name][stream, place].cpu().numpy() for name in reported}
+        extras = {name: self.data[name][stream, positions].cpu().numpy() for name in reported}
         return Dataset.from_arrays(**rows, next_observations=after, extras=extras)
 
-    def everything(self, stream: int) -> Dataset:
+    def all_rows(self, stream: int) -> Dataset:
         """Return all rows of a stream as a data set, the oldest first."""
         return self.newest(stream, min(int(self.added[stream]), self.capacity))
 
-    def filled(self, stream: int) -> Tensors:
+    def stream_state(self, stream: int) -> Tensors:
         """Return the tensors of a stream that a checkpoint stores; `load` restores them."""
         rows = min(int(self.added[stream]), self.capacity)
         left_out = ("size", "oldest", "newest", "next_index")
@@ -254,7 +261,7 @@ class ReplayBuffer:
         return columns | ends | {"added": counts}
 
     def load(self, stream: int, rows: Mapping[str, Tensor]) -> None:
-        """Restore one stream from the tensors that `filled` returned."""
+        """Restore one stream from the tensors that `stream_state` returned."""
         added = rows["added"].reshape(-1).tolist()  # one number in checkpoints before format 3
         count = min(added[0], self.capacity)
         counts = added if len(added) == 3 else [added[0], count, 0]
@@ -282,7 +289,7 @@ class ReplayBuffer:
     ) -> Batch:
         """Sample `batch_size` transitions of one stream, uniformly with replacement.
 
-        data: `tensors()` without the leading axis.
+        data: `tensors()` of the stream, without the leading axis.
         """
         rows = (data["oldest"] + random.integers(data["size"], (batch_size,))) % self.capacity
         columns, factor, last = n_step(data, rows, self.n_step, discount)
@@ -306,8 +313,8 @@ def n_step(
     """Return n-step transitions that start at `rows` [B].
 
     A transition has m <= n steps: it stops at the last row of the episode or of the data.
-    Returns the rewards and additional columns combined as in `columns.STEPS`, the factor
-    discount**m (0 where the last step terminated), and the last row; [B] each.
+    Returns the rewards and additional columns, combined over the steps as `columns.STEPS` defines;
+    the factor discount**m, 0 where the last step terminated; and the last row. All are [B].
     """
     names = [name for name in ("rewards", *COLUMNS) if name in data]
     if n == 1:
@@ -332,8 +339,8 @@ def n_step(
 def rows_around(data: Tensors, rows: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
     """Return the rows at the offsets from `first` to `last` relative to each of `rows` [B].
 
-    Both results are [B, last - first + 1]. Offsets outside the episode, or outside the data,
-    repeat its first or last row; the second result is False there.
+    Returns the rows and a mask, [B, last - first + 1] each. Where an offset leaves the episode or
+    the data, its first or last row is repeated and the mask is False.
     """
     capacity = len(data["rewards"])
     behind = steps_to_edge(data, rows, -first, -1)
@@ -351,10 +358,10 @@ def steps_to_edge(data: Tensors, rows: Tensor, limit: int, direction: int) -> Te
     if limit < 1:
         return torch.zeros_like(rows)
     offset = torch.arange(limit, device=rows.device)
-    if direction > 0:  # the episode continues after a row that is not its end
+    if direction > 0:  # the next row belongs to the episode unless `row` is an episode's end
         row = (rows[:, None] + offset) % len(data["rewards"])
         edge = row == data["newest"]
-    else:  # it extends before a row if the row before that is not an end
+    else:  # the previous row, `row`, belongs to the episode unless it is an episode's end
         row = (rows[:, None] - offset - 1) % len(data["rewards"])
         edge = (row + 1) % len(data["rewards"]) == data["oldest"]
     ended = (data["terminated"][row] + data["truncated"][row]) > 0

@@ -1,9 +1,9 @@
-"""Action chunks with their observations, and sequences of steps; neither crosses an episode.
+"""Action chunks with their observations, and sequences of steps, each within one episode.
 
 time                        t-1    t  | t+1    t+2    t+3
 n_obs_steps=2                o      o |                      the last one is the current observation
-horizon=4, from oldest       a      a |  a      a            starts at the oldest observation
-horizon=4, from present             a |  a      a      a     starts at the current observation
+horizon=4, "oldest"          a      a |  a      a            starts at the oldest observation
+horizon=4, "present"                a |  a      a      a     starts at the current observation
 n_action_steps=3                    r |  r      r            sum of rewards; next observation: t+3
 """
 
@@ -24,13 +24,13 @@ class Chunks:
     """A source of batches of action chunks; the current step of each is a uniformly sampled row.
 
     A batch has observations and next observations [B, n_obs_steps, *obs], actions [B, horizon, A],
-    and `real` [B, horizon], which is False for padding: before an episode's start its first row is
-    repeated, after its end its last.
+    and the padding mask `real` [B, horizon]. Before the start of an episode, the first row is
+    repeated; after the end, the last row is repeated. `real` is False there.
 
-    Rewards are the discounted sum over m steps from the current one: `n_action_steps`, or fewer up
-    to the episode's end. Additional columns are combined as in `columns.STEPS`. The next
-    observations follow the last of these steps, and the discount is gamma**m, or 0 where that step
-    terminated.
+    Rewards are the discounted sum over m steps, starting with the current one. m is
+    `n_action_steps`, or fewer if the episode ends before. Additional columns are combined as
+    `columns.STEPS` defines. The next observations follow step m. The discount is gamma**m, or 0
+    where step m terminated.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class Chunks:
     ) -> None:
         """Sample from `buffer`, which has the tensors of a `ReplayBuffer`.
 
-        chunk_start: the observation at whose time step the chunk's first action is.
+        chunk_start: the time step of the chunk's first action, as in the table above: that of the
+        oldest observation, or of the current one.
         """
         self.buffer, self.n_obs_steps = buffer, n_obs_steps
         self.horizon, self.n_action_steps = horizon, n_action_steps
@@ -88,10 +89,10 @@ class Chunks:
 
 
 class Sequences:
-    """A source of batches of sequences of `length` steps, each from a uniformly sampled row on.
+    """A source of batches of sequences of `length` steps; each starts at a uniformly sampled row.
 
-    All columns are [B, length, …]. If the episode ends within a sequence, its last step is
-    repeated; `real` is False there.
+    All columns are [B, length, …]. If the episode ends within a sequence, the last step is
+    repeated, and the padding mask `real` is False there.
     """
 
     def __init__(self, buffer: Source, length: int) -> None:
@@ -105,7 +106,7 @@ class Sequences:
     def sample(
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
-        """See `ReplayBuffer.sample`; `discount` is that of single steps."""
+        """See `ReplayBuffer.sample`. The batch's discount refers to single steps."""
         start = (data["oldest"] + random.integers(data["size"], (batch_size,))) % len(
             data["rewards"]
         )

@@ -30,7 +30,7 @@ class WithExpert:
     def sample(
         self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
-        """Sample `batch_size` transitions of each."""
+        """Sample `batch_size` transitions from each buffer."""
         expert = self.expert.sample(data["expert"], random, batch_size, discount)
         return replace(self.data.sample(data["data"], random, batch_size, discount), expert=expert)
 
@@ -38,9 +38,9 @@ class WithExpert:
 class Mixture:
     """A source of mixed batches: a fraction `ratio` from `first`, the rest from `second`.
 
-    The two are interleaved, so that every slice of a batch keeps the ratio, as RLPD requires (Ball
-    et al., arXiv:2302.02948). Without a ratio, each transition is sampled uniformly from the rows
-    of both, as if they were one buffer.
+    Transitions of both buffers are interleaved, so that every slice of a batch has the ratio, as
+    RLPD requires (Ball et al., arXiv:2302.02948). With ratio=None, transitions are sampled
+    uniformly from the rows of both, as if they were one buffer.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Mixture:
     ) -> None:
         """Mix two buffers.
 
-        ratio: in [0, 1]; None: in proportion to their current numbers of rows.
+        ratio: in [0, 1]; None: in proportion to the current numbers of rows.
         """
         if ratio is not None and not 0 <= ratio <= 1:
             raise UserError(f"The mixing ratio is {ratio}. Use a number between 0 and 1.")
@@ -61,10 +61,10 @@ class Mixture:
     def sample(
         self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
-        """Sample round(ratio * batch_size) transitions from the first, the rest from the second."""
+        """Sample round(ratio * batch_size) transitions from `first`, the rest from `second`."""
         if self.ratio is None:
             return self._sample_in_proportion(data, random, batch_size, discount)
-        # transition k is from the first where the cumulative share passes a whole number
+        # transition k is from `first` if k * ratio, rounded, increases by 1 from k to k + 1
         share = np.floor(np.arange(batch_size + 1) * self.ratio + 0.5).astype(int)
         is_first = np.diff(share) > 0
         count = int(is_first.sum())
@@ -84,9 +84,9 @@ class Mixture:
     def _sample_in_proportion(
         self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
-        """Sample a full batch of each, then choose one of the two for each transition.
+        """Sample a full batch from each buffer, then choose one of the two for each transition.
 
-        The probability of each is its share of the rows.
+        The probability of a buffer is its share of the rows.
         """
         first, second = data["first"]["size"], data["second"]["size"]
         parts = [
@@ -102,7 +102,7 @@ class Mixture:
 
 
 def columns_of(parts: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
-    """Build a batch of the columns that all of `parts` have, each joined by `join`."""
+    """Build a batch of the columns that all `parts` have; `join` combines the parts' columns."""
     columns: dict[str, Any] = {
         name: channels.map_channels(join, *(getattr(part, name) for part in parts))
         for name in parts[0].__dataclass_fields__

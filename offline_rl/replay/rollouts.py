@@ -1,4 +1,4 @@
-"""The rollout storage of on-policy algorithms that fine-tune the denoising steps of a policy."""
+"""The rollout buffer of on-policy algorithms that fine-tune the denoising steps of a policy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from offline_rl.utils.random import Random
 
-ORDER = 1 << 34  # offset of the seed that shuffles minibatches, unlike an update's other seeds
+ORDER = 1 << 34  # separates the random numbers that shuffle minibatches from those of updates
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """A minibatch of B pairs of a decision (action chunk) and one of its K' denoising steps."""
+    """A minibatch of B pairs: a decision (action chunk), and one of its K' denoising steps."""
 
     columns: Mapping[str, Tensor]  # columns of the decision, [B, …]
     step: Tensor  # [B], index of the denoising step; 0 is the noisiest
@@ -26,15 +26,15 @@ class Decisions:
 
     def __getattr__(self, name: str) -> Tensor:
         if name.startswith("__") or name not in self.columns:
-            raise AttributeError(f"no column is called {name!r}; there are {[*self.columns]}")
+            raise AttributeError(f"no column {name!r}. The columns are {', '.join(self.columns)}.")
         return self.columns[name]
 
 
 class Rollouts:
     """T decisions of E environments for each seed, in tensors [S, T, E, …] with fixed addresses.
 
-    A minibatch is a slice of a permutation of all pairs of a decision and a denoising step. Each
-    epoch, one pass over all pairs, has a new permutation.
+    All pairs of a decision and a denoising step are shuffled once per epoch (one pass over all
+    pairs). A minibatch is a slice of the shuffled pairs.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class Rollouts:
 
         size: (T, E).
         columns: shape of each column of one decision.
-        steps: K', the number of denoising steps of a decision that are trained.
-        carried: shape of each value per seed that persists from one rollout to the next.
+        steps: K', the number of trained denoising steps per decision.
+        carried: values that persist from one rollout to the next, {name: shape for one seed}.
         """
         self.size, self.steps, self.columns = size, steps, dict(columns)
         self.carried = dict(carried or {})
         shapes = {name: (*size, *shape) for name, shape in columns.items()} | self.carried
         self.data = {k: torch.zeros(seeds, *shape, device=device) for k, shape in shapes.items()}
         self.data["rollout"] = torch.zeros(seeds, dtype=torch.int64, device=device)
-        self.checkpoint_extras: dict[str, Tensor] = {}  # [S, …], saved and restored as well
-        self.filled_rows = 0  # rows of the T that are filled
+        self.checkpoint_extras: dict[str, Tensor] = {}  # [S, …], further tensors of checkpoints
+        self.filled_rows = 0  # number of filled rows, at most T
 
     def append(self, row: Mapping[str, np.ndarray]) -> None:
-        """Append one decision of every environment, [S, E, …] each.
+        """Append one decision of every environment, {column: [S, E, …]}.
 
-        A full storage starts again at its first row.
+        If the buffer is full, it is overwritten from the first row on.
         """
         at = self.filled_rows % self.size[0]
         for name, values in row.items():
@@ -81,7 +81,7 @@ class Rollouts:
     def set_columns(self, columns: Mapping[str, Tensor], update: int) -> None:
         """Store columns that were computed from a complete rollout.
 
-        update: the number of updates before it.
+        update: number of updates before the rollout.
         """
         for name, values in columns.items():
             self.data[name].copy_(values)
@@ -94,7 +94,7 @@ class Rollouts:
     def sample(
         self, data: Mapping[str, Tensor], random: Random, batch_size: int, discount: float | Tensor
     ) -> Decisions:
-        """Return the update's minibatch, a slice of its epoch's permutation."""
+        """Return the minibatch of the update that `random` belongs to."""
         pairs = prod(self.size) * self.steps
         batches = pairs // batch_size
         done = random.update - data["rollout"]
@@ -107,19 +107,19 @@ class Rollouts:
         columns = {name: data[name].flatten(0, 1)[decision] for name in self.columns}
         return Decisions(columns, step, data["rollout"])
 
-    def filled(self, stream: int) -> dict[str, Tensor]:
+    def stream_state(self, stream: int) -> dict[str, Tensor]:
         """Return a seed's part of a checkpoint."""
-        everything = {**self.data, **self.checkpoint_extras}
+        tensors = {**self.data, **self.checkpoint_extras}
         count = {"filled_rows": torch.tensor(self.filled_rows)}
-        return {name: values[stream].clone() for name, values in everything.items()} | count
+        return {name: values[stream].clone() for name, values in tensors.items()} | count
 
     def load(self, stream: int, rows: Mapping[str, Tensor]) -> None:
-        """Restore a seed from what `filled` returned.
+        """Restore a seed from what `stream_state` returned.
 
         Raises ValueError that names a missing tensor or one of another shape.
         """
         for name, column in {**self.data, **self.checkpoint_extras}.items():
             if name not in rows or rows[name].shape != column[stream].shape:
-                raise ValueError(f"{name} is missing, or of another shape")
+                raise ValueError(f"{name} is missing, or has another shape")
             column[stream] = rows[name].to(column.device)
         self.filled_rows = int(rows["filled_rows"])

@@ -1,8 +1,8 @@
 """Streaming batches of a data set that does not fit into the memory of the device or the machine.
 
-The data stays in (memory-mapped) arrays. While the device runs the current updates, a thread of
-the host gathers the batches of the next `AHEAD` ones. The rows of an update depend on the seed and
-the update alone (`utils/random.py`), so the batches are bit for bit those of a `ReplayBuffer`.
+The data stays in (memory-mapped) arrays. While the device runs a block of updates, a thread of the
+host gathers the batches of the next block. The row indices of an update depend only on the seed and
+the update (`utils/random.py`), so the batches are bit for bit those of a `ReplayBuffer`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from offline_rl.utils.random import Random
 from policies import channels
 from policies.channels import Observations
 
-AHEAD = 64  # approximate number of updates whose batches are on the device at a time
+AHEAD = 64  # approximate number of updates in a block, whose batches are on the device together
 
 
 class Stream:
@@ -42,36 +42,39 @@ class Stream:
     ) -> None:
         """Stream the usable rows of `dataset`.
 
-        dataset: with raw observations; its rewards and actions are already preprocessed.
+        dataset: raw observations, and preprocessed rewards and actions.
         columns: additional columns of a batch, [N, …] each.
-        period: number of updates that are launched together.
+        period: number of updates that are launched together; a block holds complete periods.
         """
         self.ahead = max(1, AHEAD // period) * period
         self.dataset, self.normalize = dataset, normalize
         self.rows = np.flatnonzero(dataset.usable)
         if not len(self.rows):
-            raise UserError(f"{dataset.name}: no row can serve as a transition")
+            raise UserError(
+                f"{dataset.name}: no row is a transition, because no row has a next observation. "
+                "Use data with next observations, or an algorithm for imitation."
+            )
         self.columns = {**columns, "actions": dataset.actions, "rewards": dataset.rewards}
         self.seeds, self.batch_size = list(seeds), batch_size
         self.thread, self.pending = ThreadPoolExecutor(1), dict[int, Future[dict[str, Tensor]]]()
-        self.block = -1  # block on the device: the updates from block * ahead on
-        self.pinned = torch.device(device).type == "cuda"  # to copy while updates run
+        self.block = -1  # block on the device; its first update is block * ahead
+        self.pinned = torch.device(device).type == "cuda"  # pinned memory is copied during updates
         self.data = {k: v.to(device) for k, v in self.gather(0).items()}
 
     def gather(self, block: int) -> dict[str, Tensor]:
-        """Return the batches of a block of updates, [S, ahead, B, …] each, on the host."""
+        """Return the batches of a block of updates, {column: [S, ahead, B, …]}, on the host."""
         updates = torch.arange(block * self.ahead, (block + 1) * self.ahead)
         size, seeds = torch.tensor(len(self.rows)), torch.tensor(self.seeds)
 
-        def draw(seed: Tensor, update: Tensor) -> Tensor:
+        def sample_rows(seed: Tensor, update: Tensor) -> Tensor:
             return Random(seed, update).integers(size, (self.batch_size,))
 
         with torch.no_grad():
-            indices = vmap(vmap(draw, (None, 0)), (0, None))(seeds, updates)  # [S, ahead, B]
+            indices = vmap(vmap(sample_rows, (None, 0)), (0, None))(seeds, updates)  # [S, ahead, B]
         rows, data = self.rows[indices.numpy()], self.dataset
         host = {name: values[rows] for name, values in self.columns.items()}
-        for word, at in (("observations", rows), ("next_observations", data.next_index[rows])):
-            host |= channels.flatten({word: self.normalize(channels.take(data.observations, at))})
+        for name, at in (("observations", rows), ("next_observations", data.next_index[rows])):
+            host |= channels.flatten({name: self.normalize(channels.take(data.observations, at))})
         host["continues"] = 1 - data.terminated[rows].astype(np.float32)
         dtypes = {k: np.uint8 if v.dtype == np.uint8 else np.float32 for k, v in host.items()}
         tensors = {k: torch.from_numpy(np.asarray(v, dtypes[k])) for k, v in host.items()}
@@ -85,7 +88,7 @@ class Stream:
         self.pending = {k: v for k, v in self.pending.items() if k == block}
         pending = self.pending.pop(block, None)
         batches = self.gather(block) if pending is None else pending.result()
-        for name, values in batches.items():  # the CUDA stream orders this after launched updates
+        for name, values in batches.items():  # the CUDA stream copies after the launched updates
             self.data[name].copy_(values, non_blocking=True)
         self.block = block
         self.pending[block + 1] = self.thread.submit(self.gather, block + 1)
@@ -102,7 +105,7 @@ class Stream:
         self, data: dict[str, Tensor], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
         """Return the batch of the update that `random` belongs to."""
-        random.site += 1  # the site of the row indices, which `gather` has drawn
-        row = (random.update % self.ahead)[None]  # 1-d, because a 0-d index would need its value
+        random.site += 1  # `gather` has sampled the row indices, the first call of the update
+        row = (random.update % self.ahead)[None]  # 1-d: a 0-d index would read the tensor's value
         columns: dict[str, Any] = {k: v.index_select(0, row)[0] for k, v in data.items()}
         return Batch(discount=discount * columns.pop("continues"), **channels.unflatten(columns))

@@ -118,7 +118,7 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         and isinstance(trainer.collector, Collector)
         and trainer.collector.buffer.added[s]
     ):
-        raw = trainer.transform.invert(trainer.collector.buffer.everything(s))
+        raw = trainer.transform.invert(trainer.collector.buffer.all_rows(s))
         write(raw if plan.base is None else without_base(raw), folder.path / EXPERIENCE)
     result = to_json_values(result)
     if progress.diverged[s] is None:

@@ -500,7 +500,7 @@ class Trainer:
             progress["phases"] = dict(self.engine.done)
             if self.collector is not None:
                 progress["collector"] = self.collector.state(s)
-                for name, value in self.collector.buffer.filled(s).items():
+                for name, value in self.collector.buffer.stream_state(s).items():
                     tensors[f"buffer/{name}"] = value.cpu().contiguous()
             if isinstance(self.collector, Collector):
                 tensors |= {f"memory/{k}": v for k, v in self.collector.memory(s).items()}

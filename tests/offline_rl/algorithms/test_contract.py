@@ -298,7 +298,7 @@ def test_each_stacked_seed_trains_online_on_its_own_stream(name: str, offline_fr
     for place in range(3):
         new, own = beginning(name, offline_fraction, place)
         alone.load_seed_state(0, new.seed_state(0))
-        experience.load(0, own.filled(0))
+        experience.load(0, own.stream_state(0))
         alone.run(20, "online")
         assert largest_difference(alone.seed_state(0), stacked.seed_state(place)) < 2e-4
 

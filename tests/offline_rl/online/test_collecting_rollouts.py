@@ -241,7 +241,7 @@ def test_collection_resumed_within_episodes_equals_an_uninterrupted_one(collecto
     one, data = new_collector()
     for _ in range(6):  # ten steps are four decisions
         one.step(adds=True)
-    stored, state = one.buffer.filled(0), [one.state(0)]
+    stored, state = one.buffer.stream_state(0), [one.state(0)]
     again, other = new_collector()
     again.buffer.load(0, stored)
     again.restore(state)

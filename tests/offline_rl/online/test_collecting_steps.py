@@ -215,7 +215,7 @@ def test_an_episode_that_fails_in_the_replay_is_dropped_and_others_are_not(
     collector, _ = make_collector()
     for _ in range(10):
         collector.step()
-    stored, lengths = [collector.buffer.filled(s) for s in range(2)], collector.lengths.copy()
+    stored, lengths = [collector.buffer.stream_state(s) for s in range(2)], collector.lengths.copy()
     running = training_episode_seed(SEEDS[0], int(collector.episodes[0]))
     again, messages = make_collector(lambda seed, t: "raise" if (seed, t) == (running, 0) else "")
     for s, rows in enumerate(stored):
@@ -383,7 +383,7 @@ def test_a_policy_with_memory_acts_by_each_seeds_episode_also_when_resumed(
     for each in (one, again):
         each.engine.state["params"]["policy"]["scale"].fill_(-0.05)
     for s in range(2):
-        again.buffer.load(s, {k: v.clone() for k, v in one.buffer.filled(s).items()})
+        again.buffer.load(s, {k: v.clone() for k, v in one.buffer.stream_state(s).items()})
     again.restore([one.state(s) for s in range(2)], [one.memory(s) for s in range(2)])
     for each in (one, again):
         walk(each, 9)
@@ -435,7 +435,7 @@ def going_on(make_collector: Any, collector: Collector, states: list[dict[str, A
     """Return a new collector that continues from the buffer of another."""
     again, _ = make_collector()
     for s in range(2):
-        rows = collector.buffer.filled(s)
+        rows = collector.buffer.stream_state(s)
         again.buffer.load(s, {name: values.clone() for name, values in rows.items()})
     again.restore(states)
     return again

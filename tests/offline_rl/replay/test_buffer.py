@@ -212,7 +212,7 @@ def test_a_buffer_refuses_columns_it_does_not_have_and_more_than_fits():
     buffer = ReplayBuffer((1,), 1, 2, columns={"mc_returns": ()})
     with pytest.raises(ValueError, match="mc_returns"):
         buffer.append(0, episode(1) | {"mc_return": np.zeros(1)})
-    with pytest.raises(ValueError, match="3 rows at once"):
+    with pytest.raises(ValueError, match="3 rows do not fit"):
         buffer.append(0, episode(1, 2, 3) | {"mc_returns": np.zeros(3)})
     buffer.append(0, episode(1, 2) | {"mc_returns": np.array([5.0, 6.0])})
     assert set(buffer.sample(stream(buffer), random(), 50, GAMMA).mc_returns.tolist()) == {5, 6}
@@ -231,7 +231,7 @@ def test_rows_that_lack_a_column_are_hidden_until_their_episode_has_ended():
     columns, _, _ = n_step(stream(buffer), torch.tensor([3]), 3, 1.0)
     assert columns["rewards"].tolist() == [4]  # what is hidden belongs to no return
     again = ReplayBuffer((1,), 1, 5, columns={"mc_returns": ()})
-    again.load(0, buffer.filled(0))
+    again.load(0, buffer.stream_state(0))
     for one in (buffer, again):
         one.release(0, {"mc_returns": np.array([11.0, 6.0])})
         assert sampled_rewards(one, 0) == {2, 3, 4, 5, 6}
@@ -345,6 +345,6 @@ def test_a_checkpoint_restores_a_ring():
     one, two = ReplayBuffer((1,), 1, 5), ReplayBuffer((1,), 1, 5)
     for t in range(8):
         append(one, t, truncated=t == 4)
-    two.load(0, one.filled(0))
+    two.load(0, one.stream_state(0))
     for name, value in one.tensors().items():
         assert torch.equal(value, two.tensors()[name]), name

@@ -107,7 +107,7 @@ def test_appended_rows_and_a_checkpoint_keep_images_as_uint8() -> None:
             "truncated": np.array([k == 2]),
         }
         buffer.append(0, rows)
-    stored, other = buffer.filled(0), ReplayBuffer(SHAPES, 1, 8)
+    stored, other = buffer.stream_state(0), ReplayBuffer(SHAPES, 1, 8)
     assert stored["next_observations/image"].dtype == torch.uint8
     other.load(0, stored)
     for each in (buffer, other):

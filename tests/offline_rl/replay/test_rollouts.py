@@ -58,10 +58,10 @@ def test_a_checkpoint_in_the_middle_of_a_rollout_restores_it():
     rollouts, other = filled_rollouts(), Rollouts(2, (6, 3), {"place": ()}, steps=4)
     rollouts.append({"place": np.zeros((2, 3))})
     for s in range(2):
-        other.load(s, rollouts.filled(s))
+        other.load(s, rollouts.stream_state(s))
     for one in (rollouts, other):
         one.append({"place": np.ones((2, 3))})
     assert torch.equal(rollouts.tensors()["place"], other.tensors()["place"])
     smaller = Rollouts(2, (5, 3), {"place": ()}, steps=4)
-    with pytest.raises(ValueError, match="place is missing, or of another shape"):
-        smaller.load(0, rollouts.filled(0))
+    with pytest.raises(ValueError, match="place is missing, or has another shape"):
+        smaller.load(0, rollouts.stream_state(0))
