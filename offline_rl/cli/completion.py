@@ -43,7 +43,7 @@ def candidates(line: str, verbs: Mapping[str, EntryPoint]) -> list[str]:
         return []
     command = verbs[words[0]].load()
     actions = re.findall(rf"offline-rl {words[0]} (\w+)(?= |$)", command.__doc__ or "", re.M)
-    if actions and len(words) == 1:  # such as `data check`, listed in the verb's docstring
+    if actions and len(words) == 1:  # `data check`, for example; the docstring lists the actions
         return sorted(action for action in actions if action.startswith(last))
     key, equals, start = last.partition("=")
     types = option_types(getattr(command, "options", {}), words, last)
@@ -72,7 +72,10 @@ def option_types(options: Mapping[str, str], words: Sequence[str], last: str) ->
 
 
 def values(key: str, kind: str) -> list[str]:
-    """Return the values of an option if they can be listed. kind: its type as text."""
+    """Return the possible values of an option; empty if they cannot be listed.
+
+    kind: the option's type, as text.
+    """
     if key == "algorithm":
         return algorithms()
     if key == "task":

@@ -1,8 +1,9 @@
 """Jobs from a command line: Hydra's overrides and sweeps, experiments, --cfg job.
 
-An experiment is a YAML file of configs/experiment, or of the user, with options of `train`, nested
-or with dots. Its `defaults:` name experiments that it extends. The command line overrides the
-experiment, the experiment overrides the algorithm's table for the task, the table the defaults.
+An experiment is a YAML file with options of `train`, nested or with dots: a file in
+configs/experiment or one of the user's. The entry `defaults:` names experiments that it extends.
+The command line overrides the experiment, the experiment overrides the algorithm's per-task table,
+and the table overrides the defaults.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def compose(arguments: Sequence[str]) -> Command:
             multirun = True
         elif flag in ("-c", "--cfg"):
             if (value or next(words, "")) != "job":
-                raise UserError(f"{word}: only the job can be printed. Use --cfg job.")
+                raise UserError(f"{word} can print only the job. Use --cfg job.")
             print_only = True
         elif word.startswith("-"):
             raise UserError(unknown("flag", word, FLAGS))
@@ -65,21 +66,24 @@ def sweep(typed: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
     for override in several:
         if not override.is_discrete_sweep():
             raise UserError(
-                f"{override.input_line!r} is not a list of values. Use values or "
-                "range(start,stop,step)."
+                f"{override.input_line!r} is not a list of values. Use key=a,b or "
+                "key=range(start,stop,step)."
             )
     (lines,) = BasicSweeper.split_arguments(list(parsed), None)
     jobs = [override_values(parse_overrides(line)) for line in lines]
     if not jobs:
         raise UserError(f"{several[0].input_line!r}: one of the sweeps has no values")
-    for job in jobs:  # seeds=1,2 in a sweep are the seeds 1 and 2; elsewhere seeds=3 is a count
+    for job in jobs:  # in a sweep, seeds=1,2 means the seeds 1 and 2; else seeds=3 is a count
         if isinstance(job.get("seeds"), int) and any(o.key_or_group == "seeds" for o in several):
             job["seeds"] = [job["seeds"]]
     return jobs
 
 
 def refuse_lists(job: Mapping[str, Any]) -> None:
-    """Raise UserError for a list as the value of an option that takes none; -m runs each value."""
+    """Raise UserError for a list as the value of an option that takes one value.
+
+    The message suggests -m, which runs each value.
+    """
     from offline_rl.algorithms.common.registry import algorithm_class
     from offline_rl.training.resolve import option_types
 
@@ -107,9 +111,10 @@ class Groups:
 
 
 def with_experiment(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `job` merged with the experiment that it names. The experiment names the run.
+    """Return `job` merged with the experiment in its experiment=, if any.
 
-    A name= in `job` has priority. Raises UserError naming the file for an invalid option or value.
+    The run gets the name of the experiment, unless `job` has a name=. Raises UserError naming the
+    file for an invalid option or value.
     """
     from offline_rl.training.resolve import TWINS
 
@@ -160,7 +165,7 @@ def check_preset(path: Path, preset: Mapping[str, Any], algorithm: str) -> None:
 
 
 def job_to_yaml(job: Mapping[str, Any]) -> str:
-    """Return the complete job as YAML: an experiment file that runs the same."""
+    """Return the complete job as YAML. As an experiment file, it starts the same run."""
     from dataclasses import asdict, fields
 
     from omegaconf import OmegaConf
@@ -185,4 +190,4 @@ def job_to_yaml(job: Mapping[str, Any]) -> str:
     if run.pattern is None:
         return text
     owner = table_of(run.options.algorithm)
-    return f"# with row {run.pattern} of configs/algorithm/{owner}.yaml\n{text}"
+    return f"# includes row {run.pattern} of configs/algorithm/{owner}.yaml\n{text}"

@@ -1,4 +1,7 @@
-"""Output streams that ignore a closed reader, such as `| head`, so that the work continues."""
+"""Output streams that discard text after their reader, such as `| head`, has closed the pipe.
+
+The command then runs to its end.
+"""
 
 from __future__ import annotations
 

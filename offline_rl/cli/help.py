@@ -13,7 +13,7 @@ from typing import Any
 
 from offline_rl.utils.options import Option, describe_options, format_value
 
-WIDTH, KEYS = 100, 30  # columns of a page, and of its keys with their defaults
+WIDTH, KEYS = 100, 30  # characters: line length, and width of the column `key=default`
 
 
 def page(command: Callable[..., Any], arguments: Sequence[str]) -> str:
@@ -55,7 +55,7 @@ def algorithm_section(algorithm: str, task: str) -> str:
             {**card_preprocessing(algorithm, task), **values},
         )
     )
-    if cls.online and not issubclass(cls.Online, OnPolicy):  # on-policy: no such options
+    if cls.online and not issubclass(cls.Online, OnPolicy):  # on-policy algorithms have none
         values = {**cls.Online.config_changes, **tuned(algorithm, task, "online")[1]}
         changed = [option for option in describe_options(cls.Config) if option.name in values]
         parts.append(
@@ -92,4 +92,5 @@ def allowed_values(option: Option) -> str:
     """Return type and range of an option as text; empty for any text."""
     words = option.type.removesuffix(" or null").removeprefix("one of ").split(" [")[0]
     allowed = str(option.range or "").replace("finite", "")
-    return ", ".join(filter(None, ["" if words == "text" else words, allowed]))
+    parts = ["" if words == "text" else words, "" if allowed == words else allowed]
+    return ", ".join(filter(None, parts))

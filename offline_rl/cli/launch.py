@@ -1,4 +1,4 @@
-"""Execution of several jobs: jobs that can train in parallel are merged, the others run in turn."""
+"""Execution of several jobs. Jobs that can train in parallel are merged; others run in turn."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def launch(jobs: Sequence[Mapping[str, Any]], *, show: bool = True) -> list[Path
 def merge(jobs: Iterable[Mapping[str, Any]]) -> list[Job]:
     """Merge jobs into as few calls of `train` as possible, in the order of their first jobs.
 
-    Jobs with the same folder that differ only in seeds, or in numbers that may differ between
-    stacked seeds, become one call with lists. Other differences become part of the run's name.
-    Raises UserError if two jobs would still write the same folder.
+    Jobs of the same folder become one call with lists if they differ only in seeds or in
+    hyper-parameters that may differ between stacked seeds. Other differences become part of the
+    run's name. Raises UserError if two jobs would still write the same folder.
     """
     by_folder = dict[Path, list[Job]]()
     for job in jobs:
@@ -56,7 +56,7 @@ def merge(jobs: Iterable[Mapping[str, Any]]) -> list[Job]:
     for job in merged:
         for path in job_folders(job):
             if owners.setdefault(path, job) is not job:
-                raise UserError(f"two jobs would write {path}. Use different names, name=…")
+                raise UserError(f"two jobs would write {path}. Give each another name=…")
     return merged
 
 
@@ -73,7 +73,7 @@ def merge_group(jobs: list[Job]) -> list[Job]:
         job["name"] = run_name(job.get("name", DEFAULTS["name"]), words)
         job["seeds"] = job_seeds(job)
         job |= {key: as_list(job[key]) for key in lists if key in job}
-    for key in ("seeds", *lists):  # jobs that differ in one list only become one job
+    for key in ("seeds", *lists):  # jobs that differ only in this list become one job
         merged = list[Job]()
         for job in jobs:
             for other in merged:
@@ -100,7 +100,7 @@ def is_stackable(key: str, jobs: Sequence[Job]) -> bool:
 
 
 def job_folder(job: Mapping[str, Any], name: str | None = None) -> Path:
-    """Return the run folder of a job. name: used instead of the job's name."""
+    """Return the run folder of a job. name: replaces the job's name."""
     options = {**DEFAULTS, **job}
     name = str(options["name"]) if name is None else name
     algorithm = algorithm_label(str(options["algorithm"]))
@@ -128,7 +128,7 @@ def job_seeds(job: Mapping[str, Any]) -> list[Any]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list as it is, and any other value as a list of one."""
+    """Return a list unchanged, and any other value as a list with one element."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 

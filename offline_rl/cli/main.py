@@ -17,14 +17,15 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.signals import interruptible
 from offline_rl.version import __version__
 
+# verbs that continue an interrupted command
 RESUMED = ("benchmark", "data", "distill", "finetune", "generate", "train")
-TAKES_RUN = ("distill", "evaluate", "export", "finetune", "play")  # verbs with run=
+TAKES_RUN = ("distill", "evaluate", "export", "finetune", "play")  # verbs with the option run=
 
 
 def verbs() -> dict[str, EntryPoint]:
     """Return the verbs: entry points of the group offline_rl.verbs whose package is installed.
 
-    The verb `bench` exists only in a clone.
+    The verb `bench` exists only in a clone of the repository.
     """
     points = entry_points(group="offline_rl.verbs")
     return {p.name: p for p in points if find_spec(p.module.split(".")[0]) is not None}
@@ -47,11 +48,11 @@ def usage() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0: success. 2: a mistake in the command, its data or files. 130: interrupted. An error of this
-    package raises, with a traceback and exit code 1.
+    0: success. 2: a mistake in the command, its data or files. 130: interrupted. A bug in this
+    package raises an exception, with a traceback and exit code 1.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # a robot must stop if its output is closed
+    # a robot must stop when its output is closed, so the error is not ignored
     needs_reader = arguments[:1] == ["robot"]
     with nullcontext() if needs_reader else ignore_closed_output():
         return run(arguments)
@@ -93,7 +94,8 @@ def run(arguments: list[str]) -> int:
         for word in rest:
             if word.startswith("-") and not flags:
                 raise UserError(
-                    f"{verb} has no flag {word}; options are key=value. See {verb} --help."
+                    f"{verb} has no flag {word}; options are key=value. See offline-rl {verb} "
+                    "--help."
                 )
             if verb in TAKES_RUN and "=" not in word and not word.startswith("-"):
                 raise UserError(f"{verb} {word}: options are key=value. Did you mean run={word}?")
@@ -104,7 +106,7 @@ def run(arguments: list[str]) -> int:
         print(f"offline-rl: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        more = "; the same command continues" if verb in RESUMED else ""
+        more = "; repeat the command to continue" if verb in RESUMED else ""
         print(f"offline-rl: interrupted{more}", file=sys.stderr)
         return 130
     return 0

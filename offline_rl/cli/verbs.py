@@ -9,7 +9,7 @@ from typing import Any
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import parse_options, takes_options, unknown
 
-PYTHON = ("show", "watch", "start")  # parameters of the Python functions that are not options
+PYTHON = ("show", "watch", "start")  # parameters of `train` in Python that are not options
 
 
 def _hide_warnings() -> None:
@@ -36,14 +36,14 @@ def train(arguments: Sequence[str]) -> None:
     """Train policies on a dataset or online, evaluate them and write policy bundles.
 
     usage: offline-rl train algorithm=<name> task=<task> [key=value …]
-           offline-rl train experiment=<name or file> [key=value …]   use configs/experiment
+           offline-rl train experiment=<name or file> [key=value …]    a file in configs/experiment
            offline-rl train … -m    sweep over values: algorithm=iql,cql 'seeds=range(0,3)'
            offline-rl train … --cfg job    print the complete configuration as YAML, train nothing
-           offline-rl train algorithm=<name> [task=<task>] --help    show its hyper-parameters too
+           offline-rl train algorithm=<name> [task=<task>] --help    list its hyper-parameters too
 
-    Hyper-parameters are algorithm.<name>=…, for example algorithm.alpha=1.0. A list such as
+    Set hyper-parameters with algorithm.<name>=…, for example algorithm.alpha=1.0. A list such as
     algorithm.alpha=[0.5,2.5] makes one run per value; all of them train in parallel.
-    The same command again continues an interrupted run. The last line printed is the run's folder.
+    Repeat the command to continue an interrupted run. The last line printed is the run's folder.
     """
     _hide_warnings()
     from offline_rl.cli.compose import compose, job_to_yaml
@@ -62,7 +62,7 @@ def train(arguments: Sequence[str]) -> None:
 
 @takes_options("offline_rl.training.options:FinetuneOptions")
 def finetune(arguments: Sequence[str]) -> None:
-    """Continue a run online, in its environment: each seed from its newest checkpoint.
+    """Continue a run with online training, each seed from its newest checkpoint.
 
     usage: offline-rl finetune run=<run folder> num_env_steps=<steps> [key=value …]
            offline-rl finetune base=<bundle or module:function> task=<task>
@@ -72,11 +72,12 @@ def finetune(arguments: Sequence[str]) -> None:
     policy of any kind (algorithm=resfit).
 
     All options of `train` are allowed. Data, hyper-parameters and seeds default to those of the
-    run, the other options to the defaults of `train`. The run itself is not changed. Another
-    algorithm= loads the networks of the run that it has too, by name. Online settings are
-    online.warmup_steps, online.warmup_policy, online.offline_fraction and online.n_step;
-    online.<hyper-parameter>= overrides a hyper-parameter for online training only.
-    The same command again continues an interrupted run. The last line printed is the run's folder.
+    run, the other options to the defaults of `train`. The run itself is not changed. With another
+    algorithm=, networks are loaded from the networks of the same name in the run.
+    Options of online training are online.warmup_steps, online.warmup_policy,
+    online.offline_fraction and online.n_step; online.<hyper-parameter>= sets a hyper-parameter for
+    online training only.
+    Repeat the command to continue an interrupted run. The last line printed is the run's folder.
     """
     _hide_warnings()
     from offline_rl.reporting.report import report as table
@@ -93,9 +94,9 @@ def distill(arguments: Sequence[str]) -> None:
 
     usage: offline-rl distill run=<run folder> num_updates=<updates> [key=value …]
 
-    All options of `train` are allowed. The teacher is each seed's newest checkpoint. Data, seeds
-    and network settings are those of the run, which is not changed.
-    The same command again continues an interrupted run. The last line printed is the run's folder.
+    All options of `train` are allowed. The teacher of each seed is its newest checkpoint in the
+    run. Data, seeds and network settings are those of the run. The run itself is not changed.
+    Repeat the command to continue an interrupted run. The last line printed is the run's folder.
     """
     _hide_warnings()
     from offline_rl.reporting.report import report as table
@@ -117,7 +118,7 @@ def evaluate(arguments: Sequence[str]) -> None:
            offline-rl evaluate 'run=[<first>,<second>]' [key=value …]    compare runs
 
     The episodes are saved in a JSON file next to each bundle; `report` shows them. Several runs are
-    evaluated on the same episodes. Their paired differences from the first run are printed with
+    evaluated on the same episodes, and their paired differences from the first run are printed with
     95 % confidence intervals.
     """
     _hide_warnings()
@@ -128,7 +129,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 @takes_options("offline_rl.evaluation.export:ExportOptions")
 def export(arguments: Sequence[str]) -> None:
-    """Add ONNX graphs to policy bundles, so that they run without torch.
+    """Add ONNX graphs to policy bundles, so that the policies run without torch.
 
     usage: offline-rl export run=<bundle, seed folder or run folder> [format=onnx]
 
@@ -162,7 +163,7 @@ def generate(arguments: Sequence[str]) -> None:
 
     usage: offline-rl generate recipe=<name or file> [key=value …]
 
-    A dataset card and a learning curve are written too. The same command again continues an
+    A dataset card and a learning curve are written too. Repeat the command to continue an
     interrupted recipe.
     """
     _hide_warnings()
@@ -181,12 +182,12 @@ def data(arguments: Sequence[str]) -> None:
            offline-rl data download <task> [<task> …] [data_dir=<folder>]
            offline-rl data convert <file or card> <new file or folder> [key=value …]
 
-    The same command again continues an interrupted download. Complete files are not downloaded
-    again. A file may also be a folder. Its layout is recognized by its content; see
-    docs/reference/formats.md. data_dir= is the folder of the datasets.
-    The other options are those of info, check and convert. For info and check, format= is the
-    layout of the file. For convert, format= is the layout to write and source_format= that of the
-    file.
+    <file> is a file or a folder. Its layout is recognized by its content; see
+    docs/reference/formats.md. data_dir= is the folder of the datasets. Repeat the command to
+    continue an interrupted download; complete files are not downloaded again.
+    The options below are for info, check and convert. For info and check, format= is the layout of
+    the file. For convert, format= is the layout to write, and source_format= is the layout of the
+    file to read.
     """
     from dataclasses import asdict
 
@@ -242,7 +243,7 @@ def report(arguments: Sequence[str]) -> None:
 
     usage: offline-rl report <run folder> [<run folder> …] [key=value …]
 
-    Writes report.md and curves.png and prints the table, with as many columns as fit the terminal.
+    Writes report.md and curves.png, and prints the table with as many columns as fit the terminal.
     format=csv or format=latex prints the table in that format instead.
     """
     from offline_rl.reporting.report import report as run
@@ -258,7 +259,7 @@ def benchmark(arguments: Sequence[str]) -> None:
     usage: offline-rl benchmark suite=<name or file> [key=value …]
            offline-rl benchmark plan=<folder>/plan.json   (on any machine that shares the folder)
 
-    The same command again skips finished runs and continues the others.
+    Repeat the command to continue an interrupted suite; finished runs are skipped.
     """
     _hide_warnings()
     from offline_rl.suite.benchmark import benchmark as run

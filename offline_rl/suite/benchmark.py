@@ -32,7 +32,7 @@ from offline_rl.utils.text import format_duration, table
 def benchmark(*, show: bool = True, **keys: Any) -> str:
     """Run the cells of a suite, and return a report on them. Raises UserError.
 
-    Calling it again with the same keys resumes it.
+    A repeated call continues an interrupted suite.
     """
     options = build(BenchmarkOptions, keys)
     workers = options.workers if options.workers is not None else hardware.num_cores()
@@ -42,7 +42,7 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
         for key in ("algorithms", "tasks", "seeds", "kept", "out"):
             if getattr(options, key) not in (None, []):
                 raise UserError(
-                    f"benchmark: {key}= needs suite=, because a plan is complete. Leave it out."
+                    f"benchmark: {key}= needs suite=, because plan= already defines it. Remove it."
                 )
         path = Path(options.plan)
         out, selected = path.parent, read_plan(path)
@@ -81,15 +81,15 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
         raise UserError("; ".join(f"{label} failed: {why}" for label, why in failed.items()))
     missing = [cell.label for cell in selected if not cell.finished]
     if missing:
-        return f"{', '.join(missing)}: another command is running this"
+        return f"another command is running {', '.join(missing)}"
     return str(report([out]))
 
 
 def without_stored(selected: Sequence[Cell], study: str) -> list[Cell]:
-    """Return the cells that a study's compact files lack, each with the seeds that they lack.
+    """Return the cells with seeds that a study's compact files lack, each with these seeds only.
 
-    A cell that a remaining cell builds on keeps all its seeds, because compact files hold no
-    weights. Raises UserError as `stored_seeds`.
+    If a remaining cell builds on another cell, that cell keeps all its seeds, because compact files
+    contain no weights. Raises UserError as `stored_seeds`.
     """
     stored, needed, left = stored_seeds(selected, study), set[str | None](), list[Cell]()
     for cell in reversed(selected):
@@ -106,7 +106,7 @@ def without_stored(selected: Sequence[Cell], study: str) -> list[Cell]:
 
 
 def cost_table(selected: Sequence[Cell], workers: int) -> str:
-    """Return a table of the cells, how much of each is done, and its estimated time."""
+    """Return a table of the cells with their progress and estimated time."""
     body = []
     for cell in selected:
         done = cell.count_done()

@@ -1,15 +1,16 @@
 """Suites: the runs behind a page of results, in order of importance, and their estimated cost.
 
-    seeds: [0, 1, 2, 3, 4]                 # of every cell, trained together
+    seeds: [0, 1, 2, 3, 4]                 # seeds of every cell, trained together
     keys: {eval_episodes: 100}             # options of `train` for all cells that do not set them
     cells:                                 # lists of algorithms, tasks and data sets are crossed
       - {algorithm: [td3_bc, iql], task: [neorl2/DMSD, neorl2/Simglucose], num_updates: 300000}
       - {algorithm: wsrl, from: iql/default, task: neorl2/DMSD, num_env_steps: 30000}
 
-A cell with `from: <algorithm>/<name>` builds on an earlier cell of the same task. Its algorithm
-decides how: it fine-tunes that run, distills it, or learns residual actions for its first seed.
-The complete suite is checked before anything runs. The cost of a cell is estimated from finished
-runs of the same algorithm in the same folder or, if there are none, from the cost of an update.
+A cell with `from: <algorithm>/<name>` builds on an earlier cell of the same task. The new cell's
+algorithm fine-tunes that run, distills it, or uses its first seed as the base policy of residual
+policies. The complete suite is checked before anything runs. The cost of a cell is estimated from
+finished runs of the same algorithm in the same folder or, without such runs, from the cost of an
+update.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ from offline_rl.utils.paths import share
 from offline_rl.utils.trees import flatten, to_json_values
 
 VERSION = 1  # of plan.json
-MOVING = (*CHANGING, "num_updates", "num_env_steps")  # settings that may change within a run
+MOVING = (*CHANGING, "num_updates", "num_env_steps")  # settings of a run that may change
 SAME_DATA = (*READING, "episodes")  # options that select different data from one file
-FILLED = ("utd", "batch_size")  # earlier versions stored values for these if they were not set
+FILLED = ("utd", "batch_size")  # earlier versions stored these even if they were not set
 CROSSED = ("algorithm", "task", "dataset")
 
 
@@ -65,7 +66,7 @@ class Suite:
 
     cells: list  # a dict of `train` options for each cell
     seeds: int | list[int] = 5
-    keys: dict = field(default_factory=dict)  # options of all cells
+    keys: dict = field(default_factory=dict)  # options of all cells that do not set them
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Cell:
 
     @property
     def updates(self) -> int:
-        """Updates of the main phase on data."""
+        """Offline updates, without preliminary phases."""
         return main_updates(self.keys)
 
     @property
@@ -126,10 +127,10 @@ class Cell:
         return enough and int(done[1]) >= steps
 
     def changed_settings(self) -> dict[str, tuple[Any, Any]]:
-        """Return settings in which the run in its folder differs from this cell: key -> both.
+        """Return settings in which the stored run differs from this cell: key -> (stored, cell's).
 
-        If the cell continues another run, only its own options are compared; it inherits the
-        others. Data is compared by its checksum when it is read.
+        If the cell continues another run, it inherits options; then only the options that the cell
+        sets are compared. Data is compared by its checksum when it is read.
         """
         configs = [read_json_object(f.config) for f in self.folders if f.config.is_file()]
         return self.differing_settings(configs)
@@ -137,7 +138,7 @@ class Cell:
     def differing_settings(
         self, configs: Sequence[Mapping[str, Any]]
     ) -> dict[str, tuple[Any, Any]]:
-        """Return settings in which stored configs of seeds differ from this cell: key -> both."""
+        """Return settings in which `configs` differ from this cell: key -> (stored, cell's)."""
         if not configs:
             return {}
         run = self.keys.get("run")
@@ -158,7 +159,7 @@ class Cell:
             if "algorithm" in now and values_agree("algorithm", then, now):
                 then["algorithm"] = now["algorithm"]  # the user's algorithm file, at another path
             for key in now.keys() | online:
-                every = f"hyper.{key.removeprefix('online.')}"  # also used online by default
+                every = f"hyper.{key.removeprefix('online.')}"  # applies online unless overridden
                 one, two = (flat.get(key, flat.get(every, MISSING)) for flat in (then, now))
                 filled = two is None and key.startswith("hyper.")  # set from the data
                 if one is not MISSING and two is not MISSING and one != two and not filled:
@@ -194,7 +195,7 @@ class Cell:
         return self.seconds * (1 - self.count_done() / max(self.total, 1))
 
     def count_done(self) -> int:
-        """Return how much of `total` is done, averaged over seeds, which may train in turn."""
+        """Return how much of `total` is done, averaged over seeds (they may train in turn)."""
         done = []
         for folder in self.folders:
             last = (folder.rows("metrics") or [{"updates": 0, "env_steps": 0}])[-1]
@@ -213,7 +214,7 @@ def read_suite(name: str) -> Suite:
     if path is None:
         raise UserError(unknown("suite", name, files))
     if not path.is_file():
-        raise UserError(f"suite={name}: no such file. Give a file, or a name in configs/suite.")
+        raise UserError(f"suite={name} does not exist. Use a file, or a name in configs/suite.")
     values: Any = parse_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} is not a suite. Expected `cells:`, found {values!r}.")
@@ -228,7 +229,7 @@ def read_suite(name: str) -> Suite:
 
 
 def _run_name(run: str) -> tuple[str, ...]:
-    """Return task, algorithm and name of a run, the last parts of its path."""
+    """Return task, algorithm and name of a run, which are the last three parts of its path."""
     return Path(run).parts[-3:]
 
 
@@ -288,7 +289,7 @@ def select(plan: Sequence[Cell], algorithms: Sequence[str], tasks: Sequence[str]
 
 
 def check_runs(wanted: Iterable[Cell]) -> None:
-    """Check that existing runs have the settings of their cells. Raises UserError if not."""
+    """Check that stored runs have the settings of their cells. Raises UserError if not."""
     for cell in wanted:
         if changes := cell.changed_settings():
             raise UserError(
@@ -298,9 +299,10 @@ def check_runs(wanted: Iterable[Cell]) -> None:
 
 
 def check_data(wanted: Iterable[Cell]) -> list[str]:
-    """Check that the cells can train on their data; return a sentence on each missing data set.
+    """Check that the cells can train on their data; return a message for each missing data set.
 
-    A cell that continues a run uses that run's data. Raises UserError naming the cell.
+    Cells that continue a run are skipped, because they use its data. Raises UserError naming the
+    cell.
     """
     chosen = [(c, resolve(c.keys)) for c in wanted if not c.finished and "run" not in c.keys]
     chosen = [(c, r) for c, r in chosen if reads_data(r) and has_dataset(r)]
@@ -325,13 +327,13 @@ def check_data(wanted: Iterable[Cell]) -> list[str]:
 
 
 def stored_seeds(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
-    """Return cell id -> its seeds that a study's compact files hold with as many updates.
+    """Return cell id -> seeds whose results with enough updates are in a study's compact files.
 
-    Neither the data nor the code of algorithms is compared. Raises UserError if a cell's settings
-    differ from the stored ones, or if files are missing or damaged.
+    Data and code of algorithms are not compared. Raises UserError if a cell's settings differ from
+    the stored ones, or if files are missing or damaged.
     """
     if not (Path(study) / compact.RUNS).is_file():
-        raise UserError(f"kept={study} holds no {compact.RUNS}. Give the folder of a study.")
+        raise UserError(f"kept={study} contains no {compact.RUNS}. Use the folder of a study.")
     records, found = {record.key: record for record in compact.read(study)}, {}
     for cell in wanted:
         run = run_of({"name": "default", **cell.keys})
@@ -342,7 +344,7 @@ def stored_seeds(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
         if others:
             raise UserError(
                 f"{cell.label} is in {study} with {_changes(others)}. Give the cell another name, "
-                "or leave out kept=."
+                "or remove kept=."
             )
         found[cell.id] = {s for s, r in own.items() if r.result and cell.reached(r.result)}
     return found
@@ -362,14 +364,15 @@ def continuation_keys(
 ) -> dict[str, Any]:
     """Return the options of a cell that builds on the run `before`, "<algorithm>/<name>".
 
-    firsts: run -> its first seed, of all earlier cells. Raises UserError if there is no such run.
+    firsts: first seed of the run of each earlier cell. Raises UserError if there is no such run.
     """
     algorithm, _, name = before.partition("/")
     method = run_label(algorithm)
     run = str(run_folder(keys["out"], named_task(keys), method, name or "default"))
     if run not in firsts:
         raise UserError(
-            f"from={before}: no earlier cell runs {algorithm} with that name on this task"
+            f"from={before}: no earlier cell runs {algorithm} with that name on this task. Add "
+            "that cell above this one."
         )
     keys, kind = {"name": f"from-{method}", **keys}, algorithm_class(keys["algorithm"])
     if kind.distills_from:
@@ -394,11 +397,11 @@ def check(keys: Mapping[str, Any]) -> None:
 
 
 def estimate_costs(wanted: Iterable[Cell], out: str) -> list[Cell]:
-    """Return the cells with their estimated time, from finished runs of the algorithm in `out`.
+    """Return the cells with estimated times, from finished runs of the same algorithm in `out`.
 
-    Runs on the same task are preferred. Without finished runs, the last plan in `out` counts, or
-    else the estimate of the algorithm's first cell, scaled to the others. Raises UserError naming a
-    damaged result.
+    Runs on the same task are preferred. Without finished runs, the estimate in the last plan in
+    `out` is used. Without a plan, the time of the algorithm's first cell is estimated and scaled to
+    the others. Raises UserError naming a damaged result.
     """
     before = read_costs(Path(out) / "plan.json")
     speeds: dict[tuple[str, str | None], list[float]] = {}
@@ -411,7 +414,7 @@ def estimate_costs(wanted: Iterable[Cell], out: str) -> list[Cell]:
                 for key in ((result["algorithm"], result["task"]), (result["algorithm"], None)):
                     speeds.setdefault(key, []).append(one)
         except (ArithmeticError, KeyError, TypeError) as error:
-            remedy = "Remove it; its run's command writes it again."
+            remedy = "Remove it, and repeat the command of its run."
             raise UserError(f"{file} is damaged ({error!r}). {remedy}") from None
     estimated = []
     for cell in wanted:
@@ -438,17 +441,17 @@ def estimate_seconds(cell: Cell) -> tuple[float | None, str]:
     if not cell.total or cell.finished:
         return None, ""
     if "run" in cell.keys:
-        return None, "it continues another run, and no run of this method is finished yet"
+        return None, "continues another run, and no run of this algorithm is finished yet"
     try:
         return expected_seconds(cell.keys), ""
     except MissingData:  # `check_data` reports it; the data may exist when the cell starts
-        return None, "its data does not exist yet"
+        return None, "the data does not exist yet"
     except UserError as error:
         return None, str(error)
 
 
 def write_plan(path: Path, suite: str, wanted: Sequence[Cell]) -> None:
-    """Write plan.json, the list of entries that workers take."""
+    """Write plan.json, from which other commands can run the same cells."""
     entries = [{"id": c.id, "keys": c.keys, "seconds": c.seconds} for c in wanted]
     write_json(path, {"version": VERSION, "suite": suite, "entries": entries})
 
@@ -460,7 +463,7 @@ def read_plan(path: Path) -> list[Cell]:
     """
     plan, remedy = read_json(path), "Remove it, and use suite= instead."
     if not isinstance(plan, dict) or plan.get("version") != VERSION:
-        raise UserError(f"{path} is no plan of version {VERSION}. {remedy}")
+        raise UserError(f"{path} is not a plan of version {VERSION}. {remedy}")
     try:
         if not isinstance(plan["entries"], list) or not plan["entries"]:
             raise UserError("no entries")

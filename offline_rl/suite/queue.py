@@ -52,7 +52,7 @@ class Progress:
 
 
 def run_plan(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True) -> dict[str, str]:
-    """Run the unfinished cells of `plan`; return label -> error of those that failed.
+    """Run the unfinished cells of `plan`; return label -> error of the cells that failed.
 
     Raises UserError if the disk is full, and KeyboardInterrupt after Ctrl-C or SIGTERM once the
     workers have stopped.
@@ -74,13 +74,14 @@ def run_plan(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True
                 if time.monotonic() - last_poll >= POLL_S:
                     display.update(progress)
                     last_poll = time.monotonic()
-                time.sleep(POLL_S / 10)  # not join: Ctrl-C in it would mark the thread as ended
+                # not thread.join(): Ctrl-C during join would mark the thread as ended
+                time.sleep(POLL_S / 10)
             display.update(progress)
     except BaseException:
         with progress.lock:
             progress.stopped = "interrupted"
             for process in progress.processes.values():
-                process.terminate()  # background processes of a shell ignore SIGINT
+                process.terminate()  # not SIGINT, which a shell's background processes ignore
         raise
     finally:
         for thread in threads:
@@ -102,7 +103,7 @@ def _worker(progress: Progress, out: Path, workers: int) -> None:
                 return
             cell = next((c for c in progress.left if c.can_start), None)
             if cell is None and not progress.running:
-                return  # the runs that they build on failed, or another command runs them
+                return  # the cells that the rest builds on failed, or another command runs them
             if cell is not None:
                 progress.left.remove(cell)
                 progress.running[cell.id] = cell
@@ -153,7 +154,7 @@ def _run(cell: Cell, progress: Progress, lock: IO[str], workers: int) -> str | N
                     stderr=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     text=True,
-                    start_new_session=True,  # it gets Ctrl-C only from this process
+                    start_new_session=True,  # the terminal's Ctrl-C does not reach the process
                     env={"OMP_NUM_THREADS": threads} | os.environ,
                     pass_fds=(lock.fileno(),),  # the lock is held while either process lives
                 )
@@ -203,15 +204,15 @@ class Display:
         self.shown = [name if name in running else None for name in self.shown]
         for name in running:
             if name not in self.shown:
-                place = self.shown.index(None)
-                self.shown[place] = name
-                self.bars[place].reset(running[name].total)
-                self.bars[place].set_description(running[name].label)
+                free = self.shown.index(None)
+                self.shown[free] = name
+                self.bars[free].reset(running[name].total)
+                self.bars[free].set_description(running[name].label)
         for bar, shown in zip(self.bars, self.shown, strict=True):
             if shown is not None:
                 done, readings = running[shown].count_done(), self.readings.setdefault(shown, [])
                 bar.update(done - bar.n)
-                if readings and done < readings[-1][1]:  # killed; it resumed from its checkpoint
+                if readings and done < readings[-1][1]:  # the cell resumed from its checkpoint
                     readings.clear()
                 if not readings or done > readings[-1][1]:
                     readings.append((time.monotonic(), done))
@@ -227,7 +228,7 @@ class Display:
             )
 
     def eta(self) -> str:
-        """Return the remaining time as text, from the cells' estimates and the measured pace."""
+        """Return the remaining time as text: the cells' estimates times the measured pace."""
         rest = [c for c in self.plan if not c.finished]
         if not rest or any(c.seconds is None for c in rest):
             return "" if not rest else "time left unknown"
@@ -235,10 +236,10 @@ class Display:
         return f"about {format_duration(self.pace() * seconds / len(self.bars))} left"
 
     def pace(self) -> float:
-        """Return the measured time per estimated second of work.
+        """Return the measured time divided by the estimated time; 1 before any measurement.
 
-        A cell counts from its second reading, because it compiles before the first one or had
-        already started, and only after 2 % of it. Evaluations and pauses are included.
+        A cell is measured from its second reading on: before the first one it compiles, or it had
+        already started. It counts once 2 % of it is measured. Evaluations and pauses are included.
         """
         elapsed = estimated = 0.0
         for cell in self.plan:
@@ -250,6 +251,6 @@ class Display:
         return elapsed / estimated if estimated else 1.0
 
     def close(self) -> None:
-        """Close the workers' bars, and leave the total one."""
+        """Close all bars. The bar of the plan stays visible."""
         for bar in [*self.bars, self.total_bar]:
             bar.close()

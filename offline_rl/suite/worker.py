@@ -1,4 +1,4 @@
-"""Process that runs one cell: its options are JSON on standard input, its argument a niceness."""
+"""Process that runs one cell. Standard input: the options as JSON. Argument: the niceness."""
 
 from __future__ import annotations
 

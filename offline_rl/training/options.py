@@ -21,10 +21,10 @@ class TrainOptions(Checked):
     base: str | None = None  # frozen base policy of resfit: a bundle or module:function
     action_scale: Positive | None = None  # divide the actions of the data by this number
     action_range: ActionRange | None = (
-        None  # range of the data's actions, mapped to [-1, 1]: [low, high], or data (min and max)
+        None  # range that is mapped to [-1, 1]: [low, high], or data: the data's minimum, maximum
     )
     observation_keys: list[str] | None = (
-        None  # arrays of the file, or keys of env:…, that form the observation, in this order
+        None  # arrays of the data file, or keys of env:…, that form the observation, in this order
     )
     subset: str | None = None  # a named split of the data file, such as train
     format: FileFormat | None = None  # layout of the data file; default: recognized by its content
@@ -55,12 +55,12 @@ class TrainOptions(Checked):
         10  # episodes per evaluation and seed; all: one per initial state, if their list is finite
     )
     eval_envs: Count | None = (
-        None  # maximum of open evaluation environments; 1: only one can exist; default: no limit
+        None  # maximum of open evaluation environments; 1 if only one can exist; default: no limit
     )
     checkpoint_every: Count = 10_000  # updates (online: environment steps) between checkpoints
     device: str = "auto"  # auto, cpu, cuda, or one GPU, such as cuda:1
     precision: Literal["auto", "fp32", "tf32", "bf16"] = (
-        "auto"  # of matmuls; auto: bf16 if a stored result shows no loss of score, else fp32
+        "auto"  # matmul precision; auto: bf16 if a stored result shows no loss of score, else fp32
     )
     compile: Literal["auto", "always", "never"] = (
         "auto"  # compile the updates; auto: if the estimated saving exceeds the compile time
@@ -93,8 +93,8 @@ class FinetuneOptions(Checked):
     run: str | None = None  # run folder (contains seed_0) of `train` or `finetune` to continue from
     base: str | None = None  # instead of run: a frozen base policy, a bundle or module:function
     num_env_steps: Count  # environment steps of online training, per seed
-    algorithm: str | None = None  # default: the algorithm of the run; with base: resfit
-    task: str | None = None  # default: the task of the run
+    algorithm: str | None = None  # a name or file; default: the run's algorithm, or resfit (base)
+    task: str | None = None  # task to continue on; default: the run's task
     utd: Positive | None = (
         None  # gradient updates per environment step (update-to-data); default: the algorithm's
     )

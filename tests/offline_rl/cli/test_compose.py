@@ -89,7 +89,7 @@ def test_the_printed_job_is_an_experiment_that_runs_the_same(mine: Path) -> None
     command = compose(["--cfg", "job", "experiment=mine.yaml", "algorithm.beta=[1,3]"])
     assert command.print_only
     text = job_to_yaml(command.jobs[0])
-    assert text.startswith("# with row antmaze-* of configs/algorithm/iql.yaml\n")
+    assert text.startswith("# includes row antmaze-* of configs/algorithm/iql.yaml\n")
     tree = OmegaConf.create(text)
     assert tree.algorithm.name == "iql"
     assert tree.algorithm.beta == [1.0, 3.0]

@@ -249,7 +249,7 @@ def test_the_cost_of_a_cell_is_estimated_from_runs_of_its_algorithm(folder: Path
     (no_data,) = estimate_costs([gone], "runs/nowhere")
     assert no_data.seconds is None
     assert cost_table([no_data], 1).endswith(f": 1 of unknown length\n?: {no_data.unknown}")
-    assert no_data.unknown == "its data does not exist yet"
+    assert no_data.unknown == "the data does not exist yet"
     (folder / "runs/nowhere").mkdir(parents=True)
     write_plan(folder / "runs/nowhere/plan.json", "mine", [replace(gone, seconds=7.0)])
     assert estimate_costs([gone], "runs/nowhere")[0].seconds == pytest.approx(
@@ -331,7 +331,7 @@ def test_cells_that_a_study_holds_are_not_run_again(
     path = str(suite(first))
     assert benchmark(suite=path, out="elsewhere", kept="study", show=False) == ""
     assert [path.name for path in Path("elsewhere").iterdir()] == ["plan.json"]
-    with pytest.raises(UserError, match=r"kept=gone holds no runs\.csv"):
+    with pytest.raises(UserError, match=r"kept=gone contains no runs\.csv"):
         benchmark(suite=path, kept="gone", show=False)
     for key, value in (("kept", "study"), ("out", "other"), ("algorithms", ["td3_bc"])):
         with pytest.raises(UserError, match=f"{key}= needs suite="):
