@@ -92,7 +92,7 @@ def test_no_speed_is_reported_of_a_contender_that_computes_nan(tmp_path: Path):
     (tmp_path / "algorithms" / "offline" / "iql.py").write_text(diverging)
     job = {"kind": "corl", "algorithm": "iql", "checkout": str(tmp_path), "device": "cpu"}
     contender = Contender(job)
-    with pytest.raises(UserError, match=r"stopped: .*it logged numbers that are not finite: .*nan"):
+    with pytest.raises(UserError, match=r"stopped: .*logged numbers are not finite: .*nan"):
         contender.run(2)
     contender.stop()
 
@@ -109,6 +109,7 @@ def test_contenders_are_checked_for_nan_and_for_replaced_programs():
     assert plain_fault(plain) == "the parameters are not finite"
 
 
+@pytest.mark.slow
 def test_a_killed_contender_is_named_in_the_error():
     contender = Contender({"kind": "eager", "algorithm": "td3_bc", "device": "cpu"})
     contender.process.kill()
@@ -141,11 +142,11 @@ def test_the_plain_u_net_is_as_large_as_ours_and_its_chunks_lie_within_episodes(
     sizes = [sum(p.numel() for p in net.parameters()) for net in (head, plain)]
     assert sizes[0] == sizes[1]
     data = {k: torch.from_numpy(v) for k, v in arrays().items()}
-    windows = diffusion.Windows(data, 64)
-    ends = (windows.starts[:, None] + torch.arange(diffusion.HORIZON - 1)) % 1000 == 999
+    sampler = diffusion.ChunkSampler(data, 64)
+    ends = (sampler.starts[:, None] + torch.arange(diffusion.HORIZON - 1)) % 1000 == 999
     assert not ends.any()
-    assert len(windows.starts) == 100 * (1000 - 15)
-    diffusion.Learner(plain, "cpu").train(windows.sample())
+    assert len(sampler.starts) == 100 * (1000 - 15)
+    diffusion.Learner(plain, "cpu").train(sampler.sample())
 
 
 def test_ratios_and_the_share_of_bare_products():
@@ -176,13 +177,13 @@ def test_jobs_contain_all_contenders():
 def test_a_contender_finds_the_packages_that_this_process_finds(monkeypatch: pytest.MonkeyPatch):
     root = str(Path(bench.__file__).resolve().parents[2])
     monkeypatch.setenv("PYTHONPATH", "/wheels:/more")
-    assert bench.environment({}, "cpu")["PYTHONPATH"] == f"{root}:/wheels:/more"
+    assert bench.environment_variables({}, "cpu")["PYTHONPATH"] == f"{root}:/wheels:/more"
     monkeypatch.delenv("PYTHONPATH")
-    assert bench.environment({}, "cpu")["PYTHONPATH"] == root
+    assert bench.environment_variables({}, "cpu")["PYTHONPATH"] == root
 
 
 def test_jax_contenders_do_not_reserve_the_gpu_that_they_share():
-    assert bench.environment({}, "cuda")["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert bench.environment_variables({}, "cuda")["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
 
 
 class Starting:

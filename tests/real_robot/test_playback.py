@@ -1,11 +1,11 @@
-"""Playback of a recording: it starts at the beginning and is passed on in windows."""
+"""Playback of a recording: it starts at the beginning and is passed on in chunks."""
 
 import numpy as np
 import pytest
 from robots_in_memory import RATE_HZ, Bench
 
 from real_robot.control.loop import Request
-from real_robot.control.playback import WINDOW, Playback
+from real_robot.control.playback import CHUNK_SIZE, Playback
 from real_robot.control.schedule import Schedule, Timing
 from real_robot.safety.states import State
 
@@ -18,10 +18,10 @@ def test_a_recording_is_played_from_its_beginning_whenever_it_is_started(tmp_pat
     bench = Bench(tmp_path)
     times = np.arange(100) / HZ
     goals = np.stack([0.5 + 0.2 * np.sin(2 * times), 0.1 * times], 1)
-    bench.loop.schedule = Schedule(Timing(HZ, WINDOW), 2)
+    bench.loop.schedule = Schedule(Timing(HZ, CHUNK_SIZE), 2)
     played = Playback(goals, HZ, bench.guard.envelope.velocity, lambda: bench.guard.motion.q)
     bench.inputs.chunk = lambda: played.chunk(bench.clock.now_ns(), bench.loop.starting)
-    bench.inputs.plan_handed_out = lambda: played.handed_out
+    bench.inputs.has_plan_ended = lambda: played.has_ended
     bench.inputs.requests = {waits: Request(start=True)}
     rows = bench.run(waits + round((0.5 / 0.5 + 5) * RATE_HZ) + 200)
     start_tick = next(k for k, row in enumerate(rows) if row["state"] == State.RUNNING)
@@ -36,10 +36,10 @@ def test_a_recording_is_played_from_its_beginning_whenever_it_is_started(tmp_pat
     bench.assert_within_limits()
 
 
-def test_a_recording_of_any_length_is_handed_out_in_windows_that_overlap():
+def test_a_recording_of_any_length_is_played_in_chunks_that_overlap():
     goals = np.random.default_rng(0).normal(size=(5_001, 1)).cumsum(0)
     played = Playback(goals, 25.0, [1.0], lambda: goals[0].tolist())
-    schedule = Schedule(Timing(25.0, WINDOW), 1)
+    schedule = Schedule(Timing(25.0, CHUNK_SIZE), 1)
     assert played.chunk(10**9, False) is None
     chunk = played.chunk(10**9, True)
     assert chunk is not None
@@ -47,11 +47,11 @@ def test_a_recording_of_any_length_is_handed_out_in_windows_that_overlap():
     now = 10**9
     while len(actions_out) < len(goals) + 1:
         schedule.offer(chunk, now, [0.0], [0.0])
-        now += round(1e9 * WINDOW / 2 / 25)
+        now += round(1e9 * CHUNK_SIZE / 2 / 25)
         assert played.chunk(now - 2 * 10**7, False) is None
         chunk = played.chunk(now, False)
         assert chunk is not None
-        assert len(chunk.actions) <= WINDOW
+        assert len(chunk.actions) <= CHUNK_SIZE
         at = round((chunk.observed_ns - 10**9) * 25e-9)
         np.testing.assert_array_equal(chunk.actions[: len(actions_out) - at], actions_out[at:])
         actions_out += list(chunk.actions[len(actions_out) - at :])

@@ -137,9 +137,9 @@ def test_the_line_says_state_rate_and_why_it_stopped(tmp_path, console: Console)
     line = console.line(bench.ring.record, 200.0)
     assert Reason.PLAN_EXHAUSTED.text in line
     assert "type re-arm" in line
-    (tmp_path / "no_plan").write_text("inference took 350 ms, the plan leaves it 200 ms")
+    (tmp_path / "no_plan").write_text("inference took 350 ms and must take at most 200 ms")
     console._no_plan = tmp_path / "no_plan"
-    text = f"{Reason.PLAN_EXHAUSTED.text} (inference took 350 ms, the plan leaves it 200 ms)"
+    text = f"{Reason.PLAN_EXHAUSTED.text} (inference took 350 ms and must take at most 200 ms)"
     assert text in console.line(bench.ring.record, 200.0)
     assert console.log_line(bench.ring.record) == f"HOLD | {text}"
 
@@ -365,7 +365,7 @@ def test_the_watchdog_ends_a_stalled_owner_before_it_holds_the_robot(tmp_path, o
     dog, held, shared = watched(tmp_path, owner)
     dog.step(shared["control_ns"])
     owner.send_signal(signal.SIGSTOP)
-    assert dog.step(shared["control_ns"] + 31_000_000) == "the control process stands still"
+    assert dog.step(shared["control_ns"] + 31_000_000) == "the control process has stalled"
     assert not held.owner_lived
     assert owner.wait(5) == -signal.SIGKILL
 
@@ -378,7 +378,7 @@ def test_joints_that_miss_the_watchdogs_hold_are_held_again_and_named(tmp_path, 
     while said[-1] is None:
         said[-1] = dog.step(shared["control_ns"])
     said += [dog.step(shared["control_ns"]) for _ in range(4)]
-    why, seen = "the control process died", "did not answer: check that it stands still"
+    why, seen = "the control process died", "did not answer: check that it does not move"
     assert said == [f"{why}; elbow, wrist {seen}", f"{why}; wrist {seen}", why, None, None]
 
 
@@ -393,9 +393,9 @@ def test_an_owner_that_ends_late_has_the_robot_held_twice(tmp_path, owner):
     late = shared["control_ns"] + 31_000_000
     said = [dog.step(late) for _ in range(4)]
     assert said == [
-        "the control process stands still",
+        "the control process has stalled",
         None,
-        "the control process stands still",
+        "the control process has stalled",
         None,
     ]
 
@@ -462,7 +462,7 @@ def test_a_recorder_that_is_not_needed_may_end(tmp_path):
             Session(str(tmp_path), robot="desk", rate_hz=100, recorder_needed=needed)
         )
         processes.children["writer"] = ended
-        told = pytest.raises(UserError, match="writer: it ended with -9")
+        told = pytest.raises(UserError, match="writer: the process ended with code -9")
         with told if needed else nullcontext():
             processes.raise_errors()
 
@@ -479,7 +479,9 @@ def test_the_watchdogs_reaction_to_a_dead_control_process_is_reported(
     if answers:
         (tmp_path / "watchdog.fired").write_text("it stands still")
         sentence = "commanded the robot to hold: it stands still"
-    with pytest.raises(UserError, match=f"control: it ended with -9; the watchdog {sentence}"):
+    with pytest.raises(
+        UserError, match=f"control: the process ended with code -9; the watchdog {sentence}"
+    ):
         processes.raise_errors()
 
 
@@ -591,10 +593,10 @@ def test_the_console_says_why_a_plan_ran_out(tmp_path):
     shared = SharedValues(tmp_path / "shared_values", create=True)
     shared["time_limit_ns"], shared["call_took_ns"] = 200_000_000, 350_000_000
     said = session_module.explain_missing_plan(session, shared, 10**9)
-    assert said.startswith("inference took 350 ms, the plan leaves it 200 ms")
+    assert said.startswith("inference took 350 ms and must take at most 200 ms")
     shared["call_started_ns"] = 10**9 - 900_000_000
     said = session_module.explain_missing_plan(session, shared, 10**9)
-    assert said.startswith("inference has taken 900 ms, the plan leaves it 200 ms")
+    assert said.startswith("inference has taken 900 ms and must take at most 200 ms")
     (tmp_path / "lacks").write_text("target.x")
     said = session_module.explain_missing_plan(session, shared, 10**9)
     assert said == "target.x is not measured: check that its tracker runs"
@@ -717,7 +719,7 @@ def test_if_any_process_is_killed_the_recording_is_complete_and_the_robot_holds(
         told = console.communicate(timeout=60)[1]
     if console.returncode == 0:
         pytest.skip("this machine stalled, and the run had ended by itself")
-    assert f"{victim}: it ended with -9" in told
+    assert f"{victim}: the process ended with code -9" in told
     assert read(files[3]).rows["tick"].size > 20
 
 

@@ -14,7 +14,7 @@ def chunk(actions, observed_s: float, seq: int = 0, answered_s: float = 0.0) -> 
 
 
 def at(schedule: Schedule, seconds: float):
-    goal = schedule.goal(round(seconds * SECOND))
+    goal = schedule.target(round(seconds * SECOND))
     return None if goal is None else list(goal)
 
 

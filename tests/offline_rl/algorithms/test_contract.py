@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pytest
 import torch
+from metric_page import documented_metrics
 from torch.fx import Graph, GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -352,12 +353,13 @@ def test_stacked_seeds_equal_their_single_runs(name: str):
 
 
 @every_algorithm
-def test_metrics_are_one_finite_number_per_seed(name: str):
+def test_metrics_are_one_finite_number_per_seed_and_documented(name: str):
     e = engine(name, SEEDS)
     e.run(4 * e.algorithm.period)
     metrics = e.metrics()
     assert metrics
     assert all(v.shape == (3,) and np.isfinite(v).all() for v in metrics.values())
+    assert {f"train/{key}" for key in metrics} <= documented_metrics()
     assert e.metrics() == {}
 
 

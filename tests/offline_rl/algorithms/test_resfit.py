@@ -590,7 +590,7 @@ def test_the_first_evaluation_is_the_bases_and_training_resumes_in_mid_chunk(
         assert stored.abs().max() <= 1
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stop_during_critic_only_updates_loses_nothing(
     line: str,
     base_name: Callable[[str], str],

@@ -373,6 +373,7 @@ TUNE |= {"compile": "never", "eval_episodes": 1, "tracker": "none", "show": Fals
 CLONE = ON_A_LINE | {"algorithm.sampler": "ddim", "algorithm.num_inference_steps": 2, "seeds": 1}
 
 
+@pytest.mark.slow
 def test_killed_between_phases_and_resumed_equals_undisturbed(line: str, tmp_path: Path):
     """New episodes, which join the data, are included."""
     run = run_of("diffusion_policy", line, tmp_path, **CLONE)

@@ -34,6 +34,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="ru_maxrss is in KiB on Linux")
 def test_tracing_needs_no_more_memory_than_is_in_use_at_a_time() -> None:
     """Tensors of 1 to 38 MB are in use. If freed blocks were kept, they would take 2 GB."""

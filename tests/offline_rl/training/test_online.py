@@ -654,8 +654,7 @@ def test_next_actions_need_n_step_1(line: str, data: Path) -> None:
     "algorithm",
     [
         "iql",
-        "spot",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("cal_ql", "rebrac", "cql")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("spot", "cal_ql", "rebrac", "cql")),
     ],
 )
 def test_a_continued_run_equals_one_command_and_may_end_within_an_episode(

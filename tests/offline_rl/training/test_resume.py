@@ -59,7 +59,13 @@ def data_file(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("options", [OFFLINE, ONLINE], ids=["offline", "online"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(OFFLINE, id="offline"),
+        pytest.param(ONLINE, id="online", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, options: dict):
     keys = COMMON | options
     if "data" not in keys and keys["num_updates"]:
