@@ -8,11 +8,11 @@ import sys
 import envs
 import policies
 
-policy = policies.load(sys.argv[1])  # verifies the file and executes no code in it
+policy = policies.load(sys.argv[1])  # verifies the file, and executes no code from it
 task = sys.argv[2] if len(sys.argv) > 2 else policy.bundle.provenance["task"]
 env = envs.make(task)
 
-player = policies.Player(policy)  # keeps the state of an episode
+player = policies.Player(policy)  # stores the state of the running episode
 observation, _ = env.reset(seed=0)
 player.reset(seed=0)
 reward, total, done = None, 0.0, False

@@ -1,8 +1,8 @@
-"""Learn a residual policy on top of your own policy (ResFiT), here a plain PyTorch module.
+"""Train a residual policy on top of your own policy with ResFiT. Here, yours is a PyTorch module.
 
 python examples/own_base.py [environment steps, default 3,000]
 
-Your policy only needs an adapter like `Base` below. From a shell:
+Your policy needs an adapter such as `Base` below. The same training from the command line:
 
 offline-rl finetune base=examples/own_base.py:Base task=env:Pendulum-v1 num_env_steps=3000 …
 """
@@ -22,7 +22,7 @@ COLUMNS = ("observations", "actions", "rewards", "terminated", "truncated", "nex
 
 
 class Swing(nn.Module):
-    """Your policy. This one pumps energy and balances near the top."""
+    """Your policy. This one swings up the pendulum by hand-written rules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,15 +36,15 @@ class Swing(nn.Module):
 
 
 class Base:
-    """The adapter. It is created once, and the policy in it is never changed.
+    """The adapter. It is created once, and training never changes the policy in it.
 
-    For a policy that predicts chunks [B, chunk_size, A], set the attribute `n_action_steps` to the
-    number of executed actions. For a policy with an observation history, set `n_obs_steps`. A
-    stochastic policy needs a method `plan`, see `policies.heads.head.Planner`.
+    If your policy predicts chunks [B, chunk_size, A], set the attribute `n_action_steps` to the
+    number of executed actions. If it uses an observation history, set `n_obs_steps`. If it is
+    stochastic, define a method `plan`, see `policies.heads.head.Planner`.
     """
 
     def __init__(self) -> None:
-        self.policy = Swing()  # .load_state_dict(torch.load("mine.pt", weights_only=True))
+        self.policy = Swing()  # load your weights here: self.policy.load_state_dict(...)
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Return actions [B, A] in [-1, 1] for observations [B, O]."""
@@ -55,8 +55,8 @@ class Base:
 class LeRobotAct:
     """An adapter for an ACT policy of LeRobot, which must be installed."""
 
-    folder = "act"  # written by LeRobot's `save_pretrained`
-    largest = 2.0  # action in LeRobot's units that is 1 in the environment
+    folder = "act"  # folder that LeRobot's `save_pretrained` has written
+    max_action = 2.0  # action of the LeRobot policy that corresponds to 1 in the environment
 
     def __init__(self) -> None:
         from lerobot.policies.act.modeling_act import ACTPolicy
@@ -74,11 +74,11 @@ class LeRobotAct:
             {"observation.state": state, "observation.environment_state": state}
         )
         chunk = self.postprocess(self.policy.predict_action_chunk(batch))
-        return (chunk / self.largest).clamp(-1, 1).numpy()
+        return (chunk / self.max_action).clamp(-1, 1).numpy()
 
 
 def demonstrations(episodes: int) -> dict[str, np.ndarray]:
-    """Return recorded episodes of the policy with added noise, with one row per step."""
+    """Record episodes of the policy with added noise. Return columns with one row per step."""
     env, rng, base, rows = envs.make(TASK), np.random.default_rng(0), Base(), []
     for episode in range(episodes):
         observation, _ = env.reset(seed=episode)
@@ -115,4 +115,4 @@ if __name__ == "__main__":
     print(f"mean return of the base policy   {before:.0f}")
     print(f"mean return with the residual    {after:.0f}")
     print(f"bundle of the residual policy    {result.path / 'seed_0' / 'policy.bundle'}")
-    print(f"to evaluate both                 evaluate run={result.path} base={__file__}:Base")
+    print(f"to evaluate it    offline-rl evaluate run={result.path} base={__file__}:Base")

@@ -2,7 +2,7 @@
 
 python examples/train_on_own_arrays.py
 
-The log in this example comes from a hand-written, mediocre controller that swings up a pendulum.
+The data in this example come from a mediocre, hand-written controller that swings up a pendulum.
 """
 
 import numpy as np
@@ -15,14 +15,14 @@ COLUMNS = ("observations", "actions", "rewards", "terminated", "truncated", "nex
 
 
 def controller(observation: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return a noisy torque [1] in [-1, 1] that pumps energy and balances near the top."""
+    """Return a noisy torque [1] in [-1, 1] that swings the pendulum up and balances it."""
     cos, sin, speed = observation
     torque = -5 * sin - speed if cos > 0.9 else np.copysign(1, speed)
     return np.clip([torque + 0.5 * rng.normal()], -1, 1)
 
 
 def record_log(episodes: int) -> dict[str, np.ndarray]:
-    """Return what a simulator or a robot would have recorded, with one row per step."""
+    """Record episodes of the controller. Return columns with one row per step."""
     env, rng, rows = envs.make(TASK), np.random.default_rng(0), []
     for episode in range(episodes):
         observation, _ = env.reset(seed=episode)
@@ -36,7 +36,9 @@ def record_log(episodes: int) -> dict[str, np.ndarray]:
     return dict(zip(COLUMNS, columns, strict=True))
 
 
-data = offline_rl.Dataset.from_arrays(**record_log(episodes=50))  # refuses inconsistent arrays
+data = offline_rl.Dataset.from_arrays(
+    **record_log(episodes=50)
+)  # raises an error if the arrays are inconsistent
 result = offline_rl.train(
     algorithm="iql",
     task=TASK,

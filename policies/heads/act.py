@@ -15,10 +15,11 @@ from policies.networks.mlp import MLP, LayerNorm
 
 
 class ActionChunkingTransformer(ChunkHead):
-    """A conditional VAE whose decoder attends to the observation (Zhao et al., arXiv:2304.13705).
+    """ACT, a conditional VAE with a transformer decoder (Zhao et al., arXiv:2304.13705).
 
     In training, an encoder infers the style variable `z` from the demonstrated chunk. When the
-    policy acts, z is 0. The chunk starts with the present action. A `heads.head.Planner`.
+    policy acts, z is 0. The first action of the chunk is for the present step. The class implements
+    `heads.head.Planner`.
     """
 
     noise_shape: tuple[int, ...] = ()
@@ -47,8 +48,9 @@ class ActionChunkingTransformer(ChunkHead):
         """Create the head.
 
         observations, action_low, action_high, encoder: see `heads.diffusion.DiffusionActor`.
-        horizon: actions of a chunk.  n_action_steps: actions of a chunk that are executed.
-        latent_dim: size of z.  hidden: units of the MLP in each layer.
+        horizon: number of actions in a chunk.
+        n_action_steps: number of executed actions per chunk.
+        latent_dim: size of z.  hidden: hidden units of the MLP in each transformer layer.
         temporal_ensemble_coeff: see `policies.chunks.ChunkExecutor`.
         dropout_rate: in training only.
         """
@@ -90,7 +92,7 @@ class ActionChunkingTransformer(ChunkHead):
         self.style_answer = MLP(dim_model, 2 * latent_dim, ())
         self.embed_style = MLP(latent_dim, dim_model, (), inner=True)
         self.embed_observation = MLP(features, dim_model, (), inner=True)
-        self.place = nn.Parameter(torch.randn(2, dim_model))
+        self.place = nn.Parameter(torch.randn(2, dim_model))  # positions of z and observation
         self.queries = nn.Parameter(torch.randn(horizon, dim_model))
         self.encoder = stack(num_layers)
         self.decoder = stack(num_decoder_layers, cross_attends=True)
@@ -101,9 +103,9 @@ class ActionChunkingTransformer(ChunkHead):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Reconstruct the demonstrated chunks, with dropout.
 
-        observations: [B, n_obs_steps, *obs], or such channels by name.
+        observations: [B, n_obs_steps, *obs], or channels of this shape by name.
         chunk: [B, T, A], normalized.  real: [B, T], False for padding.
-        Returns the chunk [B, T, A], and mean and log variance of z, [B, latent_dim] each.
+        Returns the reconstruction [B, T, A], and mean and log variance of z, [B, latent_dim] each.
         """
         features = self.encode(observations, random).flatten(1)
         mean, log_variance = self.encode_style(features, chunk, real, random)
@@ -113,7 +115,7 @@ class ActionChunkingTransformer(ChunkHead):
     def encode_style(
         self, features: Tensor, chunk: Tensor, real: Tensor, random: Random | None
     ) -> tuple[Tensor, Tensor]:
-        """Return mean and log variance of z, [B, latent_dim] each. Padding is masked."""
+        """Return mean and log variance of z, [B, latent_dim] each. Attention ignores padding."""
         drop, rows = self._drop(random), len(features)
         start = self.style_start.expand(rows, 1, self.dim_model)
         observed = self.style_observation(features)[:, None]
@@ -126,18 +128,18 @@ class ActionChunkingTransformer(ChunkHead):
         return mean, log_variance
 
     def decode(self, features: Tensor, z: Tensor, random: Random | None = None) -> Tensor:
-        """Return normalized chunks [B, T, A].
+        """Decode features and z to normalized chunks [B, T, A].
 
         features: [B, n_obs_steps * F].  z: [B, latent_dim].
         """
         drop = self._drop(random)
         x = torch.stack([self.embed_style(z), self.embed_observation(features)], 1)
-        everything = torch.ones(1, 1, dtype=torch.bool, device=x.device)
+        all_allowed = torch.ones(1, 1, dtype=torch.bool, device=x.device)
         for layer in self.encoder:
-            x = layer(x, self.place, everything, drop)
+            x = layer(x, self.place, all_allowed, drop)
         chunk = torch.zeros(x.shape[0], self.chunk_size, self.dim_model, device=x.device)
         for layer in self.decoder:
-            chunk = layer(chunk, self.queries, everything, drop, (x, self.place))
+            chunk = layer(chunk, self.queries, all_allowed, drop, (x, self.place))
         return self.answer(self.norm(chunk))
 
     def plan(self, observations: Any, noise: Tensor) -> Tensor:

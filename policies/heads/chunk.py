@@ -11,7 +11,7 @@ from policies.networks.mlp import MLP, Activation
 
 
 class ChunkActor(nn.Module):
-    """tanh(MLP) from an observation history to a chunk of actions: a `heads.head.Planner`."""
+    """The chunk tanh(MLP(observation history)). The class implements `heads.head.Planner`."""
 
     noise_shape: tuple[int, ...] = ()
 
@@ -28,7 +28,8 @@ class ChunkActor(nn.Module):
     ) -> None:
         """Create the head.
 
-        horizon: actions of a chunk.  n_action_steps: actions of a chunk that are executed.
+        horizon: number of actions in a chunk.
+        n_action_steps: number of executed actions per chunk.
         """
         super().__init__()
         self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}

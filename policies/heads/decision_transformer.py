@@ -1,9 +1,9 @@
 """The Decision Transformer, a causal transformer over return-to-go, observation and action tokens.
 
-    tokens   R0 o0 a0 | R1 o1 a1 | …      each attends to itself and to the tokens on its left;
-    output      a0    |    a1    | …      an action is predicted at its observation's token.
+    tokens   R0 o0 a0 | R1 o1 a1 | …      a token attends to itself and the tokens to its left
+    output      a0    |    a1    | …      the observation token of a step predicts its action
 
-Shapes: B batch, T step of the context, L token (3 T), D size, H head.
+Shapes: B batch, T step of the context, L token (3 T), D embedding size, H attention head.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from policies.networks.transformer import Block
 
 
 class DecisionTransformer(nn.Module):
-    """A return-conditioned policy (Chen et al., arXiv:2106.01345): a `heads.head.Recurrent`.
+    """A return-conditioned policy (Chen et al., arXiv:2106.01345).
 
     The three tokens of a step share a learned embedding of the timestep in the episode. There is no
     other position embedding. The memory holds the last `context_length` steps. The return-to-go
-    starts at `target_return` and decreases by each reward.
+    starts at `target_return` and decreases by each reward. The class implements
+    `heads.head.Recurrent`.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class DecisionTransformer(nn.Module):
         """Create the head.
 
         target_return: raw return-to-go at the start of an episode.
-        return_scale: divisor of the returns.
-        context_length: steps in the memory.
+        return_scale: the network input is the return-to-go divided by this.
+        context_length: number of steps in the memory.
         episode_steps: number of timestep embeddings; later timesteps use the last one.
         dropout_rate: in training only.
         """
@@ -70,7 +71,9 @@ class DecisionTransformer(nn.Module):
         self.embed_return = MLP(1, dim_model, ())
         self.embed_observation = MLP(observations, dim_model, ())
         self.embed_action = MLP(actions, dim_model, ())
-        self.embed_place = nn.Parameter(torch.randn(episode_steps, dim_model))
+        self.embed_place = nn.Parameter(
+            torch.randn(episode_steps, dim_model)
+        )  # timestep embeddings
         self.norm_in, self.norm_out = LayerNorm(dim_model), LayerNorm(dim_model)
         self.blocks = nn.ModuleList(Block(dim_model, num_heads) for _ in range(num_layers))
         self.head = MLP(dim_model, actions, ())
@@ -87,15 +90,15 @@ class DecisionTransformer(nn.Module):
         """Return the action of each step, [B, T, A].
 
         observations: [B, T, O].  actions: [B, T, A].  returns: [B, T], raw returns-to-go.
-        timesteps: [B, T], int.  real: [B, T], False for padding, which no other step attends to;
-        the actions of padding are meaningless.
-        random: source of the dropout, in training only.
+        timesteps: [B, T], int.  real: [B, T], False for padding. No other step attends to padding,
+        and the returned actions of padding are meaningless.
+        random: source of random numbers for dropout, in training only.
         """
         drop = hidden_dropout(self.dropout_rate, random) or (lambda x: x)
-        places = torch.arange(len(self.embed_place), device=timesteps.device)
-        one_hot = timesteps.clamp(0, len(self.embed_place) - 1)[..., None] == places
-        # a matrix product, because the gradient of an index lookup is summed in an order that
-        # depends on threads
+        indices = torch.arange(len(self.embed_place), device=timesteps.device)
+        one_hot = timesteps.clamp(0, len(self.embed_place) - 1)[..., None] == indices
+        # a matrix multiplication instead of an index lookup, because the order in which threads sum
+        # the gradient of a lookup varies
         time_embedding = one_hot.float() @ self.embed_place  # [B, T, D]
         tokens = torch.stack(
             [
@@ -116,7 +119,7 @@ class DecisionTransformer(nn.Module):
         return self.head(self.norm_out(x)[:, 1::3]).tanh()
 
     def reset(self, batch: int) -> Context:
-        """See `Recurrent`. All steps of a new memory are padding."""
+        """See `Recurrent`. In a new memory, all steps are padding."""
         shape = (batch, self.context_length)
         return {
             "observations": torch.zeros(*shape, self.observations),
@@ -129,11 +132,13 @@ class DecisionTransformer(nn.Module):
     def step(
         self, observations: Tensor, rewards: Tensor, context: Context
     ) -> tuple[Tensor, Context]:
-        """See `Recurrent`. The context moves by one step; its last step is the present."""
+        """See `Recurrent`. Drops the oldest step of the context and appends the present step."""
         last = {name: values[:, -1] for name, values in context.items()}
         present = {
             "observations": observations,
-            "actions": torch.zeros_like(last["actions"]),  # replaced below; masked until then
+            "actions": torch.zeros_like(
+                last["actions"]
+            ),  # placeholder; the prediction does not use it
             "returns": last["returns"] - rewards,
             "timesteps": last["timesteps"] + 1,
             "real": torch.ones_like(last["real"]),

@@ -1,4 +1,4 @@
-"""A deterministic MLP head."""
+"""The head of a deterministic MLP policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.networks.mlp import MLP, Activation
 
 
 class DeterministicActor(nn.Module):
-    """The action tanh(MLP)."""
+    """The deterministic action tanh(MLP(observation))."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class DeterministicActor(nn.Module):
         """Create the head.
 
         noise: standard deviation of the exploration noise.
-        dropout_rate: share of hidden units that are dropped in training.
+        dropout_rate: probability of dropping a hidden unit, in training only.
         """
         super().__init__()
         self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
@@ -39,13 +39,13 @@ class DeterministicActor(nn.Module):
     def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
         """Return the actions [..., A] for observations [..., O].
 
-        random: source of the dropout, in training only.
+        random: source of random numbers for dropout, in training only.
         """
         return self.trunk(observations, hidden_dropout(self.dropout_rate, random)).tanh()
 
     act = forward
 
     def explore(self, observations: Tensor, random: Random) -> Tensor:
-        """The action plus Gaussian noise, clipped to [-1, 1]."""
+        """Return the action plus Gaussian noise, clipped to [-1, 1]."""
         actions = self(observations)
         return (actions + self.noise * random.normal(actions.shape)).clamp(-1, 1)

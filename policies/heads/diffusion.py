@@ -17,15 +17,15 @@ from policies.networks.dropout import Random, hidden_dropout
 
 
 class DiffusionActor(ChunkHead):
-    """A denoising network with a sampler table (Chi et al., arXiv:2303.04137).
+    """A denoising network and its sampler (Chi et al., arXiv:2303.04137).
 
         time           t-1   t   t+1 … t+14
         observations    o    o                     n_obs_steps = 2
-        horizon         a    a    a  …   a         16 actions, the first at the oldest observation
-        chunk                a    a  …   a         15 actions, `n_action_steps` of them executed
+        denoised        a    a    a  …   a         horizon = 16, from the oldest observation on
+        chunk                a    a  …   a         15 actions; the first n_action_steps are executed
 
-    The network's actions are normalized: the range of each action in the data becomes [-1, 1].
-    The class is a `heads.head.Planner`.
+    The network operates on normalized actions: the range of each action dimension in the data
+    becomes [-1, 1]. The class implements `heads.head.Planner`.
     """
 
     def __init__(
@@ -47,16 +47,17 @@ class DiffusionActor(ChunkHead):
     ) -> None:
         """Create the head.
 
-        observations: size of the only vector, or the shape of each channel.
-        network: kind of denoising network.  options: its options.
-        table: of the sampler, see `heads.schedules`.
-        n_obs_steps: observations in the input.
-        horizon: actions that are denoised.  n_action_steps: actions of a chunk that are executed.
+        observations: size of the observation vector, or the shapes of all channels by name.
+        network: kind of denoising network.  options: keyword arguments of the network's class.
+        table: sampler table, the coefficients of all denoising steps, see `heads.schedules`.
+        n_obs_steps: number of observations in the input.
+        horizon: number of denoised actions.
+        n_action_steps: number of executed actions per chunk.
         action_low, action_high: [A], range of the actions in the data; default -1 and 1.
-        until: if given, the network has a second time input, the end of a jump; this is its value
-        when the policy acts.
+        until: for networks with a second time input, the time at which a jump of a consistency
+        model ends: its value when the policy acts. None: the network has one time input.
         encoder: options of `ImageEncoder`.
-        dropout_rate: share of hidden units that are dropped in training.
+        dropout_rate: probability of dropping a hidden unit, in training only.
         """
         super().__init__(observations, actions, action_low, action_high, encoder)
         self.table: Table = [[float(number) for number in row] for row in table]
@@ -74,8 +75,8 @@ class DiffusionActor(ChunkHead):
         if n_action_steps > self.chunk_size:
             raise ValueError(
                 f"n_action_steps={n_action_steps} is more than {max(self.chunk_size, 0)}, the "
-                f"actions from the present on: horizon={horizon} starts at the oldest of "
-                f"n_obs_steps={n_obs_steps}"
+                "number of actions from the present step on. The horizon starts at the oldest "
+                f"observation (horizon={horizon}, n_obs_steps={n_obs_steps})"
             )
         self.noise_shape = (count_noises(self.table), horizon, actions)
         self.dropout_rate = dropout_rate
@@ -93,10 +94,10 @@ class DiffusionActor(ChunkHead):
     ) -> Tensor:
         """Return the network's output for x [..., B, T, A] at `times` [..., B].
 
-        observations: [B, n_obs_steps, *obs], or such channels by name. They are encoded once for
-        all leading dimensions of x.
-        random: source of random crops and dropout, in training only.
-        until: [..., B], second time input of a network that has one.
+        observations: [B, n_obs_steps, *obs], or channels of this shape by name. They are encoded
+        once for all leading dimensions of x.
+        random: source of random numbers for crops and dropout, in training only.
+        until: [..., B], second time input. Default: the value for acting.
         """
         return self.predict(self.encode(observations, random), x, times, random, until)
 
@@ -108,7 +109,10 @@ class DiffusionActor(ChunkHead):
         random: Random | None = None,
         until: Tensor | None = None,
     ) -> Tensor:
-        """Return `forward` for encoded observations, `features` [B, n_obs_steps, F]."""
+        """Return the network's output for encoded observations, `features` [B, n_obs_steps, F].
+
+        Other arguments: see `forward`.
+        """
         return self.run_network(self.network, features, x, times, random, until)
 
     def run_network(
@@ -120,19 +124,19 @@ class DiffusionActor(ChunkHead):
         random: Random | None = None,
         until: Tensor | None = None,
     ) -> Tensor:
-        """Return the output of `network`, which has the sizes of this head's; see `predict`."""
+        """Return the output of `network`, which has the sizes of `self.network`; see `predict`."""
         drop = hidden_dropout(self.dropout_rate, random) or (lambda values: values)
         rows, chunk, shape = x.shape[:-2], x.shape[-2:], features.shape[-2:]
         features = features.expand(*rows, *shape).reshape(prod(rows), *shape)
         inputs = [times]
         if self.until is not None:
             inputs.append(torch.full_like(times, self.until) if until is None else until)
-        moments = torch.stack(inputs, -1).reshape(prod(rows), len(inputs))
-        output: Tensor = network(x.reshape(prod(rows), *chunk), moments, features, drop)
+        all_times = torch.stack(inputs, -1).reshape(prod(rows), len(inputs))
+        output: Tensor = network(x.reshape(prod(rows), *chunk), all_times, features, drop)
         return output.reshape(x.shape)
 
     def predict_at(self, features: Tensor, x: Tensor, time: float) -> Tensor:
-        """Return the network's output in the denoising step of the table that has this time."""
+        """Return the network's output in the denoising step at `time`, which holds for all rows."""
         return self.predict(features, x, x.new_full(x.shape[:1], time))
 
     def plan(self, observations: Any, noise: Tensor) -> Tensor:
@@ -145,7 +149,10 @@ class DiffusionActor(ChunkHead):
         return self.finish(sample(self.table, network, noise))
 
     def finish(self, x: Tensor) -> Tensor:
-        """Convert a sampler's result [B, T, A] to a chunk [B, chunk_size, A]."""
+        """Convert denoised actions [B, T, A] to a chunk [B, chunk_size, A].
+
+        The actions before the present step are dropped, and the others are denormalized.
+        """
         chunk = x[:, self.n_obs_steps - 1 :].clip(-1, 1)
         return self.denormalize_actions(chunk).clip(-1, 1)
 
@@ -159,13 +166,13 @@ class TunedActor(DiffusionActor):
     def __init__(self, *, tuned: int, **options: Any) -> None:
         """Create the head.
 
-        tuned: number of fine-tuned denoising steps, fewer than all.
-        options: of `DiffusionActor`.
+        tuned: number of fine-tuned denoising steps, less than the number of denoising steps.
+        options: arguments of `DiffusionActor`.
         """
         super().__init__(**options)
         self.arguments["tuned"] = tuned
         self.base = copy.deepcopy(self.network)
-        self.late = {row[0] for row in self.table[-tuned:]}  # times of the fine-tuned steps
+        self.tuned_times = {row[0] for row in self.table[-tuned:]}  # times of the fine-tuned steps
 
     def predict(
         self,
@@ -175,19 +182,19 @@ class TunedActor(DiffusionActor):
         random: Random | None = None,
         until: Tensor | None = None,
     ) -> Tensor:
-        """Run both networks and select by the time of each row.
+        """Run both networks and select the output by the time of each row.
 
-        An exported graph needs this, because its times are not known in advance.
+        An exported graph cannot select the network before it runs, because time is an input.
         """
-        late = (times[..., None] == times.new_tensor(sorted(self.late))).any(-1)
+        is_tuned = (times[..., None] == times.new_tensor(sorted(self.tuned_times))).any(-1)
         networks = (self.network, self.base)
         tuned, pretrained = (self.run_network(net, features, x, times, random) for net in networks)
-        return torch.where(late[..., None, None], tuned, pretrained)
+        return torch.where(is_tuned[..., None, None], tuned, pretrained)
 
     def predict_at(self, features: Tensor, x: Tensor, time: float) -> Tensor:
-        network = self.network if time in self.late else self.base
+        network = self.network if time in self.tuned_times else self.base
         return self.run_network(network, features, x, x.new_full(x.shape[:1], time))
 
     def predict_pretrained(self, observations: Any, x: Tensor, times: Tensor) -> Tensor:
-        """Return `forward` of the network before fine-tuning."""
+        """Return the output of the network before fine-tuning; see `forward`."""
         return self.run_network(self.base, self.encode(observations), x, times)

@@ -1,4 +1,4 @@
-"""Heads with a normal distribution over actions, plain or squashed by tanh."""
+"""Heads with a normal distribution over actions, with or without tanh squashing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from policies.networks.mlp import MLP, Activation
 class GaussianActor(nn.Module):
     """A normal distribution with mean tanh(MLP) and a state-independent standard deviation (IQL).
 
-    Without `tanh_mean` the mean is the output of the MLP (AWAC). Actions are clipped to [-1, 1].
+    Without `tanh_mean`, the mean is the output of the MLP (AWAC). Actions are clipped to [-1, 1].
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GaussianActor(nn.Module):
     def forward(self, observations: Tensor, random: Random | None = None) -> Tensor:
         """Return the mean [..., A] for observations [..., O].
 
-        random: source of the dropout, in training only.
+        random: source of random numbers for dropout, in training only.
         """
         mean = self.trunk(observations, hidden_dropout(self.dropout_rate, random))
         return mean.tanh() if self.tanh_mean else mean
@@ -66,14 +66,14 @@ class GaussianActor(nn.Module):
     ) -> Tensor:
         """Return the log density [...] of actions [..., A] for observations [..., O].
 
-        random: source of the dropout, in training only.
+        random: source of random numbers for dropout, in training only.
         """
         log_std = self.log_std.clamp(*self.log_std_range)
         z = (actions - self(observations, random)) / log_std.exp()
         return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def explore(self, observations: Tensor, random: Random) -> Tensor:
-        """Return a sample, clipped to [-1, 1]."""
+        """Return sampled actions, clipped to [-1, 1]."""
         mean, log_std = self(observations), self.log_std.clamp(*self.log_std_range)
         return (mean + log_std.exp() * random.normal(mean.shape)).clamp(-1, 1)
 
@@ -81,8 +81,8 @@ class GaussianActor(nn.Module):
 class TanhGaussianActor(nn.Module):
     """tanh of a normal distribution whose mean and log_std depend on the state (SAC).
 
-    With `affine`, log_std is `scale * x + shift`, both learned, with these initial values (CQL's
-    released code: 1, -1).
+    With `affine`, log_std is `scale * x + shift` with learned scale and shift. `affine` holds their
+    initial values (1 and -1 in CQL's released code).
     """
 
     def __init__(
@@ -132,9 +132,10 @@ class TanhGaussianActor(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return sampled actions [B, A] and their log densities [B] for observations [B, O].
 
-        samples: N samples of each observation: [N, B, A] and [N, B]. Default: one, without N.
+        samples: number N of samples per observation; the results are [N, B, A] and [N, B]. Default:
+        one sample, without the axis N.
 
-        log pi = sum_j log N(u_j) - 2 (log 2 - u_j - softplus(-2 u_j)), which is finite even if
+        log pi = sum_j log N(u_j) - 2 (log 2 - u_j - softplus(-2 u_j)). This form is finite even if
         tanh saturates.
         """
         mean, log_std = self(observations)
@@ -157,5 +158,5 @@ class TanhGaussianActor(nn.Module):
         return (log_normal - 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
 
     def explore(self, observations: Tensor, random: Random) -> Tensor:
-        """Return a sample."""
+        """Return sampled actions."""
         return self.sample(observations, random)[0]

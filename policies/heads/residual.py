@@ -15,8 +15,8 @@ from policies.networks.mlp import MLP, Activation
 class ResidualActor(nn.Module):
     """The action clip(base + scale * tanh(MLP), -1, 1).
 
-    base is the action of the base policy, the last A numbers of the observation. The output layer
-    is initialized to zero, so that before training the actions equal those of the base policy
+    base is the action of the base policy, the last A values of the observation. The output layer is
+    initialized to zero. Before training, the actions therefore equal the actions of the base policy
     bit for bit.
     """
 
@@ -33,8 +33,8 @@ class ResidualActor(nn.Module):
     ) -> None:
         """Create the head.
 
-        scale: largest absolute residual action. It is stored among the parameters, so that each
-        stacked seed has its own, but it is not trained.
+        scale: maximum absolute residual action. It is a parameter, so that seeds that are trained
+        together can have different values. It is not trained.
         noise: standard deviation of the exploration noise.
         """
         super().__init__()
@@ -51,7 +51,7 @@ class ResidualActor(nn.Module):
         return self.scale.detach() * self.trunk(observations).tanh()
 
     def add_to_base(self, observations: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-        """Return base action + residual action + noise, clipped to [-1, 1]; [..., A]."""
+        """Return base action + residual action + noise, [..., A], clipped to [-1, 1]."""
         base = observations[..., -self.actions :]
         return (base + (self.residual_action(observations) + noise)).clamp(-1, 1)
 
@@ -66,6 +66,6 @@ class ResidualActor(nn.Module):
         return self.add_to_base(observations)
 
     def explore(self, observations: Tensor, random: Random) -> Tensor:
-        """Return an action with Gaussian noise, whose size does not depend on the scale."""
+        """Return an action with Gaussian noise. `scale` does not affect the noise."""
         shape = (*observations.shape[:-1], self.actions)
         return self.add_to_base(observations, self.noise * random.normal(shape))

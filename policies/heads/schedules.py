@@ -1,13 +1,13 @@
-"""Sampling of action chunks from noise, driven by a table with one row for each denoising step.
+"""Sampling of action chunks by denoising, with sampler tables: one row of coefficients per step.
 
-In each denoising step the network is called once, f = network(input_scale x, time), and then
+Each denoising step calls the network once, f = network(input_scale x, time), and then computes
 
     x0 = clip(x0_from_x x + x0_from_f f, -1, 1)                      predicted clean chunk
     x  = x_weight x + f_weight f + x0_weight x0 + noise_std z        z: fresh noise
 
-The x of the last step is the chunk. DDPM, DDIM, the Euler steps of a flow and the jumps of a
-consistency model differ in their tables only. A table is a list of numbers that a bundle stores.
-Sampling needs nothing else, and not torch: x may be a numpy array.
+The chunk is the x after the last step. DDPM, DDIM, the Euler steps of a flow and the jumps of a
+consistency model differ only in their tables. A table is a list of numbers, which a bundle stores.
+Sampling needs nothing else, and no torch: x may be a numpy array.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, Literal, NamedTuple
 
 Table = Sequence[Sequence[float]]
 
-FLOW_TIME = 1000.0  # flow time 0 to 1 is scaled to 0 to this for the network
+FLOW_TIME = 1000.0  # the time input of the network is this times the flow time in [0, 1]
 SIGMAS = (0.02, 80.0)  # EDM's sigma_min and sigma_max, standard deviations of the noise
-RHO, SIGMA_DATA = 7.0, 0.5  # EDM's spacing of the noise levels, and standard deviation of the data
+RHO, SIGMA_DATA = 7.0, 0.5  # EDM's rho (spacing of noise levels) and std of the data
 EDM_TIME = 250.0  # EDM's time input of the network is this times log(sigma)
 
 
 class DenoisingStep(NamedTuple):
-    """One row of a table. The module's docstring defines the numbers."""
+    """One row of a sampler table. The module's docstring defines the coefficients."""
 
     time: float
     input_scale: float
@@ -39,24 +39,24 @@ class DenoisingStep(NamedTuple):
 
 
 def count_noises(table: Table) -> int:
-    """Return the noise samples per chunk: the first x, and one for each stochastic step."""
+    """Return the number of noise samples per chunk: the first x, and one per stochastic step."""
     return 1 + sum(DenoisingStep(*row).noise_std > 0 for row in table)
 
 
 def sample(table: Table, network: Callable[[Any, float], Any], noise: Any) -> Any:
-    """Sample chunks [B, T, A]. Those of a flow may leave [-1, 1].
+    """Sample chunks [B, T, A]. Chunks of a flow may leave [-1, 1].
 
-    network: (x [B, T, A], time) -> f [B, T, A].
+    network: function of x [B, T, A] and a time; returns f [B, T, A].
     noise: [B, count_noises(table), T, A], a tensor or an array.
     """
-    x, used = noise[:, 0], 1
+    x, num_used = noise[:, 0], 1
     for row in table:
         step = DenoisingStep(*row)
         f = network(step.input_scale * x, step.time)
         x0 = (step.x0_from_x * x + step.x0_from_f * f).clip(-1, 1)
         x = step.x_weight * x + step.f_weight * f + step.x0_weight * x0
         if step.noise_std > 0:
-            x, used = x + step.noise_std * noise[:, used], used + 1
+            x, num_used = x + step.noise_std * noise[:, num_used], num_used + 1
     return x
 
 
@@ -76,14 +76,14 @@ def cosine_alphas(num_train_timesteps: int) -> tuple[float, ...]:
 def ddpm(
     alphas: Sequence[float], num_inference_steps: int, prediction_type: Literal["epsilon", "sample"]
 ) -> Table:
-    """Return the table of ancestral sampling (Ho et al., arXiv:2006.11239, eq. 6 and 7).
+    """Return the table of DDPM's ancestral sampling (Ho et al., arXiv:2006.11239, eq. 6 and 7).
 
-    The variance is that of the posterior. The predicted chunk is clipped, like `clip_sample` of
+    The noise has the posterior variance. The predicted chunk is clipped, as with `clip_sample` in
     diffusers.
     """
     table = []
     for k, alpha, next_alpha in leading_timesteps(alphas, num_inference_steps):
-        ratio = alpha / next_alpha  # alpha of this step
+        ratio = alpha / next_alpha  # alpha (not alpha-bar) of this step
         noise_std = ((1 - next_alpha) / (1 - alpha) * (1 - ratio)) ** 0.5
         x_weight = ratio**0.5 * (1 - next_alpha) / (1 - alpha)
         x0_weight = next_alpha**0.5 * (1 - ratio) / (1 - alpha)
@@ -100,17 +100,17 @@ def ddim(
 ) -> Table:
     """Return the table of DDIM (Song et al., arXiv:2010.02502, eq. 12 and 16).
 
-    eta: 0 is deterministic.
-    The direction to x uses the noise that the network predicts, not that of the clipped chunk, as
-    in diffusers.
+    eta: factor of the noise that each step adds; 0 is deterministic.
+    The term "direction pointing to x_t" uses the noise that the network predicts. As in diffusers,
+    the noise is not computed again from the clipped chunk.
     """
     table = []
     for k, alpha, next_alpha in leading_timesteps(alphas, num_inference_steps):
         noise_std = eta * ((1 - next_alpha) / (1 - alpha) * (1 - alpha / next_alpha)) ** 0.5
-        direction = max(1 - next_alpha - noise_std**2, 0.0) ** 0.5
-        x_weight, f_weight = 0.0, direction
+        noise_weight = max(1 - next_alpha - noise_std**2, 0.0) ** 0.5
+        x_weight, f_weight = 0.0, noise_weight
         if prediction_type == "sample":  # noise = (x - sqrt(alpha) f) / sqrt(1 - alpha)
-            x_weight = direction / (1 - alpha) ** 0.5
+            x_weight = noise_weight / (1 - alpha) ** 0.5
             f_weight = -x_weight * alpha**0.5
         x0 = x0_coefficients(alpha, prediction_type)
         table.append(DenoisingStep(k, 1.0, *x0, x_weight, f_weight, next_alpha**0.5, noise_std))
@@ -120,27 +120,27 @@ def ddim(
 def euler(num_inference_steps: int, eta: float = 0.0) -> Table:
     """Return the table of a flow's Euler steps from noise at time 0 to the chunk at time 1.
 
-    eta: share of the remaining noise that each step replaces with fresh noise, so that the noise
-    level still follows the time (Wang and Yu, arXiv:2509.05952); 1 replaces all of it. The last
+    eta: how much of the remaining noise each step replaces with fresh noise: 0 none, 1 all of it.
+    The noise level at each time does not depend on eta (Wang and Yu, arXiv:2509.05952). The last
     step is deterministic.
     """
     step, cosine = 1 / num_inference_steps, math.cos(math.pi / 2 * eta)
     table = []
     for k in range(num_inference_steps):
         is_last = k + 1 == num_inference_steps
-        left = 0.0 if is_last else max(1 - (k + 1) * step, 0.0)  # noise level after the step
-        fresh = (1 - cosine) * left
+        noise_level = 0.0 if is_last else max(1 - (k + 1) * step, 0.0)  # after the step
+        fresh = (1 - cosine) * noise_level
         x_weight, f_weight = 1.0 - fresh, step + fresh * k * step
-        noise_std = math.sin(math.pi / 2 * eta) * left
+        noise_std = math.sin(math.pi / 2 * eta) * noise_level
         time = FLOW_TIME * k * step
         table.append(DenoisingStep(time, 1.0, 0.0, 0.0, x_weight, f_weight, 0.0, noise_std))
     return table
 
 
 def sigma(position: Any) -> Any:
-    """Return EDM's standard deviation of the noise at a position in [0, 1]; 0 is the noisiest.
+    """Return EDM's noise level at a position in [0, 1] (Karras et al., arXiv:2206.00364, eq. 5).
 
-    Karras et al., arXiv:2206.00364, eq. 5, from SIGMAS[1] down to SIGMAS[0].
+    It falls from SIGMAS[1] at position 0 to SIGMAS[0] at position 1.
     """
     low, high = (end ** (1 / RHO) for end in SIGMAS)
     return (high + position * (low - high)) ** RHO
@@ -161,25 +161,27 @@ def log_time(sigma: float) -> float:
 
 
 def karras(num_inference_steps: int) -> Table:
-    """Return the table of Euler steps along EDM's flow. The minimum noise remains at the end."""
+    """Return the table of Euler steps along EDM's flow, which end at the minimum noise level."""
     table = []
     for k, (level, next_level) in enumerate(
         pairwise(sigma(k / num_inference_steps) for k in range(num_inference_steps + 1))
     ):
         skip, out, scale = boundary_coefficients(level)
         x_weight = next_level / level
-        first = level if k == 0 else 1.0  # the first x is unit noise times sigma
+        first = level if k == 0 else 1.0  # the first x is standard normal noise times sigma
         numbers = (scale * first, skip * first, out, x_weight * first, 0.0, 1 - x_weight, 0.0)
         table.append(DenoisingStep(log_time(level), *numbers))
     return table
 
 
 def jumps(num_inference_steps: int, bins: int, unit: bool) -> Table:
-    """Return the table of a consistency model: jumps to the minimum noise, with noise in between.
+    """Return the table of a consistency model. Each step jumps to the minimum noise level.
 
-    num_inference_steps: jumps, evenly spaced over the bins. Prasad et al. (arXiv:2405.07503) have
-    80 bins, and start three jumps at bins 0, 27 and 54.
-    unit: the first x is noise of standard deviation 1, as in their code, not SIGMAS[1].
+    Every jump but the last one is followed by fresh noise.
+    num_inference_steps: number of jumps, evenly spaced over the bins.
+    bins: number of noise levels. Prasad et al. (arXiv:2405.07503) have 80 bins, and start three
+    jumps at bins 0, 27 and 54.
+    unit: the first x has the standard deviation 1, as in their code, instead of SIGMAS[1].
     """
     levels = [
         sigma(-(-bins * k // num_inference_steps) / (bins - 1)) for k in range(num_inference_steps)
@@ -197,9 +199,10 @@ def jumps(num_inference_steps: int, bins: int, unit: bool) -> Table:
 def leading_timesteps(
     alphas: Sequence[float], num_inference_steps: int
 ) -> list[tuple[int, float, float]]:
-    """Return the visited timesteps, alpha-bar there, and alpha-bar at the next one (1 at the end).
+    """Return (timestep, alpha-bar, alpha-bar of the next timestep) for each denoising step.
 
-    They have the spacing "leading" of diffusers: multiples of len(alphas) // num_inference_steps.
+    The last step has no next timestep, and 1 as the next alpha-bar. The timesteps have the spacing
+    "leading" of diffusers: multiples of len(alphas) // num_inference_steps.
     """
     stride = len(alphas) // num_inference_steps
     visited = [k * stride for k in range(num_inference_steps)][::-1]

@@ -12,7 +12,7 @@ from policies.networks.encoders import ObservationEncoder
 
 
 class VisionHead(nn.Module):
-    """A head on the vector that an `ObservationEncoder` makes of the channels."""
+    """A head on top of an `ObservationEncoder`, which maps all channels to one vector."""
 
     def __init__(
         self,
@@ -24,7 +24,8 @@ class VisionHead(nn.Module):
         """Create the encoder and the head.
 
         channels: shape of each channel.
-        head: class of `policies.heads`.  head_arguments: its arguments, without `observations`.
+        head: class name in `policies.heads`.  head_arguments: arguments of this class except
+        `observations`.
         encoder: options of `ImageEncoder`.
         """
         super().__init__()
@@ -41,7 +42,8 @@ class VisionHead(nn.Module):
     def forward(self, observations: Mapping[str, Tensor], random: Any = None, *rest: Any) -> Tensor:
         """Return the head's output for the observations {channel: [..., *shape]}.
 
-        random: source of random crops and dropout, in training only.  rest: passed to the head.
+        random: source of random numbers for crops and dropout, in training only.
+        rest: passed to the head.
         """
         return self.head(self.observation_encoder(observations, random), random, *rest)
 
@@ -54,12 +56,12 @@ class VisionHead(nn.Module):
         return self.head.explore(self.observation_encoder(observations), random)
 
     def residual_action(self, observations: Mapping[str, Tensor], random: Any = None) -> Tensor:
-        """Return the residual action, if the head is a `ResidualActor`."""
+        """Return the residual action. The head must be a `ResidualActor`."""
         return self.head.residual_action(self.observation_encoder(observations, random))
 
 
 class VisionPlanner(VisionHead):
-    """A `VisionHead` whose head predicts chunks: a `heads.head.Planner`."""
+    """A `VisionHead` for a head that predicts chunks. It implements `heads.head.Planner`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """See `VisionHead`."""

@@ -1,6 +1,6 @@
-"""The transformer layers of ACT. Position embeddings are added to queries and keys of each layer.
+"""The transformer layers of ACT: the post-norm layers of DETR (Carion et al., arXiv:2005.12872).
 
-The layers are those of DETR, with post-norm (Carion et al., arXiv:2005.12872), as in ACT.
+Each layer adds position embeddings to its queries and keys.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ class PositionalAttention(nn.Module):
     """Attention with position embeddings in queries and keys, but not in values."""
 
     def __init__(self, size: int, heads: int, *, torch_init_scheme: bool = False) -> None:
-        """Create the projections. torch_init_scheme: initialize them as torch does."""
+        """Create the projections.
+
+        torch_init_scheme: initialize the output projection as torch does.
+        """
         super().__init__()
         packed = [MLP(size, size, (), inner=True, init=xavier(4 * size)) for _ in range(3)]
         self.query, self.key, self.value = packed  # initialized as one matrix [size, 3 * size]
-        # torch's bound for weights, 1 / sqrt(size), equals Xavier's for fans of 6 * size
+        # torch's bound for weights, 1 / sqrt(size), is Xavier's for fan_in + fan_out = 6 * size
         fans = (6 if torch_init_scheme else 2) * size
         self.out = MLP(size, size, (), inner=True, init=xavier(fans))
         self.attention = Attention(heads)
@@ -34,7 +37,10 @@ class PositionalAttention(nn.Module):
     def forward(
         self, x: Tensor, x_position: Tensor, y: Tensor, y_position: Tensor, *options: object
     ) -> Tensor:
-        """Attend from x [B, L, D] to y [B, M, D]. options: see `Attention`."""
+        """Attend from x [B, L, D] to y [B, M, D].
+
+        x_position, y_position: position embeddings.  options: `allowed` and `drop` of `Attention`.
+        """
         parts = self.query(x + x_position), self.key(y + y_position), self.value(y)
         return self.out(self.attention(*parts, *options))
 
@@ -51,7 +57,11 @@ class Layer(nn.Module):
         cross_attends: bool = False,
         torch_init_scheme: bool = False,
     ) -> None:
-        """Create the layer. torch_init_scheme: initialize as torch does, not by Xavier's rule."""
+        """Create the layer.
+
+        torch_init_scheme: initialize self-attention output and MLP as torch does, not by Xavier's
+        rule.
+        """
         super().__init__()
         self.self_attention = PositionalAttention(size, heads, torch_init_scheme=torch_init_scheme)
         self.norm_self, self.norm_mlp = LayerNorm(size), LayerNorm(size)
@@ -71,14 +81,14 @@ class Layer(nn.Module):
     ) -> Tensor:
         """Return the layer's output [B, L, D] for x [B, L, D].
 
-        position: [L, D], embedding.  allowed: see `Attention`.
-        memory: values [B, M, D] and position embedding [M, D] for the cross-attention.
+        position: position embeddings [L, D].  allowed, drop: see `Attention`.
+        memory: values [B, M, D] and position embeddings [M, D] for the cross-attention.
         """
         attended = self.self_attention(x, position, x, position, allowed, drop)
         x = self.norm_self(x + drop(attended))
         if memory is not None:
-            everything = torch.ones(1, 1, dtype=torch.bool, device=x.device)
-            attended = self.cross_attention(x, position, *memory, everything, drop)
+            all_allowed = torch.ones(1, 1, dtype=torch.bool, device=x.device)
+            attended = self.cross_attention(x, position, *memory, all_allowed, drop)
             x = self.norm_cross(x + drop(attended))
         return self.norm_mlp(x + drop(self.mlp(x, drop)))
 
@@ -86,7 +96,7 @@ class Layer(nn.Module):
 def xavier(fans: int, zero_bias: bool = True) -> Callable[[Tensor, Tensor, int, bool], None]:
     """Return Xavier's uniform initialization for fan_in + fan_out = fans.
 
-    zero_bias: set biases to zero; otherwise they are initialized as in torch.
+    zero_bias: set biases to zero. Otherwise initialize biases as torch does.
     """
 
     def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
@@ -101,7 +111,7 @@ def xavier(fans: int, zero_bias: bool = True) -> Callable[[Tensor, Tensor, int, 
 def sinusoidal_positions(count: int, size: int, device: torch.device) -> Tensor:
     """Return sinusoidal position embeddings [count, size] (Vaswani et al., arXiv:1706.03762).
 
-    Sines and cosines alternate.
+    Sines and cosines alternate along the last axis.
     """
     position = torch.arange(count, device=device)[:, None]
     wave = torch.arange(size // 2, device=device) * (-2 * math.log(10_000) / size)

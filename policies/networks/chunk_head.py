@@ -1,4 +1,4 @@
-"""The base class of chunk heads: encodes observations and normalizes actions."""
+"""Base class of chunk heads, which encodes observations and normalizes actions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from policies.networks.dropout import Random
 from policies.networks.encoders import ObservationEncoder
 from policies.normalizer import center_and_half_width
 
-ObservationSizes = int | Mapping[str, Sequence[int]]  # size of the only vector, or channel shapes
+ObservationSizes = int | Mapping[str, Sequence[int]]  # size of a single vector, or channel shapes
 
 
 class ChunkHead(nn.Module):
-    """A head that normalizes actions by their range, because samplers clip at its ends."""
+    """A head with an observation encoder and min-max normalized actions.
+
+    Actions are normalized by their range, because samplers clip chunks to this range.
+    """
 
     def __init__(
         self,
@@ -25,9 +28,10 @@ class ChunkHead(nn.Module):
         high: Sequence[float] | None,
         encoder: Mapping[str, Any] | None,
     ) -> None:
-        """Create the observation encoder, if there are channels, and the action normalization.
+        """Create the observation encoder and the action normalization.
 
-        low, high: [A], range of the actions, default -1 and 1.
+        A single vector needs no encoder.
+        low, high: [A], range of the actions in the data; default -1 and 1.
         encoder: options of `ImageEncoder`.
         """
         super().__init__()
@@ -44,13 +48,13 @@ class ChunkHead(nn.Module):
         else:
             self.arguments["observations"] = self.features = observations
         ranges = [center_and_half_width(*bounds) for bounds in zip(low, high, strict=True)]
-        self.center, self.extent = ([pair[k] for pair in ranges] for k in (0, 1))
+        self.center, self.half_width = ([pair[k] for pair in ranges] for k in (0, 1))
 
     def encode(self, observations: Any, random: Random | None = None) -> Tensor:
-        """Return features [B, n_obs_steps, F].
+        """Encode observations to features [B, n_obs_steps, F].
 
-        observations: [B, n_obs_steps, *obs], or such channels by name.
-        random: source of random crops of images, in training only.
+        observations: [B, n_obs_steps, *obs], or channels of this shape by name.
+        random: source of random numbers for image crops, in training only.
         """
         if self.observation_encoder is None:
             flat: Tensor = observations.flatten(2)
@@ -59,8 +63,8 @@ class ChunkHead(nn.Module):
 
     def normalize_actions(self, actions: Tensor) -> Tensor:
         """Scale actions [..., A] from their range in the data to [-1, 1]."""
-        return (actions - actions.new_tensor(self.center)) / actions.new_tensor(self.extent)
+        return (actions - actions.new_tensor(self.center)) / actions.new_tensor(self.half_width)
 
     def denormalize_actions(self, chunk: Tensor) -> Tensor:
-        """Return the inverse of `normalize_actions`."""
-        return chunk * chunk.new_tensor(self.extent) + chunk.new_tensor(self.center)
+        """Scale actions [..., A] back: the inverse of `normalize_actions`."""
+        return chunk * chunk.new_tensor(self.half_width) + chunk.new_tensor(self.center)

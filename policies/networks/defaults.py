@@ -1,4 +1,4 @@
-"""Context managers that give our code PyTorch's default global state and restore the caller's."""
+"""Context managers for PyTorch's global settings: use the defaults, then restore the caller's."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 @contextmanager
 def torch_defaults() -> Iterator[None]:
-    """Run the block with PyTorch's initial settings, and restore the caller's afterward.
+    """Run the block with PyTorch's default settings, and restore the caller's settings afterward.
 
-    These are the default dtype and device, the precision of float32 matrix products on the CPU,
-    autocast and inference mode. They hold for everything inside the block, environments included.
-    Can be used as a decorator.
+    The settings are the default dtype and device, the precision of float32 matrix multiplications
+    on the CPU, autocast and inference mode. They apply to all code in the block, including
+    environments. The function also works as a decorator.
     """
     with ExitStack() as stack:
         if (dtype := torch.get_default_dtype()) != torch.float32:
             stack.callback(torch.set_default_dtype, dtype)
             torch.set_default_dtype(torch.float32)
-        _use_full_products(stack)
+        _use_full_precision(stack)
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         for kind in ("cpu", "cuda"):
@@ -31,11 +31,11 @@ def torch_defaults() -> Iterator[None]:
         yield
 
 
-def _use_full_products(stack: ExitStack) -> None:
-    """Compute float32 matrix products in float32 until `stack` closes."""
+def _use_full_precision(stack: ExitStack) -> None:
+    """Compute float32 matrix multiplications in float32 until `stack` closes."""
     try:
         precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the caller used the newer interface, which sets each backend
+    except RuntimeError:  # the caller set the precision per backend, with the newer interface
         matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
         stack.callback(setattr, matmul, "fp32_precision", matmul.fp32_precision)
         matmul.fp32_precision = "ieee"
@@ -47,10 +47,10 @@ def _use_full_products(stack: ExitStack) -> None:
 
 @contextmanager
 def denormals_restored() -> Iterator[None]:
-    """Restore afterward whether this thread flushes denormal numbers to zero."""
+    """Restore this thread's setting for flushing denormal numbers to zero after the block."""
     smallest = torch.tensor(torch.finfo(torch.float32).smallest_normal, dtype=torch.float32)
-    flushed = (smallest / 2).item() == 0
+    is_flushing = (smallest / 2).item() == 0
     try:
         yield
     finally:
-        torch.set_flush_denormal(flushed)
+        torch.set_flush_denormal(is_flushing)

@@ -1,6 +1,7 @@
-"""Networks that denoise chunks of actions, by name.
+"""Networks that denoise chunks of actions, and a function that builds them by name.
 
-Each maps x [R, T, A], times [R, times] and features [R, n_obs_steps, F] to [R, T, A].
+Each network maps noisy chunks x [R, T, A], `times` time inputs [R, times] and observation features
+[R, n_obs_steps, F] to outputs [R, T, A]. R is the number of rows, T is the horizon.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Kind = Literal["unet", "transformer", "mlp"]
 
 
 class DenoisingMLP(nn.Module):
-    """An MLP on the concatenated chunk, times and observation history."""
+    """An MLP on the concatenated chunk, time embeddings and observation history."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class DenoisingMLP(nn.Module):
         """Create the network.
 
         observations: size of the flattened observation history.
-        time_size: size of the embedding of each of `times` times.
+        time_size: size of the embedding of each time input.  times: number of time inputs.
         """
         super().__init__()
         self.embed_time = TimeEmbedding(time_size)
@@ -46,7 +47,10 @@ class DenoisingMLP(nn.Module):
     def forward(
         self, x: Tensor, times: Tensor, features: Tensor, drop: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """See the module's docstring. drop: dropout of the hidden units."""
+        """Return the network's output, see the module's docstring.
+
+        drop: dropout function of the hidden units.
+        """
         parts = [x.flatten(-2), self.embed_time(times).flatten(-2), features.flatten(-2)]
         return self.trunk(torch.cat(parts, -1), drop).unflatten(-1, x.shape[-2:])
 
@@ -54,9 +58,9 @@ class DenoisingMLP(nn.Module):
 def build_denoiser(
     kind: Kind, actions: int, horizon: int, n_obs_steps: int, features: int, **options: Any
 ) -> nn.Module:
-    """Build the network `kind`.
+    """Build the denoising network called `kind`.
 
-    features: size of one encoded observation.  options: arguments of its class.
+    features: size of one encoded observation.  options: arguments of the network's class.
     """
     if kind == "transformer":
         return ChunkTransformer(actions, horizon, n_obs_steps, features, **options)

@@ -1,4 +1,4 @@
-"""Dropout with random numbers that are passed in."""
+"""Dropout that takes its random numbers from an argument."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Random(Protocol):
-    """A source of random numbers."""
+    """Interface of a source of random numbers."""
 
     def normal(self, shape: Sequence[int]) -> Tensor: ...
     def uniform(self, shape: Sequence[int]) -> Tensor: ...
@@ -18,11 +18,11 @@ class Random(Protocol):
 
 
 def dropout(x: Tensor, rate: float, random: Random) -> Tensor:
-    """Set a random share `rate` of `x` to zero and scale the rest by 1 / (1 - rate)."""
+    """Set values of `x` to zero with probability `rate`, and scale the rest by 1 / (1 - rate)."""
     mask = random.uniform(x.shape) >= rate
     return x * (mask.to(x.dtype) / (1 - rate))
 
 
 def hidden_dropout(rate: float, random: Random | None) -> Callable[[Tensor], Tensor] | None:
-    """Return the dropout function for `MLP`. None without `random` or if the rate is 0."""
+    """Return the dropout function for `MLP`. None if `random` is None or the rate is 0."""
     return None if random is None or not rate else partial(dropout, rate=rate, random=random)

@@ -1,8 +1,8 @@
-"""Vision encoders: from images to feature vectors, and from several channels to one vector.
+"""Encoders that map images to feature vectors, and several observation channels to one vector.
 
-Images are uint8 [..., H, W, C], as they are stored, and are scaled here. In training, each image is
-cropped at random; otherwise at its center. The features are spatial softmax keypoints: the expected
-position in each feature map (Finn et al., arXiv:1509.06113).
+Images are uint8 [..., H, W, C], as in the data, and the encoder scales them. Training crops each
+image at a random position, acting at its center. The features are spatial softmax keypoints: the
+expected position in each feature map (Finn et al., arXiv:1509.06113).
 
 Shapes: P images, C channels of a convolution, K feature maps.
 """
@@ -32,7 +32,10 @@ class Conv(nn.Module):
     def __init__(
         self, inputs: int, outputs: int, size: int, stride: int = 1, *, bias: bool = True
     ) -> None:
-        """Create the convolution. size: odd; zero padding of size // 2 on each side."""
+        """Create the convolution.
+
+        size: kernel size, odd. Each side gets zero padding of size // 2.
+        """
         super().__init__()
         self.size, self.stride = size, stride
         self.weight = nn.Parameter(torch.empty(outputs, inputs, size, size))
@@ -48,7 +51,7 @@ class Conv(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Normalization over the image and each group of 16 channels. eps is torch's default."""
+    """Group normalization with groups of 16 channels and torch's default eps."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -57,12 +60,12 @@ class GroupNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized x, [P, C, H, W]."""
+        """Normalize x [P, C, H, W]."""
         return group_norm(x, self.groups, self.weight, self.bias)
 
 
 class SmallConv(nn.Module):
-    """Three convolutions with ReLUs, of sizes 5, 3 and 3; the first two have stride 2."""
+    """Three convolutions with ReLUs. The kernel sizes are 5, 3 and 3, the strides 2, 2 and 1."""
 
     widths = (16, 32, 32)
 
@@ -102,7 +105,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 (He et al., arXiv:1512.03385) without pooling and classifier, with group norm.
+    """ResNet-18 (He et al., arXiv:1512.03385) with group norm, and without pooling and classifier.
 
     As in Diffusion Policy (arXiv:2303.04137, section 3.2), groups of 16 channels replace batch
     normalization, because batch statistics do not fit a moving average of the weights.
@@ -146,29 +149,29 @@ class ImageEncoder(nn.Module):
 
         shape: [H, W, C].
         kind: backbone, a small convolutional network or ResNet-18.
-        num_keypoints: feature maps; each gives two features, the x and y of its keypoint.
-        crop: size of the crop as a share of each side of the image.
+        num_keypoints: number of feature maps. Each gives two features, x and y of its keypoint.
+        crop: height and width of the crop, as a share of those of the image.
         """
         super().__init__()
         height, width, colors = shape
         self.crop_size = (max(round(height * crop), 1), max(round(width * crop), 1))
-        self.margin = (height - self.crop_size[0], width - self.crop_size[1])
+        self.margins = (height - self.crop_size[0], width - self.crop_size[1])
         self.backbone = BACKBONES[kind](colors)
         width = self.backbone.widths[-1]
         self.maps = Conv(width, num_keypoints, 1, bias=False)  # the softmax ignores a bias
         self.features = 2 * num_keypoints
 
     def forward(self, images: Tensor, random: Random | None = None) -> Tensor:
-        """Return features [..., F] of uint8 images [..., H, W, C].
+        """Encode uint8 images [..., H, W, C] to features [..., F].
 
-        random: source of random crops, in training only. Without it, crops are at the center.
+        random: source of random numbers for crops, in training only. None: crop at the center.
         """
         rows = images.reshape(-1, *images.shape[-3:])
         if random is None:
-            (top, left), (height, width) = (room // 2 for room in self.margin), self.crop_size
+            (top, left), (height, width) = (margin // 2 for margin in self.margins), self.crop_size
             x = rows[:, top : top + height, left : left + width]
         else:
-            tops, lefts = (random.integers(room + 1, rows.shape[:1]) for room in self.margin)
+            tops, lefts = (random.integers(margin + 1, rows.shape[:1]) for margin in self.margins)
             x = crop_images(rows, tops, lefts, self.crop_size)
         x = x.permute(0, 3, 1, 2).float() / 127.5 - 1  # [P, C, h, w] in [-1, 1]
         keypoints = spatial_softmax(self.maps(self.backbone(x)))
@@ -176,7 +179,7 @@ class ImageEncoder(nn.Module):
 
 
 def crop_images(images: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return crops [P, *size, C] of images [P, H, W, C] with corners at top [P] and left [P]."""
+    """Crop images [P, H, W, C] to [P, *size, C]. top, left: upper left corners, [P] each."""
     index = torch.arange(images.shape[0], device=images.device)[:, None, None]
     rows = top[:, None] + torch.arange(size[0], device=images.device)
     columns = left[:, None] + torch.arange(size[1], device=images.device)
@@ -184,32 +187,36 @@ def crop_images(images: Tensor, top: Tensor, left: Tensor, size: tuple[int, int]
 
 
 def spatial_softmax(maps: Tensor) -> Tensor:
-    """Return keypoints [P, 2 K], x then y, in [-1, 1], of feature maps [P, K, h, w].
+    """Return the keypoints [P, 2 K] of feature maps [P, K, h, w].
 
-    A keypoint is the expected position under the softmax of its map.
+    A keypoint is the expected position under the softmax of its map: x, then y, in [-1, 1].
     """
     height, width = maps.shape[-2:]
-    shares = maps.flatten(-2).softmax(-1).unflatten(-1, (height, width))
-    x = (shares.sum(-2) * pixel_positions(width, maps)).sum(-1)
-    y = (shares.sum(-1) * pixel_positions(height, maps)).sum(-1)
+    probabilities = maps.flatten(-2).softmax(-1).unflatten(-1, (height, width))
+    x = (probabilities.sum(-2) * pixel_positions(width, maps)).sum(-1)
+    y = (probabilities.sum(-1) * pixel_positions(height, maps)).sum(-1)
     return torch.stack([x, y], -1).flatten(-2)
 
 
 def pixel_positions(count: int, like: Tensor) -> Tensor:
-    """Return `count` evenly spaced positions from -1 to 1; 0 if there is only one."""
+    """Return `count` evenly spaced positions from -1 to 1. A single position is 0."""
     if count == 1:
         return like.new_zeros(1)
     return torch.linspace(-1, 1, count, device=like.device, dtype=like.dtype)
 
 
 class ObservationEncoder(nn.Module):
-    """A map from several channels to one vector. Each image channel has its own `ImageEncoder`.
+    """An encoder that maps several channels to one vector.
 
-    Vector channels are copied. The parts of the result are in the order of the channels.
+    Each image channel has its own `ImageEncoder`. Vector channels are copied. The vector is the
+    concatenation of both, in the order of the channels.
     """
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], **encoder: Any) -> None:
-        """Create the encoders. shapes: of each channel.  encoder: options of `ImageEncoder`."""
+        """Create the image encoders.
+
+        shapes: shape of each channel.  encoder: options of `ImageEncoder`.
+        """
         super().__init__()
         self.axes = {name: len(shape) for name, shape in shapes.items()}
         images = [name for name, shape in shapes.items() if is_image(shape)]
@@ -221,9 +228,9 @@ class ObservationEncoder(nn.Module):
         self.features = size + sum(camera.features for camera in cameras)
 
     def forward(self, observations: Mapping[str, Tensor], random: Random | None = None) -> Tensor:
-        """Return features [..., F] of the observations {channel: [..., *shape]}.
+        """Encode observations {channel: [..., *shape]} to features [..., F].
 
-        random: source of random crops, in training only.
+        random: source of random numbers for crops, in training only.
         """
         parts = []
         for name, axes in self.axes.items():

@@ -11,22 +11,22 @@ Init = Callable[[Tensor, Tensor, int, bool], None]  # weight [in, out], bias [ou
 
 
 def torch_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
-    """Initialize like `torch.nn.Linear`: weight and bias uniform in +-1/sqrt(fan_in)."""
+    """Initialize like `torch.nn.Linear`: weights and biases uniform in +-1/sqrt(fan_in)."""
     bound = 1 / math.sqrt(fan_in)
     nn.init.uniform_(weight, -bound, bound)
     nn.init.uniform_(bias, -bound, bound)
 
 
 def fan_out_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
-    """Initialize weight and bias uniformly in +-1/sqrt(fan_out).
+    """Initialize weights and biases uniformly in +-1/sqrt(fan_out).
 
-    This equals torch's initialization of a matrix [out, in] that is used as [in, out].
+    Code that stores weights as [in, out] gets this from torch's initialization for [out, in].
     """
     torch_init(weight, bias, bias.shape[-1], is_last)
 
 
 def orthogonal_init(gain: float = math.sqrt(2), last_gain: float | None = None) -> Init:
-    """Return the initialization with orthogonal weights and zero biases.
+    """Return an initialization with orthogonal weights and zero biases.
 
     last_gain: gain of the output layer, default `gain`.
     """
@@ -39,13 +39,13 @@ def orthogonal_init(gain: float = math.sqrt(2), last_gain: float | None = None) 
 
 
 def xavier_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
-    """Initialize with Xavier's uniform weights and zero biases."""
+    """Initialize weights with Xavier's uniform distribution, and biases with zero."""
     nn.init.xavier_uniform_(weight)
     nn.init.zeros_(bias)
 
 
 def small_output_init(gain: float) -> Init:
-    """Return `torch_init` with an output layer of Xavier's weights times `gain` and zero biases."""
+    """Return `torch_init`, but the output layer has zero biases and Xavier weights times `gain`."""
 
     def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
         torch_init(weight, bias, fan_in, is_last)
@@ -57,9 +57,9 @@ def small_output_init(gain: float) -> Init:
 
 
 def uniform_output_init(bound: float, hidden_bias: float | None = None) -> Init:
-    """Return `torch_init` with an output layer uniform in +-bound.
+    """Return `torch_init`, but the output layer is uniform in +-bound.
 
-    hidden_bias: constant for the biases of the other layers; None: as in `torch_init`.
+    hidden_bias: constant for the biases of the hidden layers. None: as in `torch_init`.
     """
 
     def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
@@ -74,7 +74,7 @@ def uniform_output_init(bound: float, hidden_bias: float | None = None) -> Init:
 
 
 def normal_init(std: float) -> Init:
-    """Return the initialization with normal weights and zero biases."""
+    """Return an initialization with normal weights and zero biases."""
 
     def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
         nn.init.normal_(weight, std=std)

@@ -1,9 +1,10 @@
 """MLPs and ensembles of MLPs, with layer normalization.
 
-The modules are written for one seed. The engine stacks seeds along a leading axis of parameters.
+Each module holds the parameters of one seed. `offline_rl.engine` trains several seeds together: it
+stacks their parameters along a leading axis and applies the module with `torch.func.vmap`.
 
 Shapes: B batch, E ensemble member, O observation, A action. Every module maps [..., in] to
-[..., out], an ensemble to [E, ..., out].
+[..., out], and an ensemble maps [..., in] to [E, ..., out].
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 class MLP(nn.Module):
     """Linear layers with activations in between, or an ensemble of such networks.
 
-    Matrix products run in `compute_dtype`, which the engine sets, and everything else in float32.
-    The output layer also runs in float32, because the 8 bits of bfloat16 cannot represent the
-    difference of two values near 100.
+    Matrix multiplications run in `compute_dtype` (see `policies.networks.precision`), and all other
+    operations in float32. The output layer also runs in float32, because the 8 significant bits of
+    bfloat16 cannot represent small differences between two values near 100.
     """
 
     compute_dtype = torch.float32
@@ -55,9 +56,9 @@ class MLP(nn.Module):
         """Create the network.
 
         ensemble: number of members; None: a single network without an ensemble axis.
-        layer_norm: normalize each hidden layer, before its activation.
+        layer_norm: normalize each hidden layer before the activation.
         norm_after_activation: normalize after the activation instead.
-        inner: the MLP is a part of a larger network; its last layer also uses `compute_dtype`.
+        inner: the MLP is part of a larger network. Its last layer also uses `compute_dtype`.
         """
         super().__init__()
         self.activation, self.inner = activation, inner
@@ -84,7 +85,7 @@ class MLP(nn.Module):
     ) -> Tensor:
         """Return [..., outputs] for x [..., inputs], or [E, ..., outputs] for an ensemble.
 
-        dropout: applied after each activation (training only).
+        dropout: function applied after each activation, in training only.
         per_member: x is [E, ..., inputs], with separate inputs for each member of the ensemble.
         members: [K], indices of the members to evaluate; the result is [K, ..., outputs].
         """
@@ -95,8 +96,8 @@ class MLP(nn.Module):
             dtype = self.compute_dtype if layer < last or self.inner else torch.float32
             weight, bias = select_members(weight, members), select_members(bias, members)
             flat = flat.to(dtype) @ weight.to(dtype)
-            # without the ensemble axis, a sum in the product's dtype would be fused with it into
-            # one slower library call
+            # For a single network, adding the bias in the dtype of the matrix multiplication would
+            # fuse both into one slower library call.
             flat = flat.float() + bias if self.ensemble is None else flat + bias.to(dtype)
             if layer < last:
                 flat = activate(flat) if self.norm_after_activation else flat
@@ -117,7 +118,7 @@ class LayerNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
 
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
-        """Normalize x [..., size], or [E, R, size] for an ensemble. eps is torch's default.
+        """Normalize x [..., size], or [E, R, size] for an ensemble, with torch's default eps.
 
         members: see `MLP.forward`.
         """
@@ -126,7 +127,7 @@ class LayerNorm(nn.Module):
 
 
 def select_members(stacked: Tensor, members: Tensor | None) -> Tensor:
-    """Return the members [K, ...] of a stacked tensor [E, ...]; all if `members` is None."""
+    """Return the members [K, ...] of a tensor [E, ...]. members: [K], indices; None: all."""
     return stacked if members is None else stacked.index_select(0, members)
 
 

@@ -1,4 +1,4 @@
-"""Embeddings of the time of a diffusion or a flow."""
+"""Embeddings of the time input of diffusion and flow networks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from policies.networks.mlp import MLP
 
 
 def sinusoids(times: Tensor, size: int) -> Tensor:
-    """Return sines, then cosines, [..., size], of times [...].
+    """Return sinusoidal embeddings [..., size] of times [...]: first the sines, then the cosines.
 
-    The wavelengths are from 2 pi to 20,000 pi.
+    The wavelengths range from 2 pi to 20,000 pi.
     """
     half = size // 2
     index = torch.arange(half, device=times.device)
@@ -22,15 +22,13 @@ def sinusoids(times: Tensor, size: int) -> Tensor:
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoids and an MLP with four times as many hidden units."""
+    """Sinusoidal embeddings, followed by an MLP with 4 * size hidden units."""
 
     def __init__(self, size: int) -> None:
-        """Create the embedding. size: even, at least 4."""
+        """Create the embedding. size: an even number of at least 4."""
         super().__init__()
         if size % 2 or size < 4:
-            raise ValueError(
-                f"the size of a time embedding must be even and at least 4, not {size}"
-            )
+            raise ValueError(f"size={size} of a time embedding must be even and at least 4")
         self.size = size
         self.perceptron = MLP(size, size, (4 * size,), activation="mish", inner=True)
 

@@ -18,7 +18,8 @@ Drop = Callable[[Tensor], Tensor]
 class Attention(nn.Module):
     """Multi-head attention without projections.
 
-    Its matrix products run in `compute_dtype`, which the engine sets, the softmax in float32.
+    Matrix multiplications run in `compute_dtype` (see `policies.networks.precision`). The softmax
+    runs in float32.
     """
 
     compute_dtype = torch.float32
@@ -33,7 +34,7 @@ class Attention(nn.Module):
         """Return [B, L, D] for query [B, L, D] and key, value [B, M, D].
 
         allowed: [B, 1, L, M] or [L, M]; True where query token L may attend to key token M.
-        drop: dropout of the attention weights.
+        drop: dropout function for the attention weights.
         """
         dtype, parts = self.compute_dtype, (query, key, value)
         q, k, v = (x.to(dtype).unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in parts)
@@ -43,9 +44,9 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """The pre-norm block of GPT-2 (openai/gpt-2:src/model.py), with its initialization.
+    """The pre-norm block of GPT-2 (openai/gpt-2:src/model.py), with the initialization of GPT-2.
 
-    It has self-attention and an MLP of 4 D hidden units, here with ReLU.
+    It consists of self-attention and an MLP with 4 D hidden units. The activation here is ReLU.
     """
 
     def __init__(self, size: int, heads: int) -> None:
@@ -59,7 +60,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, allowed: Tensor, drop: Drop) -> Tensor:
         """Return [B, L, D] for x [B, L, D].
 
-        allowed: [B, L, L]; True where the first token may attend to the second.
+        allowed: [B, L, L]; True at [b, i, j] where token i may attend to token j.
         """
         parts = self.attention_in(self.norm_attention(x)).chunk(3, -1)
         x = x + drop(self.attention_out(self.attention(*parts, allowed[:, None], drop)))
@@ -67,7 +68,10 @@ class Block(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """A pre-norm decoder block: self-attention, cross-attention, MLP of 4 D hidden units (GELU)."""
+    """A pre-norm decoder block: self-attention, cross-attention and an MLP.
+
+    The MLP has 4 D hidden units with GELU.
+    """
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
@@ -87,7 +91,7 @@ class DecoderBlock(nn.Module):
     ) -> Tensor:
         """Return [B, L, D] for x [B, L, D] and memory [B, M, D].
 
-        allowed: [L, L], and memory_allowed: [L, M]; True where the first may attend to the second.
+        allowed: [L, L], memory_allowed: [L, M]; True at [i, j] where token i may attend to token j.
         """
         parts = self.self_in(self.norm_self(x)).chunk(3, -1)
         x = x + drop(self.self_out(self.attention(*parts, allowed, drop)))
@@ -97,11 +101,12 @@ class DecoderBlock(nn.Module):
 
 
 class ChunkTransformer(nn.Module):
-    """A causal decoder. Actions attend to the times, and not to later actions or observations.
+    """A causal transformer decoder over the actions of a chunk.
 
+    Each action attends to the diffusion times, and to actions and observations up to its own step.
     It is the decoder of real-stanford/diffusion_policy:diffusion_policy/model/diffusion/
-    transformer_for_diffusion.py. Its memory encoder is an MLP of four times the size, applied to
-    each token.
+    transformer_for_diffusion.py. Times and observations are encoded by an MLP with 4 * size hidden
+    units, applied to each token.
     """
 
     def __init__(
@@ -118,7 +123,9 @@ class ChunkTransformer(nn.Module):
     ) -> None:
         """Create the network.
 
-        observations: size of one encoded observation. The first action is that of the oldest one.
+        observations: size of one encoded observation.
+        horizon: number of actions. The first action belongs to the step of the oldest observation.
+        times: number of time inputs.
         """
         super().__init__()
         if size % heads:
@@ -127,7 +134,7 @@ class ChunkTransformer(nn.Module):
         self.times, self.size = times, size
         self.embed_action = MLP(actions, size, (), inner=True, init=init)
         self.embed_observation = MLP(observations, size, (), inner=True, init=init)
-        self.place = nn.Parameter(0.02 * torch.randn(horizon, size))
+        self.place = nn.Parameter(0.02 * torch.randn(horizon, size))  # position embeddings
         self.memory_place = nn.Parameter(0.02 * torch.randn(times + n_obs_steps, size))
         self.memory = MLP(size, size, (4 * size,), activation="mish", inner=True, init=init)
         self.blocks = nn.ModuleList(DecoderBlock(size, heads) for _ in range(layers))
@@ -139,11 +146,15 @@ class ChunkTransformer(nn.Module):
 
         times: [R, times].  features: [R, n_obs_steps, F].
         """
-        moments = sinusoids(times, self.size)
-        memory = torch.cat([moments, self.embed_observation(features)], 1) + self.memory_place
+        time_embeddings = sinusoids(times, self.size)
+        memory = (
+            torch.cat([time_embeddings, self.embed_observation(features)], 1) + self.memory_place
+        )
         memory = self.memory(memory)
         step = torch.arange(x.shape[1], device=x.device)[:, None]
-        memory_step = torch.arange(memory.shape[1], device=x.device) - self.times  # < 0 for times
+        memory_step = (
+            torch.arange(memory.shape[1], device=x.device) - self.times
+        )  # negative for times
         x = self.embed_action(x) + self.place
         for block in self.blocks:
             x = block(x, memory, step >= step.T, memory_step <= step, drop)

@@ -1,7 +1,8 @@
 """The 1-D U-Net of Diffusion Policy, which denoises chunks (Chi et al., arXiv:2303.04137).
 
-Shapes: R rows, L steps, C channels. Channels come last, and convolutions are matrix products, so
-that they can be stacked over seeds and run in the engine's dtype like linear layers.
+Shapes: R rows, L steps, C channels. Channels come last, and convolutions are written as matrix
+multiplications. `offline_rl.engine` can therefore stack them over seeds and set their dtype, as for
+linear layers.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ Drop = Callable[[Tensor], Tensor]
 
 
 class Conv(nn.Module):
-    """A convolution along time."""
+    """A convolution along the steps of a chunk."""
 
     compute_dtype = torch.float32
 
     def __init__(
         self, inputs: int, outputs: int, size: int, stride: int = 1, init: Init = torch_init
     ) -> None:
-        """Create the convolution. size: odd; zero padding of size // 2 on each side."""
+        """Create the convolution.
+
+        size: kernel size, odd. Each side gets zero padding of size // 2.
+        """
         super().__init__()
         self.size, self.stride = size, stride
         self.weight = nn.Parameter(torch.empty(size * inputs, outputs))  # earliest step first
@@ -43,13 +47,13 @@ class Conv(nn.Module):
 
 
 class Upsample(nn.Module):
-    """A transposed convolution of size 4, stride 2 and padding 1, which doubles the steps."""
+    """A transposed convolution that doubles the steps: kernel size 4, stride 2, padding 1."""
 
     compute_dtype = torch.float32
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        # output step 2 k is a product with input steps k - 1 and k, step 2 k + 1 with k and k + 1
+        # output step 2 k depends on input steps k - 1 and k; step 2 k + 1 depends on k and k + 1
         self.even = nn.Parameter(torch.empty(2 * channels, channels))
         self.odd = nn.Parameter(torch.empty(2 * channels, channels))
         self.bias = nn.Parameter(torch.empty(channels))
@@ -66,7 +70,7 @@ class Upsample(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Normalization over time and each group of channels. eps is torch's default."""
+    """Group normalization over steps and each group of channels, with torch's default eps."""
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
@@ -77,7 +81,7 @@ class GroupNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized x, [R, L, C]."""
+        """Normalize x [R, L, C]."""
         grouped = x.unflatten(-1, (self.groups, -1)).transpose(-3, -2)  # [R, G, L, C / G]
         normal = layer_norm(grouped, grouped.shape[-2:]).transpose(-3, -2).flatten(-2)
         return normal * self.weight + self.bias
@@ -98,8 +102,8 @@ class ConvBlock(nn.Module):
 class FilmBlock(nn.Module):
     """Two convolution blocks and a skip connection, with FiLM conditioning in between.
 
-    FiLM (Perez et al., arXiv:1709.07871) is scale * x + shift, with both a linear map of
-    Mish(condition). The scale has no offset of 1.
+    FiLM (Perez et al., arXiv:1709.07871) computes scale * x + shift. Scale and shift are linear
+    maps of Mish(condition). The scale has no offset of 1.
     """
 
     def __init__(self, inputs: int, outputs: int, condition: int, size: int, groups: int) -> None:
@@ -112,7 +116,7 @@ class FilmBlock(nn.Module):
     def forward(self, x: Tensor, condition: Tensor, drop: Drop) -> Tensor:
         """Return [R, L, outputs] for x [R, L, inputs] and condition [R, condition].
 
-        drop: dropout, in training only.
+        drop: dropout function, in training only.
         """
         scale, shift = self.film(mish(condition))[..., None, :].chunk(2, -1)
         inner = self.second(scale * drop(self.first(x)) + shift)
@@ -133,9 +137,11 @@ class Level(nn.Module):
 
 
 class UNet(nn.Module):
-    """A U-Net: levels of `widths` channels that halve the steps, and back up with skip connections.
+    """A U-Net over the steps of a chunk.
 
-    As in the authors' code, the output of the first level has no skip connection.
+    The down path has one level per entry of `widths`, its number of channels. Between two levels,
+    the number of steps is halved. The up path reverses this, with skip connections from the down
+    path. As in the authors' code, the output of the first level has no skip connection.
     """
 
     def __init__(
@@ -152,16 +158,16 @@ class UNet(nn.Module):
     ) -> None:
         """Create the network.
 
-        horizon: steps of a chunk, a multiple of 2 ** (levels - 1).
+        horizon: number of steps in a chunk, a multiple of 2 ** (levels - 1).
         observations: size of the flattened observation history.
-        time_size: size of the embedding of each of `times` times.
-        size: size of the convolutions.
+        time_size: size of the embedding of each time input.  times: number of time inputs.
+        size: kernel size of the convolutions.
         """
         super().__init__()
         if horizon % 2 ** (len(widths) - 1):
             raise ValueError(
                 f"horizon={horizon} is not a multiple of {2 ** (len(widths) - 1)}, which a U-Net "
-                f"of {len(widths)} levels needs"
+                f"with {len(widths)} levels requires"
             )
         condition = times * time_size + observations
 
@@ -172,9 +178,10 @@ class UNet(nn.Module):
         self.down = nn.ModuleList(level(a, b) for a, b in pairwise([actions, *widths]))
         self.narrow = nn.ModuleList(Conv(width, width, 3, 2) for width in widths[:-1])
         self.middle = level(widths[-1], widths[-1])
-        upwards = list(pairwise(widths))[::-1]
-        self.up = nn.ModuleList(level(2 * wide, narrow) for narrow, wide in upwards)
-        self.widen = nn.ModuleList(Upsample(narrow) for narrow, _ in upwards)
+        up_widths = [(wide, narrow) for narrow, wide in pairwise(widths)][::-1]
+        # 2 * wide: the skip connection is concatenated to the input
+        self.up = nn.ModuleList(level(2 * wide, narrow) for wide, narrow in up_widths)
+        self.widen = nn.ModuleList(Upsample(narrow) for _, narrow in up_widths)
         self.last = ConvBlock(widths[0], widths[0], size, groups)
         self.answer = MLP(widths[0], actions, ())
 
@@ -196,9 +203,9 @@ class UNet(nn.Module):
 
 
 def gather_neighbors(x: Tensor, offsets: Sequence[int], stride: int = 1) -> Tensor:
-    """Concatenate the steps at `offsets` from every `stride`-th step; steps outside are zero.
+    """Concatenate the steps at `offsets` from every `stride`-th step. Steps outside x are zero.
 
-    [R, L, C] -> [R, L / stride, offsets C].
+    x: [R, L, C].  Returns [R, L / stride, len(offsets) * C].
     """
     before, after = max(0, -min(offsets)), max(0, *offsets)
     padded, steps = pad(x, (0, 0, before, after)), x.shape[-2]
