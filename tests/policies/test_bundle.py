@@ -1,4 +1,4 @@
-"""Policy bundles: their contents survive a round trip, and any change or defect is refused."""
+"""Policy bundles: contents survive a round trip, and changed or damaged bundles are refused."""
 
 import json
 import zipfile
@@ -63,7 +63,7 @@ def test_a_bundle_without_a_golden_output_is_not_written(tmp_path: Path) -> None
 
 
 def test_a_loaded_policy_computes_its_formula(tmp_path: Path) -> None:
-    """Computed by hand in float64: tanh(relu(x W + b) V + c) of the normalized observation."""
+    """Expected, in float64: tanh(relu(x W + b) V + c), where x is the normalized observation."""
     draw, path = np.random.default_rng(0), tmp_path / "policy.bundle"
     shapes = {"weights.0": (3, 4), "biases.0": (4,), "weights.1": (4, 2), "biases.1": (2,)}
     weights = {f"trunk.{k}": draw.normal(size=s).astype(np.float32) for k, s in shapes.items()}
@@ -156,7 +156,7 @@ def test_an_invalid_manifest_is_refused(path: Path, parts: dict[str, Any], fault
 def test_the_golden_output_detects_weights_of_another_policy(
     path: Path, changes: dict[str, np.ndarray], fault: str
 ) -> None:
-    """Every checksum is correct, but the weights are not those of the recorded answer."""
+    """Every checksum is correct, but other weights have computed the recorded output."""
     original = bundle.read(path)
     bundle.write(path, replace(original, weights={**original.weights, **changes}))
     with pytest.raises(BundleError, match=fault):
@@ -176,7 +176,7 @@ def test_a_member_without_a_checksum_is_refused(path: Path) -> None:
 
 
 def test_all_contents_survive_a_round_trip(path: Path) -> None:
-    """Several channels, graphs and a base. The same bundle gives the same bytes."""
+    """The bundle has several channels, graphs and a base. Equal bundles give equal bytes."""
     spec = Spec(
         (
             Channel("joints", (2,), units=("rad",), names=("a", "b")),
@@ -226,7 +226,7 @@ def test_all_contents_survive_a_round_trip(path: Path) -> None:
     assert path.read_bytes() == content
 
 
-def test_sealing_records_the_answers_of_a_bundle_and_its_base() -> None:
+def test_sealing_records_the_golden_outputs_of_a_bundle_and_its_base() -> None:
     both = seal(replace(UNSEALED, base=UNSEALED))
     assert both.golden is not None
     assert both.base is not None
@@ -242,7 +242,7 @@ def test_fit_range_maps_the_range_to_minus_one_and_one_and_back() -> None:
 
 
 def test_the_networks_output_is_scaled_to_the_range_of_the_actions_in_the_data(path: Path) -> None:
-    """The ranges [-1, 0] and [0.5, 1] become [-1, 1], so that 0 means their centers."""
+    """The ranges [-1, 0] and [0.5, 1] become [-1, 1]. The output 0 is the center of each range."""
     ranges = Normalizer.fit_range(np.array([[-1, 0.5], [0, 1]], np.float32))
     bundle.write(path, seal(replace(UNSEALED, actions=ranges)))
     policy = policies.load(path)
@@ -251,7 +251,7 @@ def test_the_networks_output_is_scaled_to_the_range_of_the_actions_in_the_data(p
 
 
 def test_actions_in_units_are_within_the_limits(path: Path) -> None:
-    """-1 is the lower limit, 1 the upper one, 0 their mean. Rounding never exceeds a limit."""
+    """-1 is the lower limit, 1 the upper limit, 0 their mean. Rounding never exceeds a limit."""
     limits = {"action_low": (-0.1, 1.0), "action_high": (0.3, 7.0)}
     bundle.write(path, seal(replace(UNSEALED, spec=Spec((3,), 2, **limits))))
     plain, scaled = policies.load(path), policies.load(path, units=True)

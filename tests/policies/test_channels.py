@@ -1,4 +1,4 @@
-"""The functions of `policies.channels` map arrays to arrays and mappings to mappings."""
+"""Functions of `policies.channels` on arrays and on mappings of channels."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The executor of policies that predict chunks, and the noise that they get."""
+"""The executor of chunk policies, and the noise for their chunks."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from policies.spec import Spec
 
 
 class Planner:
-    """A plan whose chunk starts at 100 * oldest + present observation and rises by 0.1 a step."""
+    """A plan whose chunk starts at 100 * oldest + present observation and rises by 0.1 per step."""
 
     def __init__(self, chunk_size: int = 5) -> None:
         self.chunk_size, self.calls = chunk_size, []
@@ -57,7 +57,7 @@ def test_a_restarted_episode_gets_a_new_chunk_without_the_old_history():
     assert run_steps(executor, [5, 60])[0][1] == 6060
     assert planner.calls[-1][2] == [1]
     run_steps(executor, [7, 70])
-    assert planner.calls[-1][2] == [0]  # from now on the two episodes replan at different steps
+    assert planner.calls[-1][2] == [0]  # the two episodes now predict chunks at different steps
 
 
 def test_noise_is_a_function_of_the_episodes_seed_and_the_number_of_chunks():
@@ -70,7 +70,7 @@ def test_noise_is_a_function_of_the_episodes_seed_and_the_number_of_chunks():
     np.testing.assert_array_equal(second[1], expected)
     executor.reset(np.array([8]), np.array([0]))
     run_steps(executor, [0, 0], [0, 0])
-    np.testing.assert_array_equal(planner.calls[-1][1][0], expected)  # the row does not matter
+    np.testing.assert_array_equal(planner.calls[-1][1][0], expected)  # independent of the row
     everything = np.concatenate([first, second]).reshape(4, -1)
     assert len(np.unique(everything.round(6))) == everything.size
 
@@ -91,10 +91,10 @@ def test_predict_chunk_returns_the_complete_chunk_at_any_time():
 
 
 def average_by_hand(chunks: list[np.ndarray], m: float) -> np.ndarray:
-    """Return the weighted mean of all predictions for the last step, given one chunk per step."""
+    """Return the weighted mean of all predictions for the last step. chunks: one per step."""
     last = len(chunks) - 1
     predictions = [chunk[last - k] for k, chunk in enumerate(chunks) if last - k < len(chunk)]
-    weights = np.exp(-m * np.arange(len(predictions)))  # the oldest first
+    weights = np.exp(-m * np.arange(len(predictions)))  # the oldest prediction first
     return (weights[:, None] * np.stack(predictions)).sum(0) / weights.sum()
 
 

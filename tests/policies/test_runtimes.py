@@ -1,4 +1,4 @@
-"""The runtimes torch, ONNX and numpy give the same actions, and errors name what is missing."""
+"""The runtimes torch, ONNX and numpy: equal actions, and errors for missing parts."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ OBSERVATIONS = np.random.default_rng(3).normal(size=(50, 5)).astype(np.float32) 
 
 
 def write(path: Path, head: torch.nn.Module, **spec: Any) -> Path:
-    """Write a bundle of `head`, with five observed numbers and two actions."""
+    """Write a bundle of `head`, with five observation values and two actions."""
     draw = np.random.default_rng(0)
     normalizer = Normalizer.fit(draw.normal(1, 3, size=(20, 5)).astype(np.float32))
     weights = {k: v.numpy().copy() for k, v in head.state_dict().items()}
@@ -52,7 +52,9 @@ def make_mlp_heads() -> dict[str, torch.nn.Module]:
     heads["normalized tanh-gaussian"] = TanhGaussianActor(5, 2, (16, 8), layer_norm=True)
     for head in heads.values():
         for parameter in head.parameters():
-            parameter.data.mul_(2).add_(0.1)  # so that squashing, clipping and shifts matter
+            parameter.data.mul_(2).add_(
+                0.1
+            )  # so that squashing, clipping and biases have an effect
     return heads
 
 
@@ -78,7 +80,7 @@ def test_numpy_gives_the_chunks_of_torch(tmp_path: Path) -> None:
 
 
 def hide_packages(*hidden: str) -> str:
-    """Return Python code after which these packages cannot be imported."""
+    """Return Python code that makes these packages impossible to import."""
     return (
         "import sys\n"
         "class Hidden:\n"
@@ -179,7 +181,7 @@ def test_an_exported_mlp_gives_the_actions_of_torch(exports: dict[str, Path]) ->
 def test_an_exported_sampler_gives_the_actions_of_torch_in_an_episode(
     exports: dict[str, Path],
 ) -> None:
-    """numpy runs the sampling loop and makes the noise. Seeds change the actions."""
+    """numpy runs the sampling loop and generates the noise. Other seeds give other actions."""
     runs = []
     for runtime in ("onnx", "torch"):
         player = Player(policies.load(exports["sampler"], runtime=runtime))
@@ -235,7 +237,7 @@ def test_an_inaccurate_graph_is_not_exported(
 def test_a_bundle_that_does_not_reproduce_its_golden_output_is_not_exported(
     tmp_path: Path,
 ) -> None:
-    """Otherwise the export would record a new answer and hide the defect."""
+    """The export would record a new golden output and hide the defect."""
     from policies.export import export_bundle
 
     original = bundle.read(write(tmp_path / "p", DeterministicActor(5, 2, (8,))))
@@ -280,7 +282,7 @@ def make_chunk_head(kind: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unet", "transformer", "consistency", "act"])
 def test_every_chunk_head_is_exported(tmp_path: Path, kind: str) -> None:
-    """Convolutions, attention, a consistency model with two time inputs, and ACT without noise."""
+    """The heads use convolutions, attention, two time inputs (consistency), and no noise (ACT)."""
     from policies.export import export_bundle
 
     head, path = make_chunk_head(kind), tmp_path / "policy.bundle"
@@ -316,7 +318,7 @@ def make_vision_head(kind: str) -> torch.nn.Module:
 def test_a_policy_with_images_is_exported_with_one_input_per_channel(
     tmp_path: Path, kind: str
 ) -> None:
-    """The encoder of a diffusion policy is a separate graph, which takes uint8 images."""
+    """The encoder of a diffusion policy is a separate graph with uint8 images as input."""
     from policies.export import export_bundle
     from policies.runtimes.with_onnx import Graph
 
@@ -350,7 +352,7 @@ def test_a_policy_with_images_is_exported_with_one_input_per_channel(
 def test_a_player_executes_n_action_steps_of_a_chunk_before_it_predicts_the_next(
     tmp_path: Path,
 ) -> None:
-    """Each chunk depends on the last two observations, and on noise from seed and chunk number."""
+    """A chunk depends on the last two observations, the seed, and the number of earlier chunks."""
     from policies.noise import normal
 
     policy = policies.load(write(tmp_path / "p", make_sampler("ddim", eta=1.0), **PLANNED))

@@ -33,7 +33,7 @@ class Numbers:
 
 
 def make_net(**options) -> DecisionTransformer:
-    """Return a network in which every parameter has an effect."""
+    """Create a network with random parameters, so that every parameter has an effect."""
     torch.manual_seed(0)
     net = DecisionTransformer(3, 2, **(OPTIONS | options))
     for p in net.parameters():
@@ -59,11 +59,11 @@ def run_with_torch_layers(net: DecisionTransformer, x: dict[str, torch.Tensor]) 
     def linear(mlp, x, layer=0):
         return nn.functional.linear(x, mlp.weights[layer].T, mlp.biases[layer])
 
-    place = nn.functional.embedding(x["timesteps"], net.embed_place)
+    position = nn.functional.embedding(x["timesteps"], net.embed_place)
     tokens = [
-        linear(net.embed_return, x["returns"][..., None] / 2) + place,
-        linear(net.embed_observation, x["observations"]) + place,
-        linear(net.embed_action, x["actions"]) + place,
+        linear(net.embed_return, x["returns"][..., None] / 2) + position,
+        linear(net.embed_observation, x["observations"]) + position,
+        linear(net.embed_action, x["actions"]) + position,
     ]
     batch, steps = x["returns"].shape
     sequence = torch.empty(batch, 3 * steps, 8)
@@ -107,7 +107,9 @@ def test_a_step_depends_on_its_return_and_observation_and_on_earlier_steps_only(
         changed = x | {name: x[name].clone()}
         changed[name][:, 2] += 1.0
         difference = (net(**changed) - original).abs().amax((0, 2))  # [T]
-        first = 3 if name == "actions" else 2  # a step does not observe its action
+        first = (
+            3 if name == "actions" else 2
+        )  # a prediction does not depend on the step's own action
         assert (difference[:first] == 0).all()
         assert (difference[first:] > 1e-6).all()
 
@@ -133,7 +135,7 @@ def test_late_timesteps_use_the_last_embedding():
 
 
 def test_acting_step_by_step_equals_the_network_on_the_last_steps_of_the_episode():
-    """Nine steps, a context of four, two episodes. The returns-to-go fall by raw rewards."""
+    """Two episodes of nine steps, with a context of four. Raw rewards reduce the returns-to-go."""
     net, steps = make_net(), 9
     torch.manual_seed(2)
     observations, rewards = torch.randn(steps, 2, 3), torch.randn(steps, 2)
@@ -160,14 +162,14 @@ def test_acting_step_by_step_equals_the_network_on_the_last_steps_of_the_episode
 
 
 def test_dropout_is_used_in_training_only_and_preserves_the_mean():
-    """It needs random numbers. Remaining units are scaled up to the same mean."""
+    """Without `random` there is no dropout. Dropout scales up the remaining units."""
     x, random = make_context(), Numbers()
     plain = make_net()
     torch.testing.assert_close(make_net(dropout_rate=0.0)(**x, random=random), plain(**x))
     net = make_net(dropout_rate=0.3)
     torch.testing.assert_close(net(**x), plain(**x))
     assert not torch.allclose(net(**x, random=random), net(**x, random=random))
-    for block in net.blocks:  # the blocks add almost nothing to their dropped-out input
+    for block in net.blocks:  # so that the blocks' outputs are almost zero
         block.mlp.weights[1].data *= 1e-3
         block.attention_out.weights[0].data *= 1e-3
     many = {k: v[:1].expand(4000, *v.shape[1:]) for k, v in x.items()}
@@ -177,11 +179,11 @@ def test_dropout_is_used_in_training_only_and_preserves_the_mean():
     net(**many)
     mean, standard_error = captured[0].mean(0), captured[0].std(0) / math.sqrt(4000)
     assert ((mean - captured[1][0]).abs() < 5 * standard_error + 1e-3).all()
-    assert (captured[0][0] == 0).sum() == 0  # the blocks never add exactly zero
+    assert (captured[0][0] == 0).sum() == 0  # the blocks add small values to dropped units
 
 
 def test_dropout_is_applied_where_gpt2_applies_it():
-    """Embedding; then in each block the attention weights, attention output and MLP output."""
+    """GPT-2 drops embeddings, and in each block attention weights, attention and MLP outputs."""
     random = Numbers()
     make_net(dropout_rate=0.3)(**make_context(5, 4), random=random)
     assert random.shapes == [(5, 12, 8), *[(5, 2, 12, 12), (5, 12, 8), (5, 12, 8)] * 2]

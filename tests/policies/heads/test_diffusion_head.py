@@ -1,4 +1,4 @@
-"""The diffusion head: its chunk, its action scaling, and several noise levels in one pass."""
+"""The diffusion head: chunks, action normalization, and several noise levels in one pass."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def make_head(table=ECHO, **options) -> DiffusionActor:
 
 
 def test_the_chunk_starts_with_the_present_action():
-    """The horizon starts at the oldest of three observations, so that two actions are past."""
+    """The horizon starts at the oldest of three observations, so the first two actions are past."""
     head, noise = make_head(), torch.rand(4, 1, 8, 2)
     chunk = head.plan(torch.randn(4, 3, 5), noise)
     assert head.chunk_size == 6
@@ -30,13 +30,15 @@ def test_actions_are_scaled_to_their_range_in_the_data_and_back():
     actions = torch.tensor([[-0.5, 0.3], [1.0, 0.3], [0.25, 0.4]])
     scaled = head.normalize_actions(actions)
     assert scaled[:, 0].tolist() == pytest.approx([-1, 1, 0])
-    assert scaled[:, 1].tolist() == pytest.approx([0, 0, 0.1])  # a constant is only shifted
+    assert scaled[:, 1].tolist() == pytest.approx(
+        [0, 0, 0.1]
+    )  # a constant action is shifted but not scaled
     assert torch.allclose(head.denormalize_actions(scaled), actions)
     noise = torch.full((1, 1, 8, 2), 5.0)
     chunk = head.plan(torch.zeros(1, 3, 5), noise)[0, 0]
-    assert chunk.tolist() == pytest.approx([1.0, 1.0])  # never outside [-1, 1]
+    assert chunk.tolist() == pytest.approx([1.0, 1.0])  # clipped to [-1, 1]
     chunk = head.plan(torch.zeros(1, 3, 5), -noise)[0, 0]
-    assert chunk.tolist() == pytest.approx([-0.5, -0.7])  # nor outside the data's range
+    assert chunk.tolist() == pytest.approx([-0.5, -0.7])  # clipped to the range in the data
 
 
 def test_several_noise_levels_of_an_observation_equal_separate_passes():
@@ -59,7 +61,7 @@ def test_an_observation_is_encoded_once_for_all_noise_levels(monkeypatch):
 
 
 def test_hidden_units_are_dropped_in_training_and_not_when_acting():
-    """The network is linear after its one hidden layer, so that dropout preserves the mean."""
+    """The network has one hidden layer and a linear output, so dropout preserves the mean."""
     head, plain = make_head(dropout_rate=0.3), make_head()
     s, x, times = torch.randn(1, 3, 5), torch.randn(1, 1, 8, 2), torch.full((20_000, 1), 4.0)
     many = x.expand(20_000, -1, -1, -1)

@@ -1,4 +1,4 @@
-"""The sampler tables, compared with diffusers, and the loop that runs them."""
+"""Sampler tables and the sampling loop, compared with diffusers."""
 
 import math
 
@@ -14,7 +14,7 @@ KINDS = ("epsilon", "sample")
 
 
 def network(x, time: float):
-    """Return an arbitrary function of both arguments."""
+    """Compute an arbitrary function of both arguments."""
     return 0.7 * x - 0.3 + math.sin(time)
 
 
@@ -35,7 +35,7 @@ def sample_with_diffusers(
 
 @pytest.fixture(autouse=True)
 def pass_noise_as_generator(monkeypatch):
-    """Make DDPM's step use its argument `generator` as the noise."""
+    """Patch diffusers: the DDPM step uses its argument `generator` as the noise."""
     from diffusers.schedulers import scheduling_ddpm
 
     monkeypatch.setattr(scheduling_ddpm, "randn_tensor", lambda shape, generator, **_: generator)

@@ -1,4 +1,4 @@
-"""Chunk heads with image observations: how often images are encoded, and with which crops."""
+"""Chunk heads with image observations: number of encoder calls, and crops."""
 
 from typing import Any
 
@@ -38,9 +38,9 @@ def make_act_head() -> ActionChunkingTransformer:
 
 
 def make_observations(rows: int = 3) -> dict[str, Tensor]:
-    draw = torch.Generator().manual_seed(1)
-    images = torch.randint(0, 256, (rows, 2, 12, 12, 3), generator=draw, dtype=torch.uint8)
-    return {"image": images, "state": torch.randn(rows, 2, 2, generator=draw)}
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (rows, 2, 12, 12, 3), generator=generator, dtype=torch.uint8)
+    return {"image": images, "state": torch.randn(rows, 2, 2, generator=generator)}
 
 
 def random(update: int = 0) -> Random:
@@ -88,11 +88,11 @@ def test_features_are_those_of_the_image_encoder_followed_by_the_vector() -> Non
 @pytest.mark.parametrize("make", [make_diffusion_head, make_act_head])
 def test_images_are_cropped_at_the_center_when_acting_and_randomly_in_training(make: Any) -> None:
     head, plain = make(), make_observations()
-    rim = plain | {"image": plain["image"].clone()}
-    rim["image"][..., :3, :, :] ^= 255
-    rim["image"][..., 9:, :] ^= 255
+    border = plain | {"image": plain["image"].clone()}
+    border["image"][..., :3, :, :] ^= 255
+    border["image"][..., 9:, :] ^= 255
     noise = torch.randn(3, *(head.noise_shape or (0,)))
-    torch.testing.assert_close(head.plan(plain, noise), head.plan(rim, noise))
+    torch.testing.assert_close(head.plan(plain, noise), head.plan(border, noise))
 
     def encode_in_training(observations: dict[str, Tensor], update: int) -> Tensor:
         return head.encode(observations, random(update))
@@ -100,7 +100,7 @@ def test_images_are_cropped_at_the_center_when_acting_and_randomly_in_training(m
     features = encode_in_training(plain, 0)
     assert torch.equal(features, encode_in_training(plain, 0))
     assert not torch.equal(features, encode_in_training(plain, 1))
-    assert not torch.equal(features, encode_in_training(rim, 0))
+    assert not torch.equal(features, encode_in_training(border, 0))
     assert not torch.equal(features, head.encode(plain))
 
 

@@ -1,4 +1,4 @@
-"""Denoising networks, compared with torch's layers, and their causal masks."""
+"""Denoising networks and their causal masks, compared with torch layers."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_upsampling_equals_torchs_transposed_convolution():
     ours, theirs, x = Upsample(3), nn.ConvTranspose1d(3, 3, 4, 2, 1), torch.randn(2, 8, 3)
     taps = theirs.weight.permute(2, 0, 1)  # [4, in, out]
     theirs.bias.data[:] = torch.randn(3)
-    ours.even.data = torch.cat([taps[3], taps[1]])  # of input steps k - 1 and k
+    ours.even.data = torch.cat([taps[3], taps[1]])  # for input steps k - 1 and k
     ours.odd.data = torch.cat([taps[2], taps[0]])
     ours.bias.data = theirs.bias.data
     assert (ours(x) - theirs(x.mT).mT).abs().max() < 1e-6

@@ -1,4 +1,4 @@
-"""Vision encoders, compared with plain PyTorch and closed forms, and their crops."""
+"""Vision encoders, compared with PyTorch layers and closed forms, and image crops."""
 
 import pytest
 import torch
@@ -24,8 +24,8 @@ def random(seed: int = 0, update: int = 0) -> Random:
 
 
 def make_images(*shape: int, seed: int = 0) -> torch.Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, shape, generator=draw, dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
 def to_torch_layer(conv: Conv) -> nn.Conv2d:
@@ -39,7 +39,7 @@ def to_torch_layer(conv: Conv) -> nn.Conv2d:
 
 
 def test_resnet18_has_the_published_number_of_parameters() -> None:
-    """The published network has 11,689,512, of which the last layer has 512 * 1000 + 1000."""
+    """The published network has 11,689,512 parameters, of which 513,000 are in the classifier."""
     assert sum(p.numel() for p in ResNet18(3).parameters()) == 11_689_512 - 513_000
 
 
@@ -96,19 +96,19 @@ def test_crops_are_at_the_given_corners() -> None:
 
 
 def test_crops_are_at_the_center_when_acting_and_random_in_training() -> None:
-    """Pixels at the rim affect the features in training, in some crops, and never when acting."""
+    """Border pixels affect the features in some training crops, and never when acting."""
     torch.manual_seed(0)
     encoder, plain = ImageEncoder((16, 16, 3), crop=0.5), make_images(1, 16, 16, 3)
-    rim = plain.clone()
-    rim[:, :4] ^= 255
-    rim[:, :, :4] ^= 255
-    rim[:, 12:] ^= 255
-    rim[:, :, 12:] ^= 255
-    torch.testing.assert_close(encoder(plain), encoder(rim))
-    many = plain.expand(64, -1, -1, -1), rim.expand(64, -1, -1, -1)
-    features, rim_features = (encoder(x, random()) for x in many)
+    border = plain.clone()
+    border[:, :4] ^= 255
+    border[:, :, :4] ^= 255
+    border[:, 12:] ^= 255
+    border[:, :, 12:] ^= 255
+    torch.testing.assert_close(encoder(plain), encoder(border))
+    many = plain.expand(64, -1, -1, -1), border.expand(64, -1, -1, -1)
+    features, border_features = (encoder(x, random()) for x in many)
     assert len(features.unique(dim=0)) > 32
-    assert ((features - rim_features).abs().amax(1) > 1e-4).float().mean() > 0.9
+    assert ((features - border_features).abs().amax(1) > 1e-4).float().mean() > 0.9
     torch.testing.assert_close(encoder(many[0], random()), features, rtol=0, atol=0)
     assert (encoder(many[0], random(update=1)) != features).any()
 

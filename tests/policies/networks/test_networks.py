@@ -1,4 +1,4 @@
-"""MLPs, compared with torch's layers, and the independence of ensemble members."""
+"""MLPs, compared with torch layers, and the independence of ensemble members."""
 
 import math
 from typing import get_args
@@ -15,7 +15,7 @@ BETWEEN |= {"tanh": nn.Tanh(), "mish": nn.Mish()}
 
 
 def build_with_torch(net: MLP, member: int | None = None) -> nn.Sequential:
-    """Return torch's layers with the parameters of `net`, or of one member of an ensemble."""
+    """Build torch layers with the parameters of `net`, or of one member of an ensemble."""
 
     def select(p: torch.Tensor) -> torch.Tensor:
         return p.detach() if member is None else p.detach()[member]
@@ -50,7 +50,9 @@ def test_members_are_independent_networks(rows, layer_norm):
         torch.testing.assert_close(net(x)[member], build_with_torch(net, member)(x))
     for p in net.parameters():
         (gradient,) = torch.autograd.grad(net(x)[0].sum(), p)
-        assert (gradient[1] == 0).all(), "a member learns from another one's output"
+        assert (gradient[1] == 0).all(), (
+            "the output of one member changes another member's gradient"
+        )
 
 
 def test_a_single_network_has_no_ensemble_axis():
@@ -73,7 +75,7 @@ def test_every_activation_equals_that_of_torch(activation):
 def test_in_bf16_the_output_layer_preserves_small_differences_of_large_values(
     ensemble, hidden, inner
 ):
-    """Outputs near 300, where bf16 has steps of 2, differ by 1. `inner` loses the difference."""
+    """Outputs near 300 differ by about 1, but bf16 has steps of 2 there. `inner` loses this."""
     net, last = MLP(4, 1, hidden, ensemble=ensemble, inner=inner), -1
     x = torch.randn(256, 4)
     if hidden:  # a unit whose output is always 1
