@@ -4,8 +4,8 @@
     python -m benchmarks.pages evidence [runs/evidence …]
 
 A study is a folder of benchmarks/results with compact files (offline_rl/reporting/compact.py) and a
-notes.md written by hand. Its README.md has the head of the notes, the tables and the rest of the
-notes. If folders of runs are given, their finished runs are first added to the study.
+notes.md written by hand. The study's README.md has the first part of the notes, the tables and the
+rest of the notes. If folders of runs are given, their finished runs are first added to the study.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from benchmarks.figures import check_names, run_command
 from offline_rl.reporting import compact, online
 from offline_rl.reporting.curves import draw
 from offline_rl.reporting.published import NEORL2_NAMES, rows_of
-from offline_rl.reporting.report import hardware, infeasible, progress, success
+from offline_rl.reporting.report import (
+    convergence_cell,
+    hardware_text,
+    multiplier_note,
+    success_text,
+)
 from offline_rl.reporting.runs import Seed, behavior, collect, groups, key_of
 from offline_rl.reporting.statistics import MIN_CONVERGENCE
 from offline_rl.reporting.summary import Summary, summarize
@@ -39,24 +44,29 @@ BASELINES = {
     "best_constant": "best constant action found",
 }
 GRID = {"return_grid_median": "median of grid", "return_grid_worst": "worst of grid"}
-HOW = (
-    "How to read the tables. `score` (or `return`): mean ± standard deviation over seeds (ddof 0) "
-    "of each seed's last evaluation; never the best one. `error`: the standard error over that "
-    "evaluation's episodes, whose starts the seeds share. `last five`: the same mean over the last "
-    "five evaluations, or over all if there are fewer. `convergence`: critic convergence, "
-    "1 - (1 - tau (1 - discount))^n after n updates of the target network, including those of a "
-    f"run that is continued. Below {100 * MIN_CONVERGENCE:.0f} % a row is unfinished, comes last "
-    f"and is compared with nothing. Below {100 * SHOWN:.0f} % it is not shown. A row without a "
-    "number has no critic, or values that are learned from rollouts. It is unfinished if it was "
-    "rising: its last evaluation is significantly above the mean of the last five. A row that was "
-    "not rising may still be far from converged. `target / data`: the critics' mean target at the "
-    "end, including the entropy bonus of SAC and related methods, divided by the mean discounted "
-    "return of the dataset's states. For this return, a truncated episode is continued at the mean "
-    "reward of its last tenth. Above 1 the critics expect more than the data earn or, if rewards "
-    "are costs, more cost. With centered rewards the data's return is about 0 and there is no "
-    "number. `updates`: the number of updates, offline and online. `python -m "
-    "benchmarks.baselines` makes the rows above the algorithms. Scores of constant actions are "
-    "from 100 episodes, or exact; the search for the best one used other starts."
+HOW = (  # list on every page
+    "`score` (or `return`): mean ± standard deviation over seeds (ddof 0) of each seed's last "
+    "evaluation, never of its best one.",
+    "`error`: the standard error over the episodes of this evaluation. All seeds share the initial "
+    "states of these episodes.",
+    "`last five`: the same mean for the last five evaluations, or for all if there are fewer.",
+    "`convergence`: critic convergence, 1 - (1 - tau (1 - discount))^n after n updates of the "
+    "target network. If a run continues another one, the updates of both count. Below "
+    f"{100 * MIN_CONVERGENCE:.0f} % a row is unfinished: it comes last and is compared with "
+    f"nothing. Below {100 * SHOWN:.0f} % it is not shown.",
+    "A row without a number in this column has no critic, or its values are learned from rollouts. "
+    "Such a row is unfinished if it was still rising, which means that its last evaluation is "
+    "significantly above the mean of the last five. A row that was not rising may still be far "
+    "from converged.",
+    "`target / data`: the critics' mean target at the end, divided by the mean discounted return "
+    "of the dataset's states. Targets include the entropy bonus of SAC and related methods. For "
+    "the return, a truncated episode is continued at the mean reward of its last tenth. Above 1 "
+    "the critics expect a higher return than the data have or, if rewards are costs, a higher "
+    "cost. With centered rewards the data's return is about 0, and no number is shown.",
+    "`updates`: the number of updates, offline and online.",
+    "The rows above the algorithms are made by `python -m benchmarks.baselines`. Scores of "
+    "constant actions are from 100 episodes, or exact. The search for the best constant action "
+    "used other initial states.",
 )
 SETS = """## Data sets
 
@@ -70,7 +80,8 @@ def page(folder: Path) -> str:
     tasks = collect([folder])
     name = folder.name
     parts = [head, f"`offline-rl benchmark suite={name}`, then `python -m benchmarks.pages {name}`"]
-    parts += [wrap_text(HOW)]
+    items = (wrap_text(f"- {item}", 110).replace("\n", "\n  ") for item in HOW)
+    parts += ["How to read the tables:", "\n".join(items)]
     acting, online_rows = online.acting(tasks), list[list[str]]()
     for task, seeds in tasks.items():
         parts += [section(seeds)]
@@ -84,7 +95,7 @@ def page(folder: Path) -> str:
         parts += [compared]
     if name == "locomotion":
         parts += [SETS.strip(), dataset_returns()]
-    machines = sorted({hardware(seed) for seeds in tasks.values() for seed in seeds})
+    machines = sorted({hardware_text(seed) for seeds in tasks.values() for seed in seeds})
     parts += [f"Ran on {'; '.join(machines)}.", "![Learning curves](curves.png)", rest]
     return "\n\n".join(part for part in parts if part).rstrip() + "\n"
 
@@ -113,11 +124,11 @@ def section(seeds: Sequence[Seed]) -> str:
         body.append([*row(label, c), *(scores.get(head, "") for head in heads)])
     text = f"## {task}\n\n{table(header, body, markdown=True)}"
     if early := [
-        f"{label} ({progress(c).split(',')[0]})" for label, c in results if not has_row(c)
+        f"{label} ({convergence_cell(c).split(',')[0]})" for label, c in results if not has_row(c)
     ]:
         text += "\n\nNot shown, because the critic has converged too little: "
         text += f"{', '.join(early)}."
-    warnings = [note for seed in seeds if (note := infeasible(seed))]
+    warnings = [note for seed in seeds if (note := multiplier_note(seed))]
     return "\n\n".join([text, *warnings])
 
 
@@ -150,9 +161,9 @@ def row(label: str, c: Summary) -> list[str]:
         format_mean_std(c.values, 1) + (f"; {lost} of {len(done)} diverged" if lost else ""),
         c.error_text,
         format_mean_std(c.last_five, 1),
-        progress(c),
+        convergence_cell(c),
         f"{c.target / worth:.2f}" if c.target is not None and worth else "",
-        success(c),
+        success_text(c),
         format_mean_std([sum(o.costs) / len(o.costs) if o.costs else None for o in done], 1),
         format_range(o.updates for o in done),
         f"{episodes} × {len(done)} seeds",
@@ -213,7 +224,10 @@ def value_of_data(seed: Seed) -> float | None:
 
 @cache
 def published(task: str) -> dict[str, dict[str, str]]:
-    """Return published scores, algorithm -> column -> text, on the task or the task it imitates."""
+    """Return published scores, algorithm -> column -> text.
+
+    They are for the task, or for the D4RL task with the same name.
+    """
     scores: dict[str, dict[str, str]] = {}
     suite, _, name = task.rpartition("/")
     if suite == "neorl2":
@@ -286,9 +300,10 @@ def comparison(tasks: Mapping[str, Sequence[Seed]]) -> str:
     header += ["above the data", "above the top 10 %", "above all published"]
     return (
         "## Comparison with the data and with published scores\n\n"
-        + "An algorithm is listed only if its row is finished, and if both its last evaluation and "
-        + "its last five are above the bar by more than the standard deviation over seeds and the "
-        + "standard errors over episodes, its own and the data's, together.\n\n"
+        + "The last three columns list algorithms whose row is finished. Both the last evaluation "
+        + "and the last five must exceed the column's score by more than the sum of the standard "
+        + "deviation over seeds and the standard errors over episodes, of the algorithm and of the "
+        + "data.\n\n"
         + table(header, body, markdown=True)
     )
 

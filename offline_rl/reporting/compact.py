@@ -4,8 +4,8 @@
     configs.json        <task>/<algorithm>/<name> -> the resolved configuration that its seeds share
     evaluations.csv.gz  one row per episode of every evaluation
 
-Equal runs give equal bytes. Floats are stored without loss. Values that follow from the episodes
-(means, scores, the last evaluation) are recomputed when the files are read.
+Equal runs give equal bytes. Floats are stored without loss. Means, scores and the last evaluation
+follow from the episodes; they are not stored but computed when the files are read.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ TEXT |= {f"environment.{key}" for key in (*VERSIONS, "gpu", "choices.precision")
 def pack(folders: Sequence[str | Path], out: str | Path) -> int:
     """Add the finished seeds below `folders` to the compact files in `out`; return their number.
 
-    A seed that `out` already holds is replaced. Raises UserError, and does not change `out`, if two
-    folders hold the same seed or the settings of a run's seeds differ.
+    A seed that `out` already contains is replaced. Raises UserError, and does not change `out`, if
+    two folders contain the same seed or the settings of a run's seeds differ.
     """
     out, new = Path(out), dict[tuple[str, int], Record]()
     seeds_in = {folder: seed_folders(Path(folder)) for folder in folders}
     if empty := [str(folder) for folder, seeds in seeds_in.items() if not seeds]:
-        raise UserError(f"{', '.join(empty)}: no run in it. Give folders that hold runs.")
+        raise UserError(f"{', '.join(empty)}: no runs found. Use folders that contain runs.")
     for seed in chain(*seeds_in.values()):
         record = of_folder(seed)
         if record.result is None:
@@ -77,26 +77,26 @@ def pack(folders: Sequence[str | Path], out: str | Path) -> int:
 
 
 def portable(record: Record) -> Record:
-    """Return `record` without paths of this machine.
-
-    Data is named relative to the data folder, or by its file name if it lies elsewhere.
-    """
+    """Return `record` with portable paths: see `portable_path`."""
     assert record.result is not None
 
-    def shortened(values: dict[str, Any]) -> dict[str, Any]:
+    def with_portable_data(values: dict[str, Any]) -> dict[str, Any]:
         names = [key for key in ("dataset", "expert_dataset") if values.get(key) is not None]
-        return values | {key: short(values[key]) for key in names}
+        return values | {key: portable_path(values[key]) for key in names}
 
     environment = {k: v for k, v in record.environment.items() if not k.startswith("dataset")}
     if "file" in (origin := environment.get("algorithm") or {}):  # a user's algorithm
         environment["algorithm"] = origin | {"file": Path(origin["file"]).name}
-    config, result = shortened(record.config), shortened(record.result)
-    config["algorithm"] = short(config["algorithm"])
+    config, result = with_portable_data(record.config), with_portable_data(record.result)
+    config["algorithm"] = portable_path(config["algorithm"])
     return Record(config, environment, result, record.evaluations, record.metrics)
 
 
-def short(file: str) -> str:
-    """Return a path relative to the data folder, or its file name if it lies elsewhere."""
+def portable_path(file: str) -> str:
+    """Return a path relative to the data folder, or only the file name of a file elsewhere.
+
+    Relative paths and names are returned unchanged.
+    """
     path = Path(file).expanduser()
     if not path.is_absolute() and ".." not in path.parts:
         return file
@@ -120,10 +120,10 @@ def write(records: Sequence[Record], out: Path) -> None:
         if differ:
             names = ", ".join(map(option_name, differ))
             raise UserError(
-                f"The seeds of {record.run} differ in {names} and share no configuration. Pack "
-                "them into separate folders, or train one of them under another name=…"
+                f"The seeds of {record.run} differ in {names}, but one configuration is stored for "
+                "all. Pack them into separate folders, or train one of them under another name=…"
             )
-        if first.get("start"):  # the checkpoint that each of its seeds continues
+        if first.get("start"):  # collect the checksums of the checkpoints that the seeds continue
             sums = first["start"]["sha256"] | record.config["start"]["sha256"]
             sums = dict(sorted(sums.items(), key=lambda item: int(item[0])))
             configs[record.run] = first | {"start": first["start"] | {"sha256": sums}}
@@ -150,7 +150,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]
 
 
 def row_of(record: Record) -> dict[str, Any]:
-    """Return a seed's row: the result without its episodes, the machine, the last metrics."""
+    """Return a seed's row in runs.csv: the result without episodes, machine, last metrics."""
     assert record.result is not None
     result = {k: v for k, v in record.result.items() if k not in LAST}
     metrics = {k: v for k, v in record.metrics.items() if k.startswith("train/")}
@@ -173,7 +173,7 @@ def episodes_of(record: Record) -> Iterator[list[str]]:
 
 
 def cell(column: str, value: Any) -> str:
-    """Return a CSV cell; floats keep every digit."""
+    """Return a CSV cell. Floats are written without loss."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     return str(value) if column in TEXT else json.dumps(value)
@@ -202,7 +202,8 @@ def read(folder: str | Path) -> list[Record]:
                 of_seed = evaluations.setdefault((run, int(seed)), [])
                 episodes = list(rows)
                 first = [n for n, row in enumerate(episodes) if row[4] == episodes[0][4]]
-                for n, end in pairwise([*first, len(episodes)]):  # two may share their counts
+                # two evaluations may have the same counts of updates and steps
+                for n, end in pairwise([*first, len(episodes)]):
                     of_seed.append(evaluation(int(updates), int(steps), episodes[n:end]))
         file, records = folder / RUNS, []
         with file.open(encoding="utf-8", newline="") as lines:

@@ -1,4 +1,4 @@
-"""The figure of learning curves."""
+"""Figure of learning curves."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F4F24")
-STYLES = ("-", ":", "-.")  # dashed is the behavior policy
-MAX_LINES = 12  # per panel; the best runs are drawn
-HEIGHT, WIDTH, GAP = 2.6, 3.6, 0.17  # inches: size of a panel's axes, distance of two labels
-LETTER = 0.065  # inches, width of a label's character
-# Connects the end of a short line to the right edge; gray and dotted, not to be taken for data
+STYLES = ("-", ":", "-.")  # a dashed line is the behavior policy
+MAX_LINES = 12  # lines per panel, those of the best runs
+HEIGHT, WIDTH, GAP = 2.6, 3.6, 0.17  # inches: size of a panel's axes, distance between labels
+LETTER = 0.065  # inches: width of a character in a label
+# Style of the connection from the end of a short line to the right edge: unlike a data line
 DOTS: dict[str, Any] = {"color": "0.6", "ls": (0, (1, 4)), "lw": 1.0, "zorder": 1}
 
 
@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
     @property
     def last(self) -> float:
-        """The mean over seeds of the last evaluation; -inf if it is not a number."""
+        """Mean over seeds of the last evaluation; -inf if it is NaN."""
         return float(np.nan_to_num(self.values[:, -1].mean(), nan=-np.inf))
 
 
@@ -48,16 +48,16 @@ class End(NamedTuple):
 
 def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
     """Write the learning curves of `tasks` as a PNG."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no message about its font cache
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # hide the message on the font cache
     draw_figure(tasks).savefig(path, format="png")
 
 
 def draw_figure(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
-    """Draw a panel for each task, with a line for each algorithm and its seeds' range shaded.
+    """Draw a panel for each task, with a line for each algorithm. The range of seeds is shaded.
 
-    Labels are at the ends of the lines. Of more than `MAX_LINES` algorithms the best are drawn, and
-    the title says so. An algorithm has the same color in every panel. A line has a point at each
-    number of updates at which all of its seeds were evaluated.
+    Labels are at the ends of the lines. If there are more than `MAX_LINES` algorithms, only the
+    best are drawn, and the title says so. An algorithm has the same color in every panel. A line
+    has a point at each number of updates at which all seeds were evaluated.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
@@ -105,7 +105,7 @@ def draw_figure(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
 
 
 def lines(seeds: Sequence[Seed]) -> Iterator[Line]:
-    """Yield the line of each of a task's algorithms whose seeds have a common evaluation."""
+    """Yield a line for each algorithm of a task, if its seeds have a common evaluation."""
     key = key_of(seeds)
     for label, group in groups(seeds).items():
         curves = [seed.curves[key] for seed in group if seed.curves[key]]
@@ -117,8 +117,8 @@ def lines(seeds: Sequence[Seed]) -> Iterator[Line]:
 def label_ends(axes: Any, ends: Sequence[End]) -> None:
     """Write each label to the right of the axes, as close as possible to the end of its line.
 
-    A leader in the line's color connects them outside the axes, where it is not taken for data. A
-    line that ends before the right edge gets a dot at its end, and gray dots lead to the edge.
+    A leader in the line's color connects the right edge to the label. If a line ends before the
+    right edge, a dot marks its end, and a dotted gray line continues to the edge.
     """
     low, high = axes.get_ylim()
     edge = axes.get_xlim()[1]
@@ -129,13 +129,13 @@ def label_ends(axes: Any, ends: Sequence[End]) -> None:
             axes.plot([end.updates, edge], [end.value, end.value], **DOTS)
     axes.set_xlim(right=edge)
     ends = sorted(ends, key=lambda end: end.value)
-    places = spread([(end.value - low) / (high - low) for end in ends], GAP / HEIGHT)
-    for (label, _, value, color, style), place in zip(ends, places, strict=True):
+    positions = spread([(end.value - low) / (high - low) for end in ends], GAP / HEIGHT)
+    for (label, _, value, color, style), position in zip(ends, positions, strict=True):
         axes.annotate(
             label,
             (1, value),
             xycoords=axes.get_yaxis_transform(),  # the right edge, at the line's last value
-            xytext=(1.05, place),
+            xytext=(1.05, position),
             textcoords="axes fraction",
             color=color,
             fontsize=8,

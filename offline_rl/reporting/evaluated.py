@@ -1,4 +1,4 @@
-"""The table of evaluations that `offline-rl evaluate` saved next to the bundles of runs."""
+"""Table of the evaluations that `offline-rl evaluate` saved next to the bundles of runs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from offline_rl.training.run_folder import BUNDLE
 from offline_rl.utils.text import format_mean_std
 
 HEADER = ["algorithm", "task", "score", "return", "success %", "cost", "episodes", "keys"]
-LESS_NEEDED = ["cost", "return", "keys", "task", "episodes"]  # hidden first, to fit the terminal
+# columns that are hidden, in this order, if the table is wider than the terminal
+LESS_NEEDED = ["cost", "return", "keys", "task", "episodes"]
 LEGEND = {
-    "keys": "options of `offline-rl evaluate` besides `task` and `episodes`.",
+    "keys": "options of `offline-rl evaluate` other than `task` and `episodes`.",
 }
 
 
 def rows_of(seeds: Sequence[Seed]) -> list[list[str]]:
-    """Return a row for each evaluation of a task's runs, means over their training seeds.
+    """Return a row for each evaluation of a task's runs, averaged over training seeds.
 
-    An evaluation is left out if its bundle no longer holds the policy that was evaluated.
+    An evaluation is left out if its bundle no longer contains the policy that was evaluated.
     """
     evaluations: dict[tuple[str, str], list[SavedEvaluation]] = {}
     for seed in seeds:
@@ -31,7 +32,10 @@ def rows_of(seeds: Sequence[Seed]) -> list[list[str]]:
 
 
 def row(label: str, saved: Sequence[SavedEvaluation]) -> list[str]:
-    """Return the cells for one run. saved: an evaluation of each training seed, with equal keys."""
+    """Return the cells for one run.
+
+    saved: evaluations with the same keys, one for each training seed.
+    """
     keys, played = saved[0].keys, [each.episodes for each in saved]
     success = [s for e in played if e.success is not None for s in e.success.tolist()]
     return [

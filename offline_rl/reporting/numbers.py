@@ -1,4 +1,4 @@
-"""The numbers of a report as rows, CSV and LaTeX."""
+"""Numbers of a report as rows, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LATEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
 
 
 def numbers_of(seeds: Sequence[Seed]) -> list[dict[str, Any]]:
-    """Return a row for each algorithm of a task with finished seeds, then for its behavior policy.
+    """Return a row for each algorithm with finished seeds, then rows for the behavior policy.
 
     Means and standard deviations (ddof 0) are over seeds. `error` is the standard error over the
     episodes of the last evaluation. `success` has Wilson's 95 % interval. Unknown values are None.
@@ -88,8 +88,8 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def as_latex(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a LaTeX tabular (booktabs) with a row for each task and a column for each algorithm.
 
-    Cells are scores, or returns if a task has no scores. The highest mean of a row is bold, even if
-    it is that of the behavior policy.
+    Cells are scores, or returns if a task has no scores. The highest mean of a row is bold. It may
+    belong to the behavior policy.
     """
     tasks = dict.fromkeys(row["task"] for row in rows)
     names = [row["algorithm"] for row in rows]

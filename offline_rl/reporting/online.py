@@ -1,6 +1,6 @@
 """Online training: performance over environment steps, the initial drop, and the regret.
 
-The first point is the last evaluation before the first environment step. Runs are compared by their
+The first point is the last evaluation before the first environment step. Runs are compared by
 success rate if the task reports success, otherwise by score or return.
 """
 
@@ -19,29 +19,29 @@ from offline_rl.reporting.runs import Seed, groups, key_of
 from offline_rl.reporting.statistics import wilson
 from offline_rl.utils.text import format_legend, shown_columns, wrap_text
 
-EARLY = 0.1  # share of all environment steps in which an initial drop is looked for
+EARLY = 0.1  # share of the environment steps that is searched for an initial drop
 FIGURE = "online.png"  # name of the figure's file
 HEADER = ["algorithm", "env steps", "before", "worst early", "worst after warm-up", "end"]
 HEADER += ["regret", "scores"]
 LESS_NEEDED = ("worst after warm-up", "scores", "regret", "worst early", "env steps", "before")
 NOTE = (
-    "Values are success rates in per cent, with Wilson's 95 % interval over all seeds' episodes, "
-    "if the task reports success. The interval treats all episodes as independent, although seeds "
-    "share initial states. Otherwise values are scores or returns, averaged over seeds. Of several "
-    "evaluations after the same number of steps the last one counts. A policy that acts in an "
-    "environment is judged by its performance after a number of steps, whatever its critic "
-    "convergence."
+    "If the task reports success, values are success rates in per cent, with Wilson's 95 % "
+    "interval over the episodes of all seeds. The interval treats all episodes as independent, "
+    "although seeds share initial states. Otherwise values are scores or returns, averaged over "
+    "seeds. If there are several evaluations after the same number of steps, the last one counts. "
+    "Critic convergence does not count here: a policy that acts in an environment is judged by its "
+    "performance after a number of steps."
 )
 LEGEND = {
     "env steps": "environment steps of a seed at the last evaluation.",
     "before": "value before the first environment step.",
-    "worst early": f"minimum over the first {100 * EARLY:.0f} % of environment steps, and after "
-    "how many steps it occurred.",
-    "worst after warm-up": f"minimum over the {100 * EARLY:.0f} % of environment steps that follow "
-    "the warm-up.",
-    "end": "last evaluation.",
-    "regret": "cumulative regret: 100 minus the mean of success rate or score over the run's "
-    "environment steps, interpolated linearly between evaluations.",
+    "worst early": f"minimum in the first {100 * EARLY:.0f} % of environment steps, and the step "
+    "at which it occurred.",
+    "worst after warm-up": f"minimum in the {100 * EARLY:.0f} % of environment steps after the "
+    "warm-up.",
+    "end": "value of the last evaluation.",
+    "regret": "cumulative regret: 100 minus the mean success rate or score over all environment "
+    "steps. Values are interpolated linearly between evaluations.",
     "scores": "score before the first environment step, minimum score, and score at the end.",
 }
 
@@ -56,13 +56,13 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Course:
-    """Results of a method over its environment steps."""
+class OnlineCurve:
+    """Results of a method over environment steps."""
 
     points: list[Point]
     measure: str  # success, score or return
     warmup_steps: int = 0  # environment steps before the first update
-    scores: Sequence[float] = ()  # of the same evaluations, if `measure` is success
+    scores: Sequence[float] = ()  # scores of the same evaluations, if `measure` is success
 
     @property
     def initial(self) -> Point | None:
@@ -95,18 +95,18 @@ class Course:
 
 
 def acting(tasks: Mapping[str, list[Seed]]) -> dict[str, list[Seed]]:
-    """Return the tasks in whose environment a run has trained."""
+    """Return the tasks with online training."""
     return {t: seeds for t, seeds in tasks.items() if any(seed.moments for seed in seeds)}
 
 
 def measure_of(seeds: Sequence[Seed]) -> str:
-    """Return what the online runs of a task are compared by: success, score or return."""
+    """Return the measure by which a task's online runs are compared: success, score or return."""
     reported = [m.success is not None for seed in seeds for m in seed.moments.values()]
     return "success" if all(reported) else key_of(seeds)
 
 
-def courses(seeds: Sequence[Seed]) -> dict[str, Course]:
-    """Return label -> results over environment steps, at evaluations that all its seeds have."""
+def online_curves(seeds: Sequence[Seed]) -> dict[str, OnlineCurve]:
+    """Return label -> results over environment steps, at the evaluations common to its seeds."""
     acting = [seed for seed in seeds if seed.moments]
     measure, by_label = measure_of(acting), {}
     for label, group in groups(acting).items():
@@ -116,7 +116,7 @@ def courses(seeds: Sequence[Seed]) -> dict[str, Course]:
             warmup_steps = int(group[0].config.get("online.warmup_steps", 0))
             scores = [point(group, steps, "score").value for steps in common]
             scored = measure == "success" and not np.isnan(scores).any()
-            by_label[label] = Course(points, measure, warmup_steps, scores if scored else ())
+            by_label[label] = OnlineCurve(points, measure, warmup_steps, scores if scored else ())
     return by_label
 
 
@@ -135,16 +135,16 @@ def point(seeds: Sequence[Seed], env_steps: int, measure: str) -> Point:
 
 def table_of(seeds: Sequence[Seed]) -> list[list[str]]:
     """Return the rows of a task's table, the highest final value first."""
-    ranked = sorted(courses(seeds).items(), key=lambda item: -item[1].points[-1].value)
+    ranked = sorted(online_curves(seeds).items(), key=lambda item: -item[1].points[-1].value)
     return [row(label, course) for label, course in ranked]
 
 
 def explanation(body: Sequence[Sequence[str]]) -> str:
-    """Return the note on tables with the rows `body`, and definitions of their columns."""
+    """Return the note below online tables, and definitions of the columns that `body` fills."""
     return f"{wrap_text(NOTE)}\n\n{format_legend(LEGEND, shown_columns(HEADER, body))}"
 
 
-def row(label: str, course: Course) -> list[str]:
+def row(label: str, course: OnlineCurve) -> list[str]:
     """Return the cells of a method's row."""
     regret, scores = course.regret, course.scores
     first = f"{scores[0]:.1f}, " if scores and course.initial else ""
@@ -176,11 +176,11 @@ def value_text(point: Point | None, measure: str) -> str:
 
 def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
     """Write a PNG with a panel for each task and a line for each method over environment steps."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no message about its font cache
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # hide the message on the font cache
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    lines = {task: courses(seeds) for task, seeds in tasks.items()}
+    lines = {task: online_curves(seeds) for task, seeds in tasks.items()}
     labels = sorted({label for by_label in lines.values() for label in by_label})
     columns = min(len(lines), 2)
     rows = -(-len(lines) // columns)

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Options of `offline-rl report`, besides the folders."""
+    """Options of `offline-rl report`, in addition to the folders."""
 
     out: str | None = None  # folder for report.md and the figures; default: the first folder
     format: Literal["text", "csv", "latex"] = (

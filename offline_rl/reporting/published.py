@@ -1,4 +1,4 @@
-"""Published scores, from `benchmarks/published`, where each row names its source."""
+"""Published scores from `benchmarks/published`. Each row there names its source."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class PublishedScore(NamedTuple):
     score: float
     std: float
     source: str  # repository and file, or paper
-    about: str  # the data and settings behind it, on which comparability depends
+    about: str  # data and settings of the published run, to judge whether it is comparable
 
 
 def published_scores(seeds: Sequence[Seed]) -> dict[str, PublishedScore]:
-    """Return algorithm -> published score on a task; empty for runs on a user's own data."""
+    """Return algorithm -> published score on the task; empty if a run sets dataset=."""
     if any(seed.config.get("dataset") for seed in seeds):
         return {}
     task = seeds[0].task.removeprefix("d4rl:")

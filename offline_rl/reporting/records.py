@@ -1,8 +1,8 @@
 """Content of a seed's folder, from which reports, compact files and result pages are made.
 
 Only config.json, environment.json, evaluations.jsonl, the last line of metrics.jsonl, result.json
-and failed.json are read. A run that was trained elsewhere can be copied in. A run that is still
-training, whose process holds its .lock, is read up to its last complete line.
+and failed.json are read, so a run that was trained elsewhere can be copied in. A run that is still
+training (its process locks .lock) is read up to the last complete line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Record:
     result: dict[str, Any] | None  # None if the seed is not finished
     evaluations: list[dict[str, Any]]
     metrics: dict[str, Any]  # last line of metrics.jsonl
-    state: str = "finished"  # or running, interrupted, or failed with the reason
+    state: str = "finished"  # finished, running, interrupted, or failed with the reason
 
     @property
     def run(self) -> str:
@@ -49,7 +49,7 @@ def run_of(config: Mapping[str, Any]) -> str:
 
 
 def of_folder(folder: SeedFolder) -> Record:
-    """Read the seed's files. Raises UserError naming a damaged one."""
+    """Read a seed's files. Raises UserError naming a damaged file."""
     result, environment = None, folder.path / "environment.json"
     config = config_of_seed(read_json_object(folder.config), folder.seed)
     machine = read_json_object(environment) if environment.is_file() else {}
@@ -61,16 +61,18 @@ def of_folder(folder: SeedFolder) -> Record:
 
 
 def upgraded_result(result: dict[str, Any], config: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return the content of a result.json with the current version's keys.
+    """Return the content of a result.json, with the keys of the current version.
 
-    Earlier versions stored one count of all updates, and no costs.
+    Earlier versions stored a single count of all updates, and no costs.
     """
     if "pretrain_updates" not in result:
         try:
             main, counted = config["num_updates"], result["num_updates"]
             before, online = (counted - main, 0) if main else (0, counted)
         except (KeyError, TypeError) as error:
-            raise UserError(f"{file} or its config.json lacks {error}. Train again.") from None
+            raise UserError(
+                f"{file} or the config.json next to it lacks {error}. Train again."
+            ) from None
         result |= {"num_updates": main, "pretrain_updates": before, "online_updates": online}
     return {"costs": None, **result}
 

@@ -37,32 +37,33 @@ from offline_rl.utils.text import (
 
 LEGEND = {
     "score": "normalized score, mean ± standard deviation over seeds (ddof 0, as in CORL). A "
-    "seed's score is the mean over the episodes of its last evaluation, which is that of the last "
-    "checkpoint and not the best one.",
+    "seed's score is the mean over the episodes of its last evaluation, which belongs to the last "
+    "checkpoint, not to the best one.",
     "return": "undiscounted return, averaged in the same way.",
     "published": "published score, mean ± standard deviation. A note below the table names the "
     "source.",
     "error": "standard error of the score, or of the return if there is no score, over the "
-    "episodes of the last evaluation. It is `exact` if these are all initial states of the task.",
-    "last five": "score or return over the last five evaluations, or over all if there are fewer.",
+    "episodes of the last evaluation. `exact`: the episodes are all initial states of the task.",
+    "last five": "mean score or return over the last five evaluations, or all if there are fewer.",
     "success %": "share of successful episodes of all seeds, with Wilson's 95 % interval. The "
     "interval treats all episodes as independent, although seeds share initial states.",
     "cost": "cost of an episode, mean ± standard deviation over seeds.",
-    "episodes": "episodes of the evaluation × seeds.",
-    "updates": "updates of a seed on data and in the environment, without preliminary ones.",
+    "episodes": "episodes of one evaluation × seeds.",
+    "updates": "offline and online updates of a seed, without preliminary phases.",
     "convergence": "critic convergence, 1 − (1 − τ(1 − γ))^(target updates): how close the critic "
     "can be to its fixed point, given the number of updates of the target network. Below "
-    f"{100 * MIN_CONVERGENCE:.0f} % a run is marked unfinished, whatever its score. Without a "
-    "critic, a run on data is unfinished if its last evaluation is significantly above the mean of "
-    "the last five.",
+    f"{100 * MIN_CONVERGENCE:.0f} % a run is marked unfinished, whatever its score. An offline run "
+    "without a critic is unfinished if its last evaluation is significantly above the mean of the "
+    "last five.",
     "env steps": "environment steps of a seed.",
     "wall time": "time to train all seeds, including evaluations.",
-    "updates/s": "steady rate of one seed × seeds that were trained together.",
+    "updates/s": "steady update rate of one seed × number of seeds that were trained together.",
 }
-LARGE_MULTIPLIER = 100.0  # multipliers start at 1 or e; a larger one has not reached its target gap
+# Lagrange multipliers start at 1 or e; above this value the penalty does not reach its target gap
+LARGE_MULTIPLIER = 100.0
 HEADER = ["algorithm", "score", "return", "published", "error", "last five", "success %", "cost"]
 HEADER += ["episodes", "updates", "convergence", "env steps", "wall time", "updates/s"]
-# hidden in this order to fit the terminal
+# columns that are hidden, in this order, if the table is wider than the terminal
 LESS_NEEDED = ["updates/s", "wall time", "error", "last five", "episodes", "env steps", "return"]
 LESS_NEEDED += ["cost", "updates", "published", "convergence", "success %"]
 EXTENSIONS = {"csv": "csv", "latex": "tex"}
@@ -72,8 +73,8 @@ EXTENSIONS = {"csv": "csv", "latex": "tex"}
 class Report:
     """Tables of runs. `print(report)` shows the output of `offline-rl report`."""
 
-    rows: list[dict[str, Any]]  # the numbers: a row for each algorithm on each task
-    files: list[Path]  # the files that were written
+    rows: list[dict[str, Any]]  # one row of numbers for each algorithm on each task
+    files: list[Path]  # written files
     text: str
 
     def __str__(self) -> str:
@@ -93,7 +94,7 @@ def report(
     folders = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     options = build(ReportOptions, keys)
     if not folders:
-        raise UserError("report: no folder. Give a run's folder, or a folder that holds runs.")
+        raise UserError("report needs a folder. Give a run's folder, or a folder with runs.")
     tasks = collect([Path(folder) for folder in folders])
     out, width = Path(options.out if options.out is not None else folders[0]), terminal_width()
     text, page, written = list[str](), ["# Runs"], [out / "report.md"]
@@ -140,7 +141,7 @@ def report(
 
 
 def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
-    """Return a task's title, the rows of its table, best algorithm first, and the notes below."""
+    """Return a task's title, its table with the best algorithm first, and the notes below it."""
     key, data = key_of(seeds), behavior(seeds)
     published = published_scores(seeds) if key == "score" else {}
     rows = [
@@ -164,9 +165,9 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
     if data:
         notes.append(f"Behavior policy: mean over the episodes of {', '.join(data)}.")
     notes += [note for seed in seeds if (note := note_on_state(seed, key))]
-    notes += [note for seed in seeds if (note := infeasible(seed))]
+    notes += [note for seed in seeds if (note := multiplier_note(seed))]
     if done:
-        notes.append(f"Ran on {'; '.join(sorted({hardware(s) for s in seeds if s.outcome}))}.")
+        notes.append(f"Ran on {'; '.join(sorted({hardware_text(s) for s in seeds if s.outcome}))}.")
     return f"{seeds[0].task}: {kind}", body, notes
 
 
@@ -176,9 +177,9 @@ def row(
     seeds: Sequence[Seed] = (),
     published: PublishedScore | None = None,
 ) -> tuple[float, list[str]]:
-    """Return what the rows are sorted by, and the cells of a group's row.
+    """Return the sort key and the cells of a group's row.
 
-    seeds: all seeds of the group, also those not finished.
+    seeds: all seeds of the group, including unfinished ones.
     """
     done = [seed.outcome for seed in summary.seeds if seed.outcome]
     if not done:
@@ -194,29 +195,29 @@ def row(
         "" if published is None else f"{published.score:.1f} ± {published.std:.1f}",
         summary.error_text,
         format_mean_std(summary.last_five, 1),
-        success(summary),
+        success_text(summary),
         format_mean_std([float(np.mean(o.costs)) if o.costs else None for o in done], 1),
         f"{format_range(len(o.returns or ()) for o in done)} × {format_count(len(done), 'seed')}",
         format_range(o.updates for o in done),
-        progress(summary),
+        convergence_cell(summary),
         format_range(o.num_env_steps for o in done) if any(o.num_env_steps for o in done) else "",
         format_duration(sum(o.seconds / o.seeds_stacked for o in done)),
         f"{np.mean(rates):,.0f} × {format_range(o.seeds_stacked for o in done)}" if rates else "",
     ]
 
 
-def success(summary: Summary) -> str:
-    """Return the share of episodes that succeeded with its interval, in per cent."""
+def success_text(summary: Summary) -> str:
+    """Return the success rate with its interval, in per cent."""
     return "" if summary.success is None else share_text(summary.success)
 
 
-def progress(summary: Summary) -> str:
-    """Return the critic convergence as text, or a mark if a run without a critic still improves."""
+def convergence_cell(summary: Summary) -> str:
+    """Return the critic convergence, or `rising` for a run without a critic that still improves."""
     return "rising, unfinished" if summary.rising else convergence_text(summary.critic_convergence)
 
 
 def note_on_state(seed: Seed, key: str) -> str | None:
-    """Return a note on a seed that is not finished or diverged; None for any other."""
+    """Return a note on a seed that is unfinished or diverged; None for other seeds."""
     name, o = f"{seed.label} seed {seed.number}", seed.outcome
     if o is None:
         at, value = max(seed.curves[key].items(), default=(None, 0))
@@ -230,11 +231,11 @@ def note_on_state(seed: Seed, key: str) -> str | None:
     return f"Diverged: {name}, before update {o.diverged_at:,}. {counted}"
 
 
-def infeasible(seed: Seed) -> str | None:
-    """Return a note on a seed whose learned multiplier (cql, cal_ql) cannot reach its target gap.
+def multiplier_note(seed: Seed) -> str | None:
+    """Return a note on a seed (cql, cal_ql) whose penalty cannot be reduced to its target gap.
 
-    A constant Q function already has a penalty, the logarithm of the volume of the proposed
-    actions. No multiplier can push the penalty below it, and Q falls throughout the run.
+    Even a constant Q function has a penalty: the logarithm of the volume of the proposed actions.
+    No multiplier can push the penalty below that value, and Q falls throughout the run.
     """
     factor, penalty = (seed.metrics.get(f"train/{name}") for name in ("multiplier", "penalty"))
     gap, weight = (seed.config.get(f"hyper.{name}") for name in ("gap", "weight"))
@@ -244,14 +245,14 @@ def infeasible(seed: Seed) -> str | None:
     if factor < LARGE_MULTIPLIER or paid <= gap:
         return None
     return (
-        f"Infeasible: {seed.label} seed {seed.number}. Its multiplier has grown to {factor:,.0f}, "
-        f"but its penalty of {paid:.3g} is still above gap={gap:g}, so its Q values mean little. "
+        f"Infeasible: {seed.label} seed {seed.number}. The multiplier has grown to {factor:,.0f}, "
+        f"but the penalty of {paid:.3g} is still above gap={gap:g}, so the Q values mean little. "
         "Use a larger algorithm.gap, or algorithm.gap=null for a fixed weight."
     )
 
 
-def hardware(seed: Seed) -> str:
-    """Return the device, precision and compilation that a seed's times depend on."""
+def hardware_text(seed: Seed) -> str:
+    """Return device, precision and compilation, on which a seed's times depend."""
     o, machine = seed.outcome, seed.machine
     assert o is not None
     unit = f"{machine.get('cores', '?')} cores" if o.device == "cpu" else machine.get("gpu")

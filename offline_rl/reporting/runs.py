@@ -30,7 +30,7 @@ class Outcome:
     returns: list[float | None] | None
     success: list[bool] | None
     costs: list[float] | None
-    num_updates: int  # of the main phase, on data
+    num_updates: int  # offline updates, without preliminary phases
     online_updates: int
     num_env_steps: int
     seconds: float
@@ -47,7 +47,7 @@ class Outcome:
 
     @property
     def updates(self) -> int:
-        """The number of updates on data and in the environment."""
+        """The number of offline and online updates."""
         return self.num_updates + self.online_updates
 
 
@@ -88,7 +88,7 @@ def read(folder: SeedFolder) -> Seed:
 
 
 def seed_of(record: Record, path: Path) -> Seed:
-    """Return the seed that `record` holds. Raises UserError naming the damaged file in `path`."""
+    """Return the seed in `record`. Raises UserError naming a damaged file in `path`."""
     file, outcome = path / "config.json", None
     try:
         config = flatten(record.config, ".")
@@ -124,10 +124,9 @@ def updates_before(config: dict[str, Any]) -> int:
 
 
 def clocks(rows: Sequence[dict[str, Any]], before: int) -> list[int]:
-    """Return the clock of each evaluation: updates on data plus environment steps until then.
+    """Return the clock of each evaluation: offline updates plus environment steps.
 
-    before: updates of the run that this run continues. Updates between environment steps are not
-    counted.
+    Online updates are not counted. before: updates of the run that this run continues.
     """
     clock, last = list[int](), (before, 0)
     for row in rows:
@@ -145,7 +144,7 @@ def moment(row: dict[str, Any]) -> Moment:
 
 
 def number(value: float | None) -> float:
-    """Return `value`, or NaN for the null that JSON holds for a NaN or an infinity."""
+    """Return `value`, or NaN for null, which JSON files contain instead of NaN and infinity."""
     return math.nan if value is None else float(value)
 
 
@@ -161,7 +160,7 @@ def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
         seeds = [*map(read, seed_folders(folder)), *compact_seeds(folder)]
         if not seeds:
             raise UserError(
-                f"{folder} holds no run. Expected <task>/<algorithm>/<name>/seed_<n>, or the "
+                f"{folder} contains no run. Expected <task>/<algorithm>/<name>/seed_<n>, or the "
                 f"{compact.RUNS} of a study."
             )
         for seed in seeds:
@@ -199,7 +198,7 @@ def compact_seeds(folder: Path) -> list[Seed]:
 
 
 def groups(seeds: Sequence[Seed]) -> dict[str, list[Seed]]:
-    """Return label -> the seeds that are averaged: the finished ones, or all if none is."""
+    """Return label -> the seeds that are averaged: finished seeds, or all if none is finished."""
     by_label: dict[str, list[Seed]] = {}
     for seed in seeds:
         by_label.setdefault(seed.label, []).append(seed)
@@ -207,14 +206,14 @@ def groups(seeds: Sequence[Seed]) -> dict[str, list[Seed]]:
 
 
 def key_of(seeds: Sequence[Seed]) -> str:
-    """Return what the seeds of a task are compared by: "score" if all have one, else "return"."""
+    """Return the measure to compare a task's seeds: "score" if all have scores, else "return"."""
     return "return" if any(s.curves["return"] and not s.curves["score"] for s in seeds) else "score"
 
 
 def behavior(seeds: Sequence[Seed]) -> dict[str, tuple[float | None, float]]:
-    """Return name of the data -> score and return of its behavior policy.
+    """Return name of the data -> score and return of the behavior policy.
 
-    Names of data sets with equal values are joined.
+    Data sets with equal values share one entry, with joined names.
     """
     names = dict[tuple[float | None, float], dict[str, None]]()
     for o in (seed.outcome for seed in seeds):

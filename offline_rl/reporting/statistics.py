@@ -26,8 +26,8 @@ def critic_convergence(target_updates: float, tau: float, discount: float) -> fl
 def convergence_after(hyper: Mapping[str, Any], updates: int) -> float | None:
     """Return the critic convergence of a run with these hyper-parameters after `updates` updates.
 
-    None if no critic bootstraps: there is no discount or no target network, or the values are
-    learned from rollouts (`trace`).
+    None if no critic bootstraps from a target network: `hyper` has no discount or no tau, or the
+    values are learned from rollouts (`trace`).
     """
     if hyper.get("tau") is None or hyper.get("discount") is None or "trace" in hyper:
         return None
@@ -46,15 +46,15 @@ def convergence_text(share: float | None) -> str:
 def evaluation_error(returns: np.ndarray) -> float | None:
     """Return the standard error of the mean over episodes; None for fewer than two episodes.
 
-    returns: [S, E]. Episode e has the same initial state for every seed, so the error is that of
-    the E means over seeds.
+    returns: [S, E]. Episode e has the same initial state for every seed. The E means over seeds are
+    therefore the samples.
     """
     means = np.asarray(returns, np.float64).mean(0)
     return float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None
 
 
 def last_mean(curve: Mapping[int, float], count: int = 5) -> float | None:
-    """Return the mean of the last `count` evaluations, without those before the first update."""
+    """Return the mean of the last `count` evaluations after the first update; None without any."""
     values = [value for updates, value in sorted(curve.items()) if updates][-count:]
     return float(np.mean(values)) if values else None
 

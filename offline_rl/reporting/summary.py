@@ -28,7 +28,7 @@ class Summary:
     values: list[float]  # per seed: the mean of the last evaluation
     last_five: list[float]  # per seed: the mean of the last five evaluations
     error: float | None  # standard error over the last evaluation's episodes
-    exact: bool  # the episodes are all initial states of the task, so the error is 0
+    exact: bool  # True: the episodes are all initial states of the task, so the error is 0
     critic_convergence: float | None  # None without a critic that bootstraps
     target: float | None  # the critics' mean target at the end, in transformed rewards
     success: tuple[float, float, float] | None  # share of episodes, and its 95 % interval
@@ -45,18 +45,19 @@ class Summary:
 
     @property
     def finished(self) -> bool:
-        """True if the result can be compared with others.
+        """True if the result can be compared with other results.
 
-        The critic has converged far enough or, without a critic, the result is not rising.
+        With a critic: it has converged enough. Without a critic: the result is not rising.
         """
         share = self.critic_convergence
         return not self.rising if share is None else share >= MIN_CONVERGENCE
 
     @property
     def rising(self) -> bool:
-        """True if the result of an offline run without a critic is still improving.
+        """True if the result of an offline run without a critic still improves.
 
-        The last evaluation is then above the mean of the last five by more than `uncertainty`.
+        This means that the last evaluation exceeds the mean of the last five by more than
+        `uncertainty`.
         """
         if self.critic_convergence is not None or self.mean is None or not self.last_five:
             return False
@@ -76,8 +77,9 @@ class Summary:
     def above(self, bar: float, error: float = 0.0) -> bool:
         """Return True if the result is finished and significantly above `bar`.
 
-        Both the last evaluation and the last five exceed `bar` by more than the sum of the standard
-        deviation over seeds, the standard error over episodes and `error`, the bar's own.
+        Both the last evaluation and the last five must exceed `bar` by more than the sum of the
+        standard deviation over seeds, the standard error over episodes, and `error`, which is the
+        standard error of `bar`.
         """
         means = [float(np.mean(values)) for values in (self.values, self.last_five) if values]
         return self.finished and bool(means) and min(means) - self.uncertainty > bar + error
@@ -119,7 +121,7 @@ def share_text(interval: tuple[float, float, float]) -> str:
 
 
 def _error(outcomes: Sequence[Outcome], key: str) -> float | None:
-    """Return the standard error over episodes; episode k of every seed has the same start."""
+    """Return the standard error over episodes. Episode k has the same start for every seed."""
     finite = [o.returns for o in outcomes if o.returns and None not in o.returns]
     if not finite:
         return None

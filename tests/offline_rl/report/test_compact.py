@@ -127,7 +127,7 @@ def test_seeds_with_different_settings_and_duplicate_seeds_are_refused(
 ) -> None:
     seed_folder(tmp_path / "a", 0, {4000: 40.0})
     seed_folder(tmp_path / "b", 1, {4000: 40.0}, config={"hyper": {"beta": 9.0}})
-    with pytest.raises(UserError, match=r"toy/line/bc/default differ in algorithm\.beta "):
+    with pytest.raises(UserError, match=r"toy/line/bc/default differ in algorithm\.beta, "):
         compact.pack([tmp_path / "a", tmp_path / "b"], tmp_path / "packed")
     seed_folder(tmp_path / "c", 0, {4000: 50.0})
     with pytest.raises(UserError, match="a second time"):

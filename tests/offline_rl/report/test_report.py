@@ -182,9 +182,9 @@ def test_a_result_of_the_wrong_type_is_named(tmp_path: Path, key: str, value: An
 
 
 def test_folders_without_runs_and_unknown_options_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="contains no run"):
         report([tmp_path])
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="contains no run"):
         report([tmp_path / "nowhere"])
     with pytest.raises(UserError, match="Give a run's folder"):
         report([])
@@ -250,4 +250,4 @@ def test_a_gap_that_cannot_be_reached_is_noted(
     last = {"updates": 4000, "env_steps": 0, "train/multiplier": multiplier}
     folder.append("metrics", last | {"train/penalty": penalty})
     text = " ".join(report([tmp_path]).split())
-    assert ("Infeasible: cql seed 0. Its multiplier has grown to 2,300" in text) == noted
+    assert ("Infeasible: cql seed 0. The multiplier has grown to 2,300" in text) == noted

@@ -6,7 +6,7 @@ import pytest
 from made_runs import seed_folder
 from printed import report
 
-from offline_rl.reporting.online import Course, Point, courses, row
+from offline_rl.reporting.online import OnlineCurve, Point, online_curves, row
 from offline_rl.reporting.runs import Seed, collect
 from offline_rl.training.run_folder import SeedFolder
 
@@ -35,7 +35,7 @@ def test_success_is_over_all_seeds_episodes_with_wilsons_interval(tmp_path: Path
     """13 of 20 episodes succeed: z = 1.96 gives 43.3 to 81.9 per cent."""
     for seed, share in enumerate((60, 70)):
         acting(tmp_path, seed, {0: 90, 500: share, 1000: 50})
-    course = courses(seeds(tmp_path))["wsrl"]
+    course = online_curves(seeds(tmp_path))["wsrl"]
     assert course.measure == "success"
     assert [p.env_steps for p in course.points] == [0, 500, 1000]
     assert course.points[0].value == pytest.approx(90)  # the last before the first step
@@ -46,13 +46,13 @@ def test_success_is_over_all_seeds_episodes_with_wilsons_interval(tmp_path: Path
 def test_scores_are_shown_next_to_success_rates(tmp_path: Path) -> None:
     acting(tmp_path, 0, {0: 90, 500: 20, 10_000: 45})
     acting(tmp_path, 1, {0: 80, 500: 30, 10_000: 55})
-    assert row("x", courses(seeds(tmp_path))["wsrl"])[-1] == "85.0, 25.0, 50.0"
+    assert row("x", online_curves(seeds(tmp_path))["wsrl"])[-1] == "85.0, 25.0, 50.0"
 
 
 def test_scores_are_means_if_success_is_not_reported(tmp_path: Path) -> None:
     for seed, share in enumerate((60, 70)):
         acting(tmp_path, seed, {0: 90, 500: share}, reported=False)
-    course = courses(seeds(tmp_path))["wsrl"]
+    course = online_curves(seeds(tmp_path))["wsrl"]
     assert course.measure == "score"
     assert course.points[1] == (500, 65, 60, 70)
 
@@ -61,23 +61,23 @@ def test_the_drop_is_the_minimum_over_the_first_tenth_of_all_steps_or_after_a_wa
     values = {0: 80, 500: 70, 1000: 30, 1500: 20, 5000: 10, 10_000: 90}
     points = [Point(steps, value, value, value) for steps, value in values.items()]
     for warmup_steps, worst in ((500, 20), (1000, 20), (4000, 10)):
-        course = Course(points, "score", warmup_steps)
+        course = OnlineCurve(points, "score", warmup_steps)
         assert course.worst_early == points[2]
         assert course.worst_after_warm_up is not None
         assert course.worst_after_warm_up.value == worst
-    cells = row("x", Course(points, "score"))
+    cells = row("x", OnlineCurve(points, "score"))
     assert cells[2:6] == ["80.0", "30.0 at 1,000", "", "90.0"]
-    assert row("x", Course(points, "score", 4000))[4] == "10.0 at 5,000"
+    assert row("x", OnlineCurve(points, "score", 4000))[4] == "10.0 at 5,000"
 
 
 def test_regret_is_the_area_above_the_curve() -> None:
     """A straight line from 0 to 100 has a regret of 50. A return has no upper bound, so none."""
     line = [Point(0, 0, 0, 0), Point(100, 100, 100, 100)]
-    assert Course(line, "success").regret == pytest.approx(50)
+    assert OnlineCurve(line, "success").regret == pytest.approx(50)
     flat = [Point(0, 0, 0, 0), Point(50, 100, 100, 100), Point(100, 100, 100, 100)]
-    assert Course(flat, "score").regret == pytest.approx(25)
-    assert Course(flat, "return").regret is None
-    assert Course(flat[:1], "score").regret is None
+    assert OnlineCurve(flat, "score").regret == pytest.approx(25)
+    assert OnlineCurve(flat, "return").regret is None
+    assert OnlineCurve(flat[:1], "score").regret is None
 
 
 def test_a_report_of_online_runs_has_a_separate_table_and_figure(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_report_of_online_runs_has_a_separate_table_and_figure(tmp_path: Path)
     assert "20 [6, 51] at 500" in text
     page = (tmp_path / "report.md").read_text()
     assert "![Over environment steps](online.png)" in page
-    assert "- **worst early**: minimum over the first 10 %" in page
+    assert "- **worst early**: minimum in the first 10 %" in page
     assert "worst after warm-up" not in page  # no run has a warm-up
     assert "### toy/other" not in page
     assert (tmp_path / "online.png").stat().st_size > 10_000
