@@ -4,14 +4,14 @@
 
 `behavior` is the mean return of the data's episodes, `best_tenth` that of the top 10 % of episodes
 by return. `mean_action` always plays the data's mean action. `best_constant` plays the best
-constant action found by a search in the simulator: `generations` of the cross-entropy method, each
-with 32 actions played from the same `starts` initial states, which evaluations do not use.
-Simglucose starts with one of 15 patients at one of 24 hours, with equal probability. There both
-constants, and those of `also=[-0.996]`, are played from all 360 initial states, so their scores are
-exact.
+constant action found by a search in the simulator: `generations` of the cross-entropy method. Each
+generation plays 32 actions from the same `starts` initial states, which evaluations do not use.
+Simglucose starts with one of 15 patients at one of 24 hours, with equal probability. On Simglucose,
+all constant actions (also those of `also=[-0.996]`) are played from all 360 initial states, so
+their scores are exact.
 
-The mean discounted return of the data's states is stored too, for comparison with an algorithm's
-critics. Results are written to benchmarks/results/baselines.json, one task at a time.
+The command also stores the mean discounted return of the data's states, for comparison with the
+values of critics. Results are written to benchmarks/results/baselines.json, one task at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from offline_rl.data import Dataset, load
 from offline_rl.data.load import data_folder
 from offline_rl.data.transform import range_of_returns
 from offline_rl.evaluation.rollout import rollout
-from offline_rl.reporting.compact import short
+from offline_rl.reporting.compact import portable_path
 from offline_rl.reporting.statistics import evaluation_error
 from offline_rl.utils import hardware
 from offline_rl.utils.files import write_json
@@ -111,10 +111,10 @@ def row(task: Task, returns: np.ndarray, exact: bool = False) -> dict[str, Any]:
 
 
 def data_values(data: Dataset) -> dict[str, float]:
-    """Return the mean over rows of the discounted return, and of the sum of discounts (`weight`).
+    """Return means over rows: discounted return (`value`) and sum of discounts (`weight`).
 
-    Adding 1 to all rewards increases the return by `weight`. A truncated episode continues forever
-    at the mean reward of its last tenth.
+    Adding 1 to all rewards increases the return by `weight`. A truncated episode is continued
+    forever at the mean reward of its last tenth.
     """
     ends = data.episode_ends
     tenths = np.maximum(1, data.episode_lengths() // 10)
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str]) -> None:
     done[task.name] = {
         "command": " ".join(["python -m benchmarks.baselines", *arguments]),
         "machine": hardware.describe_machine(),
-        "dataset": short(str(data.path or data.name)),
+        "dataset": portable_path(str(data.path or data.name)),
         "dataset_sha256": data.sha256,
         "rows": rows,
         "values": data_values(data),

@@ -2,9 +2,8 @@
 
     pip install d3rlpy; python -m benchmarks.d3rlpy_scores [algorithms=[td3_bc,iql,cql]] [task=…]
 
-d3rlpy trains on our normalized observations, and its policies are evaluated in our environments. A
-cell is (algorithm, seed). Finished cells are stored, so the same command resumes; it also rewrites
-the page.
+d3rlpy trains on our normalized observations, and its policies are evaluated in our environments.
+Results are stored after each algorithm and seed. The same command resumes, and rewrites the page.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.data import load
 from offline_rl.data.transform import Transform
 from offline_rl.evaluation.rollout import rollout
+from offline_rl.reporting.statistics import MIN_CONVERGENCE
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
 from offline_rl.utils.options import build, parse_options
@@ -36,7 +36,7 @@ from offline_rl.utils.text import table
 FILE = Path("benchmarks/results/d3rlpy.json")
 UPDATES, EPISODES = 20_000, 100
 SEEDS = {"td3_bc": 5, "iql": 5, "cql": 3}
-OURS: dict[str, dict[str, Any]] = {  # our settings; all others are equal defaults
+OURS: dict[str, dict[str, Any]] = {  # our settings; all others have d3rlpy's default
     "td3_bc": {"normalize_observations": True, "alpha": 2.5, "policy_noise": 0.2},
     "iql": {"normalize_observations": True, "expectile": 0.7, "beta": 3.0},
     "cql": {
@@ -143,12 +143,12 @@ def page(done: Mapping[str, Any]) -> str:
             body.append([*cells, interval, convergence_cell(hyper, done["updates"])])
     text = table([*header, "convergence"], body, markdown=True)
     page = f"# Final scores of d3rlpy and of this project\n\n`{done['command']}`\n\n{text}\n\n"
-    page += f"{done['updates']:,} updates, last policy, {done['episodes']} episodes; normalized "
-    page += "scores, mean ± standard deviation over seeds (ddof 1), Welch's interval of ours - "
-    page += (
-        "d3rlpy's. `convergence`: critic convergence, the same for both. Unfinished rows compare "
-    )
-    return page + "scores after equal updates, not the final performance of the methods.\n"
+    page += f"Normalized scores of the last policy after {done['updates']:,} updates, from "
+    page += f"{done['episodes']} episodes: mean ± standard deviation over seeds (ddof 1). "
+    page += "`difference`: ours - d3rlpy's, with Welch's interval. `convergence`: critic "
+    page += f"convergence, the same for both. Below {100 * MIN_CONVERGENCE:.0f} % a row is "
+    page += "unfinished: it compares scores after equal updates, not the final performance of the "
+    return page + "methods.\n"
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
     python -m benchmarks.dual
 
-They are written to runs/dual/data, from our hopper data sets (made by `offline-rl generate
-recipe=hopper`). `expert`: 10 episodes of hopper-expert. `one`: the first of them. `other`: 30 more
-episodes of hopper-expert, not marked, among 200,000 steps of hopper-random. `both`: expert and
-other.
+The source is our hopper data (made by `offline-rl generate recipe=hopper`). These files are written
+to runs/dual/data:
+  expert: 10 episodes of hopper-expert.
+  one: the first of these episodes.
+  other: 30 more episodes of hopper-expert, not labeled as such, and 200,000 steps of hopper-random.
+  both: `expert` and `other`.
 """
 
 from __future__ import annotations

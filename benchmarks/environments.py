@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> None:
     options = build(Options, parse_options(arguments))
     names = check_names(options.environments, "environment", NATIVE)
     threads, out = hardware.num_cores(), Path("benchmarks/results")
-    rows = json.loads((out / "environments.json").read_text())["rates"]  # other rows are kept
+    # rows of other environments are left unchanged
+    rows = json.loads((out / "environments.json").read_text())["rates"]
     for name in names:
         try:
             sizes = ((1, 1), (BATCH, 1), (BATCH, threads))

@@ -7,10 +7,10 @@ Offline: 20 eager float32 updates of each phase of every algorithm that learns f
 seed and for two stacked seeds. Online: SAC (undisturbed and resumed), RLPD, ResFiT, DPPO and RL-100
 in an environment, with the actions of their bundles.
 
-A hash covers the bytes of floating-point tensors. It depends neither on their names nor on
-counters, and the keys do not name phases: renaming something leaves all hashes equal. Hashes belong
-to one processor type and one PyTorch version, which are stored with them. On another machine, run
-`write` on the parent commit first.
+A hash covers the bytes of floating-point tensors. It does not depend on the tensors' names or on
+counters, and its key does not name the phase. So renaming something leaves all hashes equal. Hashes
+are valid for one processor type and one PyTorch version, which are stored with them. On another
+machine, run `write` on the parent commit first.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ RL100 |= {"algorithm.imitation_updates": 4, "algorithm.one_step": "none"}
 
 
 def dataset(rows: int = 300, seed: int = 0) -> Dataset:
-    """Return episodes of 30 random steps; every second one is terminated, the others truncated."""
+    """Return episodes of 30 random steps, alternately truncated and terminated."""
     random = np.random.default_rng(seed)
     ends = np.arange(rows) % 30 == 29
     return Dataset.from_arrays(
@@ -217,7 +217,7 @@ def main(arguments: list[str]) -> int:
         hashes = {"machine": machine(), **online(folder)}
     for name in algorithm_names():
         if (cls := algorithm_class(name)).is_residual or issubclass(cls, DenoisingRL):
-            continue  # it learns in an environment only
+            continue  # this algorithm learns only in an environment
         hashes[name] = offline(name, [0]) | offline(name, [0, 1])
         print(name, flush=True)
     if arguments == ["write"]:
@@ -225,7 +225,10 @@ def main(arguments: list[str]) -> int:
         return 0
     reference = json.loads(REFERENCE.read_text())
     if reference["machine"] != hashes["machine"]:
-        print(f"reference of {reference['machine']}, this is {hashes['machine']}: may differ")
+        print(
+            f"The committed hashes are from {reference['machine']}, this machine is "
+            f"{hashes['machine']}. Hashes may differ. Run `write` on the parent commit first."
+        )
     wrong = [
         f"{name}: {key} is {value}, was {reference[name].get(key)}"
         for name, values in hashes.items()

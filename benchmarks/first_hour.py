@@ -2,10 +2,10 @@
 
     python -m benchmarks.first_hour [first-hour]
 
-Each task runs the commands that a user would type in an empty folder. Training lengths only show
-that it works, not what can be learned. Writes README.md with one row per task into the folder, by
-default that of the stored page. Earlier problems, and the text below the table, come from the
-notes.md of the stored page.
+Each task runs the commands that a user would type in an empty folder. Training is short: it shows
+that the commands work, not what can be learned. README.md with one row per task is written into the
+given folder; the default is the folder of the stored page. Earlier problems, and the text below the
+table, come from the stored notes.md.
 """
 
 from __future__ import annotations
@@ -206,11 +206,11 @@ HEADER = ["task", "commands", "earlier problem", "processor, s", "wall, s"]
 PAGE = """# First hour of a new user
 
 The commands that a new user types first, from the README, run one after another in an empty folder.
-Training lengths only show that it works, not what can be learned. `python -m benchmarks.first_hour`
-runs everything again and writes this page. Lines without `python` are arguments of `offline-rl`.
-Processor seconds are summed over all processes. Wall time also depends on what else ran on the
-machine. Earlier problem: found in an earlier trial of two hours; see
-[two trials by hand](notes.md).
+Training is short: it shows that the commands work, not what can be learned.
+`python -m benchmarks.first_hour` runs everything again and writes this page. Lines without `python`
+are arguments of `offline-rl`. Processor seconds are summed over all processes. Wall time also
+depends on what else ran on the machine. `earlier problem`: a problem of an earlier trial, which
+took two hours; see [two trials by hand](notes.md).
 
 {table}
 

@@ -69,9 +69,9 @@ def count_cycles(edges: dict[str, set[str]]) -> int:
 
 
 def shared_lines(folder: Path) -> tuple[float, float, str]:
-    """Return the percentage of an algorithm's lines that another has too.
+    """Return how many percent of their lines two algorithms share.
 
-    Returns the median over pairs, the maximum, and its pair.
+    Returns the median over pairs of algorithms, the maximum, and the pair with the maximum.
     """
     pages = {}
     for file in sorted(folder.glob("[a-z]*.py")):

@@ -3,9 +3,10 @@
     pip install jax flax optax distrax pydantic
     python -m benchmarks.jax_corl_scores checkout=<JAX-CORL> [algorithms=[iql,td3_bc]] [task=…]
 
-Its files run unmodified, five seeds under `jax.vmap`, with JAX-CORL's settings, on the transitions
-that D4RL's rule takes from the task's data. Its policies are evaluated in our environments. State
-and scores are saved at every evaluation, so the same command resumes after a kill.
+JAX-CORL's files run unmodified, with JAX-CORL's settings and five seeds under `jax.vmap`. Training
+uses the transitions that D4RL's rule takes from the task's data. The policies are evaluated in our
+environments. State and scores are saved at every evaluation, so the same command resumes after a
+kill.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ SEEDS = 5
 HEADER = ["task", "algorithm", "updates", "JAX-CORL", "last five", "ours", "last five", "95 %"]
 NOTE = (
     "Normalized scores of {seeds} seeds, mean ± standard deviation (ddof 0), in our environments "
-    "from our initial states. `last five`: mean over each seed's last five evaluations; `95 %`: "
-    "Welch's interval of ours - JAX-CORL's for them. Each side uses its own settings. JAX-CORL's "
-    "IQL has layer normalization in the value network and does not bound the policy's mean. Its "
-    "TD3+BC has layer normalization in the critics, a learning rate of 1e-3, and treats every row "
-    "without a following row as terminal, truncated ones too. Ours use the authors' settings, from "
-    "[evidence](../evidence/README.md), which states the precision; JAX-CORL's are in float32."
+    "from our initial states. `last five`: mean over each seed's last five evaluations. `95 %`: "
+    "Welch's interval of the difference ours - JAX-CORL's for the last five. Each side uses its "
+    "own settings. JAX-CORL's IQL has layer normalization in the value network and does not bound "
+    "the policy's mean. JAX-CORL's TD3+BC has layer normalization in the critics and a learning "
+    "rate of 1e-3. It treats every row without a following row as terminal, also truncated rows. "
+    "Our runs use the authors' settings and are from [evidence](../evidence/README.md), which "
+    "states their precision; JAX-CORL's are in float32."
 )
 
 
@@ -112,14 +114,14 @@ def run(algorithm: str, options: Options) -> None:
     if every % peer.updates or options.updates % every:
         raise UserError(
             f"updates={options.updates} every={every}: JAX-CORL makes {peer.updates} updates per "
-            "call. Use multiples of it"
+            f"call. Use every= a multiple of {peer.updates}, and updates= a multiple of every="
         )
     scores: list[list[float]] = []
     if state.is_file():
         with np.load(state, allow_pickle=False) as saved:
             if json.loads(str(saved["about"])) != about:
                 raise UserError(
-                    f"{state} was saved with other options or another checkout. Move it away"
+                    f"{state} was saved with other options or another checkout. Move or delete it"
                 )
             scores = saved["scores"].tolist()
             peer.load([saved[f"{k}"] for k in range(len(peer.arrays()))])
@@ -142,7 +144,7 @@ def save(
 
 
 def page() -> str:
-    """Return the page: finished runs and ours after equal updates, with Welch's interval."""
+    """Return the page: JAX-CORL's finished runs, and ours after equal updates."""
     body, ours = [], collect([OURS])
     stored = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
     for result in stored:

@@ -1,10 +1,11 @@
-"""Measure how long a policy's decision takes, for bundles and runtimes in turn.
+"""Measure how long a policy takes to compute an action or a chunk (a decision).
 
     python -m benchmarks.latency <file.json> name=<bundle> … [seconds=20] [runtimes=[torch,onnx]]
 
-The episode is reset before each step, outside the timed section, so every step is a decision. One
-CPU thread. Writes the results and a page next to them. A bundle without ONNX graphs (`offline-rl
-export format=onnx`) is timed with torch only. Nothing else should run on the machine.
+Bundles and runtimes take turns, on one CPU thread. The episode is reset before each step, outside
+the timed section, so every step is a decision. Writes the results and a page next to them. A bundle
+without ONNX graphs (`offline-rl export format=onnx`) is timed with torch only. Nothing else should
+run on the machine.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def decisions(
     end = time.monotonic() + seconds
     while time.monotonic() < end or min(map(len, times.values())) < MIN_DECISIONS:
         for key, player in players.items():
-            player.reset(0)  # so that each step is a decision
+            player.reset(0)  # otherwise the player would return the rest of a chunk
             start = time.perf_counter()
             player.step(observations[key])
             times[key].append(1e3 * (time.perf_counter() - start))
@@ -89,8 +90,9 @@ def page(results: Mapping[str, Any]) -> str:
     ]
     machine = results["machine"]
     note = (
-        "Milliseconds per decision for one episode, on one CPU thread, measured for policies and "
-        f"runtimes in turn. {machine['cores']} cores, load {results['load']}."
+        "Milliseconds to compute an action or a chunk (a decision) for one episode, on one CPU "
+        "thread. Policies and runtimes were measured in turn. "
+        f"{machine['cores']} cores, load {results['load']}."
     )
     head = "# Latency\n\n*Made by `python -m benchmarks.latency`, not by hand.*"
     return f"{head}\n\n{table(HEADER, body, left=2, markdown=True)}\n\n{wrap_text(note)}"

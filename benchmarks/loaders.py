@@ -26,7 +26,7 @@ NEXT = "next_observations"
 
 
 def steps(lengths: list[int], obs: int, act: int) -> tuple[Arrays, np.ndarray]:
-    """Return consecutive episodes without any flag set, and their last rows."""
+    """Return consecutive episodes without any flag set, and the indices of their last rows."""
     rng, rows = np.random.default_rng(0), sum(lengths)
     arrays = {
         "observations": rng.normal(size=(rows, obs)).astype(np.float32),
@@ -97,17 +97,20 @@ class Suite:
     """A kind of file, and how our default reading differs from D4RL's."""
 
     make: Callable[[], Arrays]
-    ours: str
+    ours: str  # the difference, for the page
     max_episode_steps: int | None = None
 
 
 TIME_OUTS = "time-out rows are transitions, with their true next observation"
-TERMINAL = "after a terminal, the (unused) next observation is the last one, not the next episode's"
+TERMINAL = (
+    "in a terminal row, the next observation (unused) is the episode's last one, not the next "
+    "episode's first"
+)
 SUITES = {
     "gym v2, a policy's rollouts": Suite(lambda: gym_v2([1000, 350, 1000, 1000, 77]), TIME_OUTS),
     "gym v2, replay": Suite(lambda: gym_v2([20, 31, 1000, 45, 280, 3]), TIME_OUTS),
     "gym v0, no time-outs": Suite(
-        gym_v0, f"{TERMINAL}; after it, steps are counted from 0, not from 1", 1000
+        gym_v0, f"{TERMINAL}; after a terminal, steps are counted from 0, not from 1", 1000
     ),
     "antmaze": Suite(antmaze, f"{TERMINAL}; a time-out row at the goal terminates"),
     "maze2d": Suite(maze2d, "nothing"),
@@ -186,7 +189,8 @@ def main() -> None:
     page = "# Transitions read from D4RL's files, by our code and by D4RL's\n\n"
     page += "`python -m benchmarks.loaders`\n\n"
     page += table(header, body, markdown=True) + "\n\n" + __doc__.split("\n\n", 2)[2]
-    page += "Equal: bitwise equal observations, actions, rewards, next observations, terminals.\n"
+    page += "`equal`: observations, actions, rewards, next observations and terminals are bitwise\n"
+    page += "equal.\n"
     Path("benchmarks/results/loaders.md").write_text(page)
     print(page)
 

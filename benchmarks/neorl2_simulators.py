@@ -65,7 +65,7 @@ def read_recording(path: Path, episodes: int | None = None) -> Recording:
 
 
 class Errors(NamedTuple):
-    """Absolute differences between a replay and its recording; NaN without a step."""
+    """Absolute differences between a replay and its recording; NaN after an episode's end."""
 
     starts: np.ndarray  # [E, O]
     observations: np.ndarray  # [E, T, O]
@@ -82,7 +82,7 @@ def replay(
     """Replay the recorded actions in `env`, with one environment per episode.
 
     force: sets the environment to the recorded observation after each step, so errors are those of
-    single steps. State that is not in the observation continues.
+    single steps. State that is not observed keeps its simulated value.
     """
     size = data.observations.shape
     errors = np.full(size, np.nan, np.float32), np.full(size[:2], np.nan)
@@ -100,7 +100,8 @@ def replay(
     return Errors(starts, *errors, ends)
 
 
-# Functions that find each episode's seed and unseeded constants, by number or from observations.
+# Functions that return the environment and the seeds of the recorded episodes. They read constants
+# that were drawn without a seed from the data.
 
 
 def seeds_by_number(env: VectorEnv, data: Recording) -> tuple[VectorEnv, Sequence[int]]:
@@ -108,7 +109,7 @@ def seeds_by_number(env: VectorEnv, data: Recording) -> tuple[VectorEnv, Sequenc
 
 
 def first_targets(env: VectorEnv, data: Recording) -> tuple[VectorEnv, Sequence[int]]:
-    """Return an environment with the recorded first targets, which were drawn without a seed."""
+    """Return an environment with the recorded first targets; upstream drew them unseeded."""
 
     class Replayed(Pipeline):
         def first_target(self, seed: int) -> float:
@@ -118,7 +119,7 @@ def first_targets(env: VectorEnv, data: Recording) -> tuple[VectorEnv, Sequence[
 
 
 def first_winds(env: VectorEnv, data: Recording) -> tuple[VectorEnv, Sequence[int]]:
-    """Return an environment with wind phases fitted to the episodes, drawn without a seed."""
+    """Return an environment with wind phases fitted to the data; upstream drew them unseeded."""
     indices = np.arange(-9999, 9999)
     along = np.arange(data.observations.shape[1])
 
@@ -139,7 +140,10 @@ def first_winds(env: VectorEnv, data: Recording) -> tuple[VectorEnv, Sequence[in
 
 
 def seeds_by_start(env: VectorEnv, data: Recording) -> tuple[VectorEnv, Sequence[int]]:
-    """Return seeds found by initial states: the file omits episodes with a violation."""
+    """Return the seeds whose initial states are the recorded ones.
+
+    Episodes cannot be numbered, because the file omits those with a violation.
+    """
     candidates = range(100)
     starts = SafetyHalfCheetah(len(candidates)).reset(candidates)
     misfit = abs(starts - data.observations[:, :1]).max(2)
@@ -158,7 +162,7 @@ def force_dmsd(env: Any, observations: np.ndarray, indices: np.ndarray) -> None:
 
 
 def force_runner(env: Any, observations: np.ndarray, indices: np.ndarray) -> None:
-    """Set positions and velocities; velocities at their clip limit are unknown and continue."""
+    """Set positions and velocities. Velocities at the clip limit are unknown and are not set."""
     positions, velocities = env.model.nq, slice(env.model.nq, env.model.nq + env.model.nv)
     for index, observation in zip(indices, observations, strict=True):
         data, speed = env._data[index], observation[velocities]
@@ -294,10 +298,10 @@ def format_value(value: float | None) -> str:
 def markdown(results: list[dict[str, Any]], versions: dict[str, str], command: str) -> str:
     lines = ["# NeoRL-2's simulators against its data", "", f"`{command}`", ""]
     lines += [
-        "Largest absolute differences, in units of the observation. *One step*: from each recorded "
-        "observation. *Complete episodes*: reset with the episode's number, then the recorded "
-        "actions; the maximum over all episodes, and the median of the episodes' maxima. "
-        "The files store float32.",
+        "Largest absolute differences, in units of the observation. *One step*: every step starts "
+        "from the recorded observation. *Complete episodes*: the environment is reset with the "
+        "episode's number as seed and then takes the recorded actions; *max* is the maximum over "
+        "all episodes, *median* the median of the episodes' maxima. The files store float32.",
         "",
         "| task | file | dimensions | one step, max | rms | complete episodes, max | median |",
         "|---|---|---|---|---|---|---|",
@@ -309,8 +313,8 @@ def markdown(results: list[dict[str, Any]], versions: dict[str, str], command: s
     lines += [
         "",
         "*Equal ends*: episodes whose flags (terminated, truncated) agree at every step. *Within "
-        "0.001*: median number of steps until a dimension differs by more; and the number of "
-        "complete episodes within it.",
+        "0.001: steps*: the median number of steps until a dimension differs by more than 0.001. "
+        "*Episodes*: the number of episodes in which none differs by more.",
         "",
         "| task | file | rows | reward, one step, max | reward, complete episodes, max "
         "| equal ends | within 0.001: steps | episodes |",

@@ -1,4 +1,4 @@
-"""Compare one with several noise levels per encoded image: seconds of training to a held-out loss.
+"""Compare one and several noise levels per encoded image by the training time to a held-out loss.
 
     python -m benchmarks.noise_levels [levels=[1,8]] [batch_size=32] [updates=2000] [encoder=conv]
 
@@ -55,7 +55,7 @@ class Options(Checked):
 
 
 class HeldOut:
-    """Mean squared error of the noise on held-out episodes, with the same draws for every run."""
+    """Noise prediction error (MSE) on held-out episodes, with the same noise for every run."""
 
     def __init__(self, data: Dataset) -> None:
         starts = data.episode_starts[TRAINING_EPISODES:]
@@ -130,21 +130,21 @@ def first_below(
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """Return the page: final losses, and seconds to the best loss of the run with fewest levels."""
+    """Return the page: final losses, and time to the best loss of the run with fewest levels."""
     curves = {int(levels): points for levels, points in results["curves"].items()}
-    goal = min(loss for _, _, loss in curves[min(curves)])
+    best = min(loss for _, _, loss in curves[min(curves)])
     body = []
     for levels, points in curves.items():
         updates, seconds, loss = points[-1]
-        first = first_below(points, goal)
+        first = first_below(points, best)
         cells = ["never", "never"] if first is None else [f"{first[0]:,}", f"{first[1]:.1f}"]
         body.append([str(levels), f"{1e3 * seconds / updates:.1f}", f"{loss:.4f}", *cells])
     header = [
         "levels",
         "ms per update",
         "final loss",
-        f"updates to {goal:.4f}",
-        f"seconds to {goal:.4f}",
+        f"updates to {best:.4f}",
+        f"seconds to {best:.4f}",
     ]
     machine = results["machine"]
     note = NOTE.format(**results["options"], cores=machine["cores"], load=results["load"])

@@ -4,8 +4,8 @@
 
 rlpd: 20 updates of ten critics per step, by `offline-rl train` with and without `overlap`.
 dppo: iterations of 10,000 steps, by `offline-rl finetune` for one seed and for three.
-Both are compared with the same method in plain PyTorch, in turns on this machine. Nothing else
-should run on the machine.
+Both methods take turns with the same method in plain PyTorch on this machine. Nothing else should
+run on the machine.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ HEADER = ["", "env steps/s", "slowest", "fastest", "× plain", "updates/s"]
 HEADER += ["simulator", "acting", "learner", "waiting"]
 RLPD = """
 Environment steps per second of one seed, simulator included: the median, slowest and fastest of
-{blocks} turns of {seconds:g} s. Two hidden layers of 256 units, batches of 256 rows, half of them
-from the data set. `ours` computes in float32, as plain PyTorch does, unless it says precision=bf16.
-Shares are fractions of our loop's time. With `overlap` the simulator runs during the learner's
-updates, and only the remaining waiting time counts. A ratio of bf16 to plain PyTorch includes the
-effect of precision.
+{blocks} turns of {seconds:g} s. Networks have two hidden layers of 256 units. Batches have 256
+rows, half of them from the data set. Plain PyTorch computes in float32, and so does `ours` unless
+the row says precision=bf16. A ratio of bf16 to plain PyTorch therefore includes the effect of
+precision. The last four columns are fractions of our loop's time. With `overlap` the simulator runs
+during the learner's updates, and only the remaining waiting time counts.
 {machine}
 """
 DPPO = """
 Environment steps per second of all seeds together, simulator included: the median, slowest and
-fastest of {blocks} turns of complete iterations, about {seconds:g} s each. A seed's iteration:
-5,000 decisions of two actions in 50 environments, 20 denoising steps each, then five epochs over
-the last five denoising steps in batches of 2,500, 50 updates; three hidden layers of 256 units.
-Shares are fractions of our loop's time; acting includes sampling and advantages. {machine}
+fastest of {blocks} turns of complete iterations, about {seconds:g} s each. In an iteration, a seed
+makes 5,000 decisions of two actions in 50 environments, with 20 denoising steps per decision. Then
+it makes 50 updates: five epochs over the last five denoising steps, in batches of 2,500. Networks
+have three hidden layers of 256 units. The last four columns are fractions of our loop's time;
+acting includes sampling and advantages. {machine}
 """
 ONE, THREE = {"seeds": 1, "compile": "always"}, {"seeds": 3, "compile": "always"}
 
@@ -117,7 +118,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
                 time.sleep(0.3)  # threads of the previous contender spin for a moment
                 done, seconds = contender.run(number)
                 row["turns"].append(done / seconds)
-                row["shares"] = contender.answered.get("shares", {})
+                row["shares"] = contender.last_report.get("shares", {})
     finally:
         for contender in contenders:
             contender.stop()

@@ -33,18 +33,19 @@ FOLDER = Path("benchmarks/results/parity")
 SEEDS = [0, 1, 2, 3, 4]
 MARGIN = 3.0  # maximum loss by bf16, in points of normalized score
 UPDATES = {"bc": 20_000, "td3_bc": 30_000, "iql": 15_000, "cql": 2_500}
-# target networks ten times as fast, so that critics converge in these short runs
+# ten times the usual update rate of target networks, so that critics converge in these short runs
 CHANGED = {name: {"tau": 0.05} for name in ("xql", "awac", "f_dvl")}
 UPDATES |= dict.fromkeys(CHANGED, 6_000)
 NOTE = (
-    "The same {seeds} seeds in float32 and in bf16: mean ± standard deviation over seeds of each "
-    "seed's mean score over its last three evaluations, of 20 episodes each. `convergence`: critic "
-    "convergence; below 90 % a row is unfinished and does not show later effects. 95 %: Welch's "
-    "interval of the difference; bf16 passes if it is above -{margin:g} on every task."
+    "Scores of the same {seeds} seeds in float32 and in bf16. A seed's score is the mean of its "
+    "last three evaluations, with 20 episodes each; the table has the mean ± standard deviation "
+    "over seeds. `convergence`: critic convergence; below 90 % a row is unfinished and does not "
+    "show later effects. `95 %`: Welch's interval of the difference. bf16 passes if this interval "
+    "is above -{margin:g} on every task."
 )
 ROUNDED = (
-    "Before commit 74fd8bc the outputs of networks were rounded to bf16 too; since then output "
-    "layers stay in float32. Rows of earlier commits do not show the present rounding."
+    "Before commit 74fd8bc the outputs of networks were rounded to bf16 too. Since then output "
+    "layers stay in float32, so rows of earlier commits do not show the current rounding."
 )
 HEADER = ["algorithm", "task", "updates", "tau", "convergence", "float32", "bf16", "difference"]
 HEADER += ["95 %", "commit"]

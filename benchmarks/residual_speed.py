@@ -30,10 +30,10 @@ FILE = Path("benchmarks/results/residual/speed.json")
 WARM_UP, SETTLING = 300, 20  # environment steps before timing starts
 HEADER = ["", "env steps/s", "base", "base and simulator", "acting", "learner"]
 NOTE = (
-    "Environment steps per second of {seeds} seeds together, and shares of the time: the base "
-    "policy's inference, the complete environment step including the base, the residual policy's "
-    "inference, and the updates (4 per step, five critics of 256 units). {cores} cores, load "
-    "{load}."
+    "Environment steps per second of {seeds} seeds together, and fractions of the time. `base`: "
+    "the base policy's inference. `base and simulator`: the complete environment step, base policy "
+    "included. `acting`: the residual policy's inference. `learner`: the updates (4 per step, five "
+    "critics of 256 units). {cores} cores, load {load}."
 )
 
 

@@ -387,7 +387,7 @@ def test_numbers_of_updates_must_be_multiples_of_jax_corls(wrong: str, counting:
     arguments = [*(x for x in counting if not x.startswith(key)), wrong]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Counting, "__init__", lambda self, *_, **__: None)
-        with pytest.raises(UserError, match=r"2 updates per call\. Use multiples"):
+        with pytest.raises(UserError, match=r"2 updates per call\. Use every= a multiple of 2"):
             jax_corl_scores.main(arguments)
 
 

@@ -61,7 +61,7 @@ class Case:
     phase: str = "update"
     variant: str = ""  # distinguishes cases with the same algorithm and repository
     adapted: tuple[str, ...] = ()  # differences removed by changing the reference
-    aims: tuple[str, ...] = ("rewards", "discount")  # target columns, for the fault test
+    aims: tuple[str, ...] = ("rewards", "discount")  # columns that the fault is added to
     updates: int = 10  # even, because some algorithms do more in every second update
 
     @property
@@ -70,11 +70,12 @@ class Case:
 
     @property
     def inputs(self) -> str:
-        """Return a key of everything the numbers depend on; cases with equal keys must agree."""
+        """Return a key of all inputs. Cases with equal keys must have the same numbers."""
         options = sorted(self.config.items()), sorted(self.online.items())
         return repr((self.algorithm, *options, self.draws, self.phase, self.updates))
 
 
+# names of draws (Case.draws) that several cases share, in order
 SOFT = ("temperature", "policy", "next")
 ROBUST = (*SOFT[:2], "policy_noise", "next", "q_noise", "ood_noise", "ood")
 PENALTY = ("policy", "next", "here", "there", "uniform")
@@ -125,7 +126,7 @@ PATH = ("place", "later", "noise", *JUMPED["target"], *JUMPED["target_rest"])
 PATH += ("half", "deviation", "noised")
 PATH += JUMPED["jump"] + JUMPED["rest"] + JUMPED["denoised"]
 STATE = "observations with the robot state only: refused -> allowed"
-OTHERS = "its network and optimizer -> an MLP and AdamW"
+OTHERS = "the reference's network and optimizer -> an MLP and AdamW"
 FLOW = {"n_obs_steps": 2, "horizon": 4, "n_action_steps": 2, "network": "mlp", "widths": [8, 8]}
 FLOW |= {"time_size": 4, "num_warmup_updates": 0, "decay_lr": False, "ema_max": 0.0}
 ENSEMBLE = {"num_critics": 3, "num_min_critics": 2}
@@ -163,12 +164,13 @@ DENOISED |= {"first_clip": 0.001, "policy_lr": 1e-3}
 WIDER = "hidden width of the time embedding: 2 times its input -> 4 times"
 RESIDUAL: dict[str, Any] = {"mean_first": True, "noise": 0.2, "actor_lr": 1e-3}
 BLIND = (
-    "subset of critics drawn by `choice` -> drawn as here",
+    "subset of critics sampled by `choice` -> sampled as in our code",
     "image features, including a layer shared by all critics -> 0",
 )
 VECTORS = "point clouds and images with encoders -> vectors and MLPs"
 LEVELS = (
-    "last denoising step to the lowest noise level, from which times are counted -> to no noise"
+    "the last denoising step leads to the lowest noise level, and times are counted from there -> "
+    "it leads to no noise"
 )
 ADDED = "1e-{} added to the advantages' standard deviation -> 1e-8"
 CASES = (
@@ -341,7 +343,7 @@ CASES = (
             VECTORS,
             LEVELS,
             "less than 1e-6 of the noise in the one-step head's output -> none",
-            "time input of the one-step head: 99 -> 90, the policy's first",
+            "time input of the one-step head: 99 -> 90, the first time of the policy",
             "gradient clipping -> none",
         ),
         aims=("observations",),
@@ -503,7 +505,7 @@ CASES = (
         "rlpd/agents/sac/sac_learner.py",
         ("next", "subset", "policy"),
         online={"utd": 2.0},
-        adapted=(NORM, "subset of critics drawn by `choice` -> drawn as here"),
+        adapted=(NORM, "subset of critics sampled by `choice` -> sampled as in our code"),
         updates=6,
     ),
     Case(
@@ -518,7 +520,7 @@ CASES = (
             "log standard deviation without learned scale and shift -> with them",
             "critics share the output layer -> separate output layers",
             "networks not trained in a step still move by momentum -> unchanged",
-            "the actor's batch: all batches of a block -> the last one",
+            "the actor's batch: all batches of a block -> the block's last batch",
         ),
         updates=6,
     ),
@@ -668,8 +670,8 @@ CASES = (
         adapted=(
             EPSILON,
             "pseudo targets clamped to at least 0 -> not clamped",
-            "separate action samples for each critic -> the same for both",
-            "here the temperature and policy losses use one sample, as in the reference",
+            "separate action samples for each critic -> the same samples for both",
+            "in our code: separate samples for temperature and policy losses -> one sample",
             "the reference reports no loss except the VAE's",
         ),
     ),
@@ -677,6 +679,6 @@ CASES = (
 # one case per set of inputs; its numbers are recorded
 RECORDED_CASES = tuple({case.inputs: case for case in reversed(CASES)}.values())
 WITHOUT = {  # algorithms without a case, and the reason
-    "one_step": "its loss is that of rl100's one-step head, which has a row; a test compares them",
+    "one_step": "its loss equals that of rl100's one-step head (see its row); a test checks this",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

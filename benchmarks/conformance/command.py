@@ -3,7 +3,7 @@
     python -m benchmarks.conformance corl=<checkout> td3=<checkout> … [python=<interpreter>]
         [algorithms=[iql,cql]]
 
-Rows of other repositories and of other algorithms are left unchanged.
+Stored rows of other repositories and of other algorithms are left unchanged.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ in the last column, written as "original -> changed to".
 
 - Numbers are the largest relative differences after any update. Differences of weights are relative
   to the largest change from the initial weights. Differences of gradients and of the losses that
-  the reference reports are relative to the largest value. Gradients are compared by Adam's running
-  means, because Adam's normalization would hide a difference in scale; those of temperatures are
-  included.
+  the reference reports are relative to the largest value. Gradients, including those of
+  temperatures, are compared by Adam's running means of them. The weights alone would hide a
+  difference in scale, because Adam normalizes gradients.
 - Transformers have the largest differences: some gradients, such as those of the key biases, are 0
   except for rounding errors, and Adam normalizes these.
-- "With a fault" is the largest difference found by the same comparison if our targets are 1e-6 too
-  large (without targets: the demonstrated actions or the states of denoising chains). A row is
-  rejected if the comparison does not detect this fault.
-- Networks have {width} units per layer. Rows have 4 to 14 updates; rows with 4 were not run longer.
+- "With a fault" is the largest difference in a second comparison, in which our targets are 1e-6 too
+  large. For an algorithm without targets, the demonstrated actions or the states of denoising
+  chains are 1e-6 too large. A row is rejected if the comparison does not detect this fault.
+- Networks have {width} units per layer. Rows have 4 to 14 updates. Rows with 4 updates were not run
+  longer.
 - An empty cell means that the reference has no such quantity or does not report it.
 
-`tests/offline_rl/test_conformance.py` compares our updates with the final numbers of the
-references. Rows of an algorithm with the same inputs share one recording.
-How published implementations of one method differ: [list](../../docs/explanation/differences.md).
+`tests/offline_rl/test_conformance.py` compares our updates with recorded final numbers of the
+references. Rows of an algorithm with the same inputs share one recording. A separate page lists how
+[published implementations of one method differ](../../docs/explanation/differences.md).
 """
 
 Options = make_dataclass(
@@ -79,14 +80,17 @@ Options = make_dataclass(
 def conformance(**keys: Any) -> str:
     """Run the comparison, write table, rows and recorded numbers, and return the table.
 
-    Raises UserError before the first run for a missing checkout or a wrong commit. Raises UserError
-    at the end for cases that differ, which are not written.
+    Raises UserError before the first run for a missing checkout or a wrong commit. Cases that
+    differ are not written; UserError is raised for them at the end.
     """
     options: Any = our_side.build(Options, keys)
     if unknown := set(options.algorithms) - set(our_side.algorithm_names()):
         raise UserError(f"conformance: unknown algorithm {sorted(unknown)[0]!r}")
     if shutil.which(options.python) is None:
-        raise UserError(f"conformance: python={options.python} is not a program")
+        raise UserError(
+            f"conformance: python={options.python} is not a program. Pass the path of a Python "
+            "interpreter"
+        )
     checkouts = {key: getattr(options, key) for key in REPOSITORIES if getattr(options, key)}
     for key, checkout in checkouts.items():
         check_checkout(key, checkout)
@@ -154,7 +158,7 @@ def save(path: Path, numbers: Arrays) -> None:
 
 
 def load(case: Case, our_results: Arrays) -> Arrays:
-    """Return the recorded numbers; `our_results` has their shapes."""
+    """Return the recorded numbers, in the shapes of `our_results`."""
     current = {our_side.recorded_name(case.algorithm, name): name for name in our_results}
     with np.load(recording_path(case)) as file:
         names, flat = [current.get(str(name), str(name)) for name in file["names"]], file["numbers"]

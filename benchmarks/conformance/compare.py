@@ -24,9 +24,10 @@ def relative_differences(
 ) -> dict[str, float]:
     """Return the largest difference over all updates for each network, gradient mean and loss.
 
-    Losses and gradient means are relative to the reference's largest entry. Weights are relative to
-    the largest *change* from the start; otherwise large weights would hide differences in a target
-    network. Raises ValueError for a quantity of the reference that our side does not have.
+    Differences of losses and gradient means are relative to the reference's largest entry. Those of
+    weights are relative to the largest *change* from the initial weights; otherwise large weights
+    would hide differences in a target network. Raises ValueError for a quantity of the reference
+    that our side does not have.
     """
     if unknown := reference_results.keys() - our_results.keys():
         raise ValueError(f"our side has no quantities called {sorted(unknown)}")
@@ -38,8 +39,8 @@ def relative_differences(
         ours, reported = our_results[name], ~np.isnan(reference)
         if ours.shape != reference.shape or np.isnan(ours[reported]).any():
             raise ValueError(
-                f"{name}: our shape is {ours.shape}, the reference's {reference.shape}, or ours "
-                "contains NaN"
+                f"{name}: the shapes differ (ours {ours.shape}, reference {reference.shape}), or "
+                "ours contains NaN"
             )
         change = reference - start[rest] if kind == "params" else reference
         group = {"params": network, "moment": f"{network}'s gradient", "loss": rest}[kind]

@@ -1,7 +1,7 @@
 """Inputs of both sides: sizes, initial parameters and batches, from seeded generators.
 
-`np.random.RandomState` gives the same numbers in every version of NumPy, so nothing is stored. The
-references' interpreters import this module too, so it uses NumPy only.
+`np.random.RandomState` gives the same numbers in every version of NumPy, so inputs are not stored.
+The references' interpreters import this module too, so it imports nothing but NumPy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def parameters(
 ) -> Arrays:
     """Return random parameters, uniform in +-1/2; gains of normalization are centered at 1.
 
-    Target networks differ from the networks that they follow. A `scale`, which is not trained, is
-    1/4 on both sides. key: sort key of the names; values are drawn in this order.
+    Target networks are not copies of the networks that they follow. A `scale`, which is not
+    trained, is 1/4. key: sort key of the names; values are sampled in this order.
     """
     rng, values = np.random.RandomState(SEED), {}
     for name in sorted(shapes, key=key):
@@ -63,7 +63,7 @@ def stack_updates(results: Sequence[Arrays]) -> Arrays:
 
 
 def windows(update: int, *, full: bool) -> Arrays:
-    """Return a batch of windows [BATCH, WINDOW, …].
+    """Return a batch of windows [BATCH, WINDOW, …]; `real` is the mask of steps without padding.
 
     full: all windows have WINDOW steps; otherwise windows may end early, with their episode.
     """
@@ -85,18 +85,19 @@ def chunks(update: int, n_obs_steps: int, horizon: int) -> Arrays:
 
 
 class Tape:
-    """Random numbers of one update, drawn and named by our side, read by name by the reference."""
+    """Random numbers of one update. Our side samples and names them; the reference reads them."""
 
     def __init__(self, update: int, names: tuple[str, ...]) -> None:
-        """Create the tape. names: names of our draws in order; a repeated name repeats its numbers.
+        """Create the tape.
 
-        An update may draw fewer.
+        names: names of our draws in order; a repeated name returns the same numbers again. An
+        update may make fewer draws.
         """
         self.rng, self.names = np.random.RandomState([SEED, update, 1]), iter(names)
         self.arrays: Arrays = {}  # keys: "<kind>/<name>"
 
     def record(self, kind: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw, store and return random numbers.
+        """Sample, store and return random numbers.
 
         kind: normal or uniform. Raises ValueError for a draw without a name.
         """

@@ -1,4 +1,4 @@
-"""Setup for references written in JAX: no jit, float64, random numbers from the tape."""
+"""Setup for references written in JAX: float64, no jit, and random numbers from the tape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ backward_losses: list[float] = []  # always empty in JAX; see `Learner.losses`
 
 
 def prepare() -> None:
-    """Patch JAX for a process that runs nothing else, and restore functions removed from it."""
+    """Patch JAX for a process that runs nothing else; restore functions that newer JAX lacks."""
     jax.config.update("jax_enable_x64", True)
     jax.tree_multimap = jax.tree_map = jax.tree_util.tree_map
     jax.jit = lambda function=None, **_: (lambda f: f) if function is None else function
@@ -31,7 +31,7 @@ def prepare() -> None:
     original = {name: getattr(jax.random, name) for name in ("normal", "uniform", "bernoulli")}
 
     def is_idle(key: Any) -> bool:
-        """True between updates, and if flax only traces the shapes of its draws."""
+        """True between updates, and while flax only traces shapes."""
         return replay is None or isinstance(key, jax.core.Tracer)
 
     def normal(key: Any, shape: Any = (), dtype: Any = None, **_: Any) -> Any:

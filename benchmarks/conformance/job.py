@@ -41,7 +41,7 @@ class StandIn(MetaPathFinder, Loader):
         pass
 
 
-UNUSED = ""  # a draw of the reference that affects no compared quantity
+UNUSED = ""  # name of a draw of the reference that affects no compared quantity
 # our name of a draw, and the conversion of our array to the reference's layout
 Draw = str | tuple[str, Callable[[np.ndarray], np.ndarray]]
 
@@ -63,7 +63,8 @@ class Learner:
 
     links: Sequence[Link]
     update: Callable[[Any], Mapping[str, float] | None]  # trains on a batch; losses by our names
-    order: Sequence[Draw] = ()  # its draws by our names; draws that we did not make are skipped
+    # the reference's draws in order, by our names; draws that our side did not make are skipped
+    order: Sequence[Draw] = ()
     losses: Sequence[str] = ()  # our names of the losses that backward() is called on, in order
 
 
@@ -102,7 +103,7 @@ def swap_axes(x: np.ndarray) -> np.ndarray:
 
 
 class Replay:
-    """Random numbers of one update, read in the reference's order."""
+    """Random numbers of one update, in the order in which the reference draws them."""
 
     def __init__(self, arrays: Arrays, order: Sequence[Draw]) -> None:
         names = {name.split("/")[1] for name in arrays} | {UNUSED}

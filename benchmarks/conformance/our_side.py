@@ -35,7 +35,7 @@ from policies.spec import Spec
 __all__ = ["UserError", "algorithm_names", "build", "parse_options", "table", "write_atomically"]
 __all__ += ["write_text"]
 BLOCKS: tuple[Any, ...] = (MLP, Conv, Upsample, Attention)  # modules with a compute dtype
-NUM_UPDATES = 20  # length of the schedules; a run covers part of a decay
+NUM_UPDATES = 20  # length of schedules; a comparison has fewer updates and covers part of a decay
 SIZES = {
     "num_samples": inputs.SAMPLES,
     "num_policy_samples": inputs.SAMPLES,
@@ -147,8 +147,9 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
 def decisions(algorithm: DenoisingRL, update: int) -> Arrays:
     """Return pairs of a decision and a denoising step, sampled with the initial weights.
 
-    densities: [B, K', H, A], log densities of the chains plus a small noise, as of a slightly
-    different policy. log_probs: [B, K'], their means over the executed actions.
+    densities: [B, K', H, A], log densities of the chains plus small noise, as if a slightly
+    different policy had sampled them. log_probs: [B, K'], means of the densities over the executed
+    actions.
     """
     cfg, rng = algorithm.cfg, np.random.RandomState([inputs.SEED, update, 3])
     params: dict[str, dict[str, Tensor]] = {}
@@ -201,7 +202,7 @@ def critic_columns(algorithm: Any, update: int) -> Arrays:
 def improve_all_steps(
     algorithm: Any, state: State, batch: Any, i: int
 ) -> tuple[State, dict[str, Tensor]]:
-    """Sample chains of `behavior` for a batch's states, and update on each denoising step."""
+    """Sample chains of `behavior` for a batch's states, then update on each denoising step."""
     columns = {k: column.flatten(0, 1) for k, column in algorithm.fill(state, batch).items()}
     losses = []
     for k in range(algorithm.cfg.tuned):
@@ -214,7 +215,7 @@ def improve_all_steps(
 def update_on_rollout(
     algorithm: Any, state: State, batch: Any, i: int
 ) -> tuple[State, dict[str, Tensor]]:
-    """Compute a rollout's advantages with the present V, then update on the rollout."""
+    """Compute a rollout's advantages with the current V, then update on the rollout."""
     data = {name: column[:, None] for name, column in batch.columns.items()}
     data |= {"moments": torch.zeros(3), "so_far": torch.zeros(1)}
     values = algorithm.compute_advantages(state, data)
@@ -222,7 +223,7 @@ def update_on_rollout(
     return algorithm.update(state, replace(batch, columns={**batch.columns, **advantages}), i)
 
 
-# functions that rl100's cases run instead of the algorithm's method
+# functions that rl100's cases call instead of the method of the case's phase
 REPLACEMENTS = {"improve": improve_all_steps, ONLINE: update_on_rollout}
 
 

@@ -1,4 +1,4 @@
-"""Setup for references written in PyTorch: float64, random numbers from the tape, small layers."""
+"""Setup for references written in PyTorch: float64, small layers, random numbers from the tape."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def prepare() -> None:
 
 
 def narrow(units: int = 256) -> None:
-    """Build nn.Linear layers with our width where a file has fixed `units` units."""
+    """Replace nn.Linear, so that layers with `units` units have our width instead."""
 
     class Narrow(nn.Linear):
         def __init__(self, inputs: int, outputs: int, *args: Any, **kwargs: Any) -> None:
@@ -102,7 +102,7 @@ def narrow(units: int = 256) -> None:
 
 
 def make_batch(columns: Arrays) -> Any:
-    """Return a batch as tensors by name; [B] columns also as [B, 1] in `b.column`."""
+    """Return a batch as tensors by name. [B] columns are also in `b.column`, as [B, 1]."""
     tensors = {name: torch.from_numpy(values.copy()) for name, values in columns.items()}
     flat = {name: x[..., None] for name, x in tensors.items() if x.dim() == 1}
     return SimpleNamespace(**tensors, column=SimpleNamespace(**flat))
@@ -133,7 +133,7 @@ def link_view(
 ) -> Link:
     """Return a link from a view of a reference's tensor to ours, or to a part of ours.
 
-    The numbers of the view are in our order.
+    The view has the numbers in our order.
     """
 
     def write(values: np.ndarray) -> None:
@@ -149,7 +149,7 @@ def link_view(
 
 
 def link_copies(name: str, links: Sequence[Link]) -> list[Link]:
-    """Return read-only links to our network `name`, a copy of the linked network after updates."""
+    """Return read-only links to our network `name`, which copies the linked network."""
     names = [link.name.partition("/")[2] for link in links]
     pairs = zip(names, links, strict=True)
     return [Link(f"{name}/{k}", x.index, x.read, lambda _: None) for k, x in pairs]

@@ -64,7 +64,7 @@ def parameters(links: Sequence[Link], params: Arrays) -> Arrays:
 
 
 def moments(links: Sequence[Link], params: Arrays) -> Arrays:
-    """Return Adam's running means of gradients, for the parameters that have one so far."""
+    """Return Adam's running means of gradients, for the parameters that have had a gradient."""
     means: Arrays = {}
     for link in links:
         if (moment := link.moment()) is not None:

@@ -2,10 +2,10 @@
 
     offline-rl bench [algorithms=[td3_bc,iql]] [corl=<checkout>] …   (or python -m benchmarks.speed)
 
-Observations of 17, actions of 6, batches of 256, hidden layers of 256 (CQL: three of them, 10
-samples; diffusion_policy: the sizes in diffusion.py). Every contender is a separate process that
-waits while the others have their turn; medians of the blocks are compared. Plain matrix products
-are a contender too, to measure the machine.
+Observations have 17 numbers, actions 6, batches 256 rows and hidden layers 256 units. CQL has three
+hidden layers and 10 action samples; diffusion_policy has the sizes in diffusion.py. Every contender
+is a separate process that waits while others have their turn. The medians of its timed blocks are
+compared. Plain matrix multiplications are a contender too, to measure the machine.
 """
 
 from __future__ import annotations
@@ -35,21 +35,24 @@ from offline_rl.utils.text import table
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ["algorithm", "contender", "precision", "seeds", "updates/s", "× eager", "× d3rlpy"]
-HEADER += ["× JAX-CORL", "GFLOP/s", "of products", "first call, s"]
+HEADER += ["× JAX-CORL", "GFLOP/s", "of matmul", "first call, s"]
 NAMES = {"d3rlpy": "d3rlpy", "corl": "CORL", "jax_corl": "JAX-CORL", "unifloral": "Unifloral"}
 NAMES |= {"diffusion_policy": "the authors' file"}
 DEFAULTS = {"seeds": 1, "precision": "fp32"}  # for contenders whose job does not set them
 NOTE = """
-updates/s: updates per second summed over seeds, the median of several blocks (below). All
-contenders for an algorithm take turns. Compare algorithms by their ratios only.
-× eager: relative to single-seed eager PyTorch in CORL's style, or, without such a baseline, to
-`uncompiled`, which is our update as a plain sequence of operations.
-× JAX-CORL: relative to the same number of seeds of JAX-CORL; several seeds use `jax.vmap`.
-GFLOP/s: from the matrix products counted in the update's graph. Of products: this rate as a
-fraction of plain products of 2048 x 256 by 256 x 256 in the same precision and run, {rates}.
-First call: compilation, or loading it from the cache of an earlier run. Cores {cores}, {facts}.
+- updates/s: updates per second, summed over seeds; the median of the timed blocks. All contenders
+  for an algorithm take turns. Compare algorithms by their ratios only.
+- × eager: ratio to single-seed eager PyTorch in CORL's style. Without such a baseline it is the
+  ratio to `uncompiled`, our update as a plain sequence of operations.
+- × JAX-CORL: ratio to JAX-CORL with the same number of seeds; several seeds use `jax.vmap`.
+- GFLOP/s: rate of the matrix multiplications counted in the update's graph.
+- of matmul: this rate as a fraction of the rate of plain matrix multiplications of 2048 x 256 by
+  256 x 256 in the same precision and run. That rate is {rates}.
+- first call: seconds of compilation, or of loading compiled code from the cache of an earlier run.
 
-Blocks and commits: {measured}.
+Cores {cores}, {facts}.
+
+Timed blocks and commits: {measured}.
 """
 
 
@@ -59,19 +62,22 @@ class Contender:
     def __init__(
         self, job: dict[str, Any], python: str = sys.executable, device: str = "cpu"
     ) -> None:
-        """Start it and wait for its first update. Raises UserError with its last output."""
+        """Start the process and wait for its first update.
+
+        Raises UserError with the last lines of its error output if it fails.
+        """
         self.job, self.errors = job, tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [python, "-m", "benchmarks.speed.worker", json.dumps(job)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
-            env=os.environ | environment(job, device),
+            env=os.environ | environment_variables(job, device),
             text=True,
         )
-        self.facts = self.answered = self.answer()  # the first and the latest answer
+        self.facts = self.last_report = self.read_report()  # the first and the latest report
 
-    def answer(self) -> dict[str, Any]:
+    def read_report(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -84,11 +90,11 @@ class Contender:
 
     def run(self, updates: int) -> tuple[int, float]:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process died; `answer` reports the cause
+        with contextlib.suppress(BrokenPipeError):  # if it has died, `read_report` raises
             self.process.stdin.write(f"{updates}\n")
             self.process.stdin.flush()
-        self.answered = self.answer()
-        return self.answered["n"], self.answered["seconds"]
+        self.last_report = self.read_report()
+        return self.last_report["n"], self.last_report["seconds"]
 
     def stop(self) -> None:
         self.process.kill()
@@ -96,7 +102,7 @@ class Contender:
         self.errors.close()
 
 
-def environment(job: dict[str, Any], device: str) -> dict[str, str]:
+def environment_variables(job: dict[str, Any], device: str) -> dict[str, str]:
     """Return the environment variables of a contender's process."""
     variables = {"PYTHONPATH": import_path(ROOT), "OMP_NUM_THREADS": str(hardware.num_cores())}
     if device == "cpu":
@@ -109,10 +115,10 @@ def environment(job: dict[str, Any], device: str) -> dict[str, str]:
 
 
 def start(jobs: Sequence[dict[str, Any]], python: str, device: str) -> list[Contender]:
-    """Start all contenders in order; if one fails, stop the others and raise its error.
+    """Start all contenders. If one fails, stop the others and raise its error.
 
-    With a GPU they start in parallel, because each compiles on the CPU for minutes. python: the
-    interpreter of the other projects.
+    On a CPU, contenders start one after another. With a GPU they start in parallel, because each
+    compiles on the CPU for minutes. python: the interpreter of the other projects.
     """
     pool = ThreadPoolExecutor(hardware.num_cores() if device == "cuda" else 1)
     starting = [
@@ -241,7 +247,10 @@ def table_row(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def read_earlier(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
-    """Return earlier measurements. Raises UserError if they are from a different machine."""
+    """Return the measurements stored in the file, if it exists.
+
+    Raises UserError if they are from a different machine.
+    """
     if not path.is_file():
         return {}
     stored = json.loads(path.read_text())
@@ -317,7 +326,7 @@ def publish(
 
 
 def describe_blocks(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the algorithms grouped by number and length of blocks and by commit."""
+    """Return one text per group of algorithms with the same blocks and commit."""
     groups: dict[str, dict[str, None]] = {}
     for row in rows:
         commit = row["commit"][:7] if row["commit"] else "an unknown commit"
@@ -327,7 +336,7 @@ def describe_blocks(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def profile(algorithm: str, options: BenchOptions, device: str) -> list[dict[str, Any]]:
-    """Profile our updates, compiled again with counters."""
+    """Profile our updates, which are compiled again with profiling enabled."""
     profiles = []
     for job in jobs(algorithm, options, device):
         if job["kind"] == "ours":
@@ -339,12 +348,13 @@ def profile(algorithm: str, options: BenchOptions, device: str) -> list[dict[str
 
 def profile_table(profiles: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     names = list(profiles[0]["profile"])
+    titles = ["matrix multiplications" if name == "products" else name for name in names]
     body = [
         [p["algorithm"], p["precision"], str(p["seeds"])]
         + [f"{100 * p['profile'][name]:.0f} %" for name in names]
         for p in profiles
     ]
-    return ["algorithm", "precision", "seeds", *names], body
+    return ["algorithm", "precision", "seeds", *titles], body
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:

@@ -1,7 +1,7 @@
 """Protocol between the harness and a contender's process: numbers of updates in, seconds out.
 
-A contender is a training loop that calls `clock.tick(updates, wait)`. The loop blocks between two
-measurements, so contenders in separate processes can take turns.
+A contender is a training loop that calls `clock.tick(updates, wait)`. Between two measurements,
+`tick` blocks the loop, so that contenders in separate processes can take turns.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ class Clock:
     """Counter of updates that blocks the loop when the requested number is reached."""
 
     def __init__(self) -> None:
-        self.answers = os.fdopen(os.dup(1), "w")  # separate from what the contender prints
+        self.reports = os.fdopen(os.dup(1), "w")  # separate from the contender's own output
         os.dup2(2, 1)
-        self.facts: dict[str, Any] = {}  # sent with every answer
-        self.fault: Callable[[], str | None] = lambda: None  # reason to report no time, or None
+        self.facts: dict[str, Any] = {}  # sent with every report
+        # returns why the measured time is invalid, or None
+        self.fault: Callable[[], str | None] = lambda: None
         self.requested, self.done, self.started = 1, 0, time.perf_counter()
 
     def tick(self, updates: int, wait: Callable[[], object] = lambda: None) -> None:
         """Count updates; at the end of a block, report its time and wait for the next request.
 
-        wait: waits until the device is done; called at the end of a block. The process exits with
-        the contender's `fault` if it returns one.
+        wait: waits until the device is done; called at the end of a block. If the contender's
+        `fault` returns a text, the process exits with this text.
         """
         self.done += updates
         if self.done < self.requested:
@@ -41,8 +42,8 @@ class Clock:
         seconds = time.perf_counter() - self.started
         if (fault := self.fault()) is not None:
             raise SystemExit(fault)
-        self.answers.write(json.dumps(self.facts | {"seconds": seconds, "n": self.done}) + "\n")
-        self.answers.flush()
+        self.reports.write(json.dumps(self.facts | {"seconds": seconds, "n": self.done}) + "\n")
+        self.reports.flush()
         command = sys.stdin.readline()
         if not command:
             raise SystemExit

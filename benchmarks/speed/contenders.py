@@ -1,4 +1,4 @@
-"""Contenders of this project: our engine, the eager baseline and plain matrix products."""
+"""Contenders of this project: our engine, the eager baseline and plain matrix multiplications."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from offline_rl.utils import hardware
 from policies import Spec
 
 DIFFUSION = "diffusion_policy"
-PRODUCTS = 20  # products in one CUDA graph; single launches would measure the launch overhead
+# matrix multiplications in one CUDA graph; single launches would measure the launch overhead
+PRODUCTS = 20
 
 
 def engine(algorithm: str, seeds: int, precision: Any, device: str, compile: bool) -> Engine:
@@ -75,16 +76,16 @@ def run_ours(
 
 
 def fault(learner: Engine) -> str | None:
-    """Return why the speed of `learner` means nothing; None if it means something."""
+    """Return why the speed of `learner` is meaningless; None if it is meaningful."""
     if learner.fallbacks:
-        return f"compiled updates are wrong on this machine; it used {learner.fallbacks}"
+        return f"compiled updates are wrong on this machine; fallbacks used: {learner.fallbacks}"
     if not learner.finite_seeds().all():
         return f"the parameters are not finite after {learner.updates} updates"
     return None
 
 
 def profile_shares(learner: Engine) -> dict[str, float]:
-    """Profile some updates and return `shares`; on a GPU the engine must not capture them."""
+    """Profile some updates and return `shares`. On a GPU the engine must not use CUDA graphs."""
     from torch.profiler import profile
 
     learner.run(2 * learner.algorithm.period)
@@ -94,10 +95,10 @@ def profile_shares(learner: Engine) -> dict[str, float]:
 
 
 def shares(events: Iterable[Any], device: str) -> dict[str, float]:
-    """Return the share of time in matrix products, fused kernels and everything between.
+    """Return the fractions of time in matrix multiplications, fused kernels and the rest.
 
-    events: the profiler's averages. A GPU's time is read from the operations that launched it;
-    the kernels' own rows would count it twice.
+    events: the profiler's averages. GPU time is read from the operations that launch kernels. The
+    kernels have rows too, which are skipped, because they would count the same time twice.
     """
     time = dict.fromkeys(("products", "fused kernels", "rest"), 0.0)
     for event in events:
@@ -134,7 +135,7 @@ def run_eager(clock: Clock, algorithm: str, device: str) -> None:
 
 
 def run_products(clock: Clock, precision: Precision, device: str) -> None:
-    """Run matrix products of 2048 x 256 by 256 x 256, the main operation of the networks."""
+    """Run matrix multiplications of 2048 x 256 by 256 x 256, the networks' main operation."""
     set_gpu_precision(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a = torch.randn(2048, 256, device=device, dtype=dtype)

@@ -20,7 +20,7 @@ from benchmarks.speed.clock import ACT, OBS, Clock, arrays, synchronizer
 from benchmarks.speed.eager import plain_fault
 
 N_OBS_STEPS, HORIZON, LEVELS = 2, 16, 100
-# channel widths and batch size; on a GPU those of the paper, on a CPU smaller ones
+# channel widths and batch size: the paper's on a GPU, smaller ones on a CPU
 SIZES = {"cpu": ((64, 128), 128), "cuda": ((256, 512, 1024), 256)}
 
 
@@ -30,8 +30,8 @@ def settings(device: str) -> dict[str, Any]:
     return {"widths": widths, "batch_size": batch_size}
 
 
-class Windows:
-    """Sampler of chunks within an episode, from tensors on the device."""
+class ChunkSampler:
+    """Sampler of chunks that lie within an episode, from tensors on the device."""
 
     def __init__(self, data: dict[str, Tensor], batch_size: int) -> None:
         self.data, self.batch_size = data, batch_size
@@ -117,7 +117,7 @@ class Learner:
     """Noise prediction with AdamW and a moving average of the parameters."""
 
     def __init__(self, net: Any, device: str) -> None:
-        """Create the learner; net: called with x, times and observations."""
+        """Create the learner. net: called with noised chunks, times and observations."""
         self.net, self.average, self.done = net, copy.deepcopy(net), 0
         self.optimizer = torch.optim.AdamW(net.parameters(), 1e-4, (0.95, 0.999), weight_decay=1e-6)
         steps = torch.arange(LEVELS + 1, device=device) / LEVELS
@@ -147,11 +147,11 @@ class Learner:
 def train_forever(clock: Clock, learner: Any, device: str) -> None:
     """Train until the harness ends the process."""
     data = {k: torch.from_numpy(v).to(device) for k, v in arrays().items()}
-    windows = Windows(data, SIZES[device][1])
+    sampler = ChunkSampler(data, SIZES[device][1])
     wait = synchronizer(device)
     clock.fault = partial(plain_fault, learner)
     while True:
-        learner.train(windows.sample())
+        learner.train(sampler.sample())
         clock.tick(1, wait)
 
 

@@ -3,8 +3,8 @@
 Each network is an `nn.Module` with its own `torch.optim.Adam`. Updates call `zero_grad`, `backward`
 and `step`; target networks are updated parameter by parameter; batches are gathered by random
 indices. Nothing is compiled.
-Style: tinkoff-ai/CORL:algorithms/offline/{td3_bc,iql,cql,edac}.py; CQL and EDAC with their three
-hidden layers.
+Style: tinkoff-ai/CORL:algorithms/offline/{td3_bc,iql,cql,edac}.py. CQL and EDAC have three hidden
+layers, as in CORL.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class CQL:
 
 
 class Ensemble(nn.Module):
-    """Ensemble of Q networks as batched products, as in CORL's VectorizedCritic."""
+    """Ensemble of Q networks in batched matrix multiplications, like CORL's VectorizedCritic."""
 
     def __init__(self, sizes: list[int], members: int) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ class NormalizedEnsemble(Ensemble):
 
 
 class RLPD:
-    """RLPD: ten layer-normalized critics with two hidden layers; targets use two random ones."""
+    """RLPD: ten critics with two layer-normalized hidden layers; targets use two random critics."""
 
     def __init__(self, obs: int, act: int, device: torch.device | str = "cpu") -> None:
         self.act_dim, self.members = act, 10

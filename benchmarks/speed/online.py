@@ -53,7 +53,7 @@ def add_time(owner: Any, name: str, seconds: dict[str, float], key: str) -> None
 
 
 class Shares:
-    """Shares of a loop's time by part, without the turns of other contenders."""
+    """Fractions of a loop's time by part, not counting the turns of other contenders."""
 
     def __init__(self, clock: Clock, *names: str) -> None:
         self.clock, self.seconds, self.since = clock, dict.fromkeys(names, 0.0), 0.0

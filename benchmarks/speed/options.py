@@ -19,21 +19,21 @@ class BenchOptions(Checked):
     algorithms: list[str] = field(  # algorithms to time
         default_factory=lambda: ["td3_bc", "iql", "cql"]
     )
-    seeds: list[Count] = field(  # numbers of seeds trained together, each timed separately
+    seeds: list[Count] = field(  # numbers of seeds trained together; each number is timed
         default_factory=lambda: [1, 8]
     )
     precisions: list[Precision] = field(  # precisions of our contenders
         default_factory=lambda: ["fp32", "bf16"]
     )
     device: str = "auto"  # auto, cpu, cuda
-    blocks: Count = 7  # timed blocks per contender; the median counts
+    blocks: Count = 7  # timed blocks per contender; the median is reported
     seconds: Positive = 2.0  # length of a block
-    corl: str | None = None  # also time this checkout of CORL, run by python=
-    jax_corl: str | None = None  # also time this checkout of JAX-CORL, run by python=
-    unifloral: str | None = None  # also time this checkout of Unifloral, run by python=
-    diffusion_policy: str | None = None  # also time this checkout of Diffusion Policy
-    d3rlpy: bool = False  # also time d3rlpy, which must be installed for python=
-    python: str = sys.executable  # interpreter with the packages of the other projects
+    corl: str | None = None  # folder of a checkout of CORL, to time it too with python=
+    jax_corl: str | None = None  # folder of a checkout of JAX-CORL, to time it too with python=
+    unifloral: str | None = None  # folder of a checkout of Unifloral, to time it too with python=
+    diffusion_policy: str | None = None  # folder of a checkout of Diffusion Policy, to time it too
+    d3rlpy: bool = False  # also time d3rlpy, which must be installed for the interpreter python=
+    python: str = sys.executable  # interpreter for other projects, with their packages installed
     profile: bool = False  # also profile our updates
     out: str = "speed"  # writes <out>-<device>.json, .md and .png
 
@@ -43,4 +43,6 @@ class BenchOptions(Checked):
         if not self.algorithms or not self.precisions or not self.seeds:
             raise ValueError("algorithms=, seeds= and precisions= need at least one entry each")
         if shutil.which(self.python) is None:
-            raise ValueError(f"python={self.python} is not a program")
+            raise ValueError(
+                f"python={self.python} is not a program. Pass the path of a Python interpreter"
+            )

@@ -1,7 +1,8 @@
 """Contenders from other projects: unmodified files of a checkout, or an installed package.
 
-They run in the interpreter of `python=`, which needs their packages (torch, or jax, flax, optax,
-distrax), but neither ours nor a simulator: `gym`, `d4rl`, `wandb` and others are replaced by stubs.
+They run in the interpreter of `python=`, which needs the packages of these projects (torch, or jax,
+flax, optax, distrax). It needs neither our packages nor a simulator: `gym`, `d4rl`, `wandb` and
+others are replaced by stubs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Environment:
         pass
 
 
-def add_stand_ins(columns: dict[str, np.ndarray] | None = None) -> None:
+def add_stubs(columns: dict[str, np.ndarray] | None = None) -> None:
     """Register stubs of simulator and tracker modules.
 
     columns: the result of `d4rl.qlearning_dataset`; default: random transitions.
@@ -82,12 +83,12 @@ def add_stand_ins(columns: dict[str, np.ndarray] | None = None) -> None:
 
 def corl(clock: Clock, algorithm: str, checkout: str, device: str) -> None:
     """Run CORL's training loop, which calls wandb.log after every update."""
-    add_stand_ins()
+    add_stubs()
     wait = synchronizer(device)
 
     def log(values: Mapping[str, Any], **_: Any) -> None:
         if not all(math.isfinite(x) for x in values.values() if isinstance(x, float)):
-            clock.fault = lambda: f"it logged numbers that are not finite: {values}"
+            clock.fault = lambda: f"the logged numbers are not finite: {values}"
         clock.tick(1, wait)
 
     sys.modules["wandb"].log = log  # type: ignore[attr-defined]
@@ -106,8 +107,8 @@ def corl(clock: Clock, algorithm: str, checkout: str, device: str) -> None:
 class JaxCorl:
     """JAX-CORL's networks and update, for one seed or, with `jax.vmap`, for several.
 
-    columns: D4RL's columns; all seeds train on them, each with separate batches. Default: random
-    transitions. settings: config values that differ from the file's.
+    columns: the data in D4RL's columns; default: random transitions. All seeds train on the same
+    data with different batches. settings: config values that differ from JAX-CORL's.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class JaxCorl:
     ) -> None:
         import jax
 
-        add_stand_ins(columns)
+        add_stubs(columns)
         sys.argv = sys.argv[:1]
         file = {"td3_bc": "td3bc"}.get(algorithm, algorithm)
         names = runpy.run_path(str(Path(checkout) / "algos" / f"{file}.py"), {}, "it")
@@ -207,10 +208,10 @@ def jax_corl(clock: Clock, algorithm: str, checkout: str, seeds: int) -> None:
 
 
 def unifloral(clock: Clock, algorithm: str, checkout: str) -> None:
-    """Run Unifloral's script, which resets the environment after every `eval_interval` updates."""
+    """Run Unifloral's script. It resets the environment after every `eval_interval` updates."""
     import jax
 
-    add_stand_ins()
+    add_stubs()
     interval = 100
 
     def evaluate(self: Environment) -> np.ndarray:
@@ -223,7 +224,7 @@ def unifloral(clock: Clock, algorithm: str, checkout: str) -> None:
 
     count = interval * (
         2 if algorithm == "td3_bc" else 1
-    )  # its TD3+BC does two critic updates per step
+    )  # Unifloral's TD3+BC does two critic updates per step
     Environment.reset = evaluate  # type: ignore[method-assign]
     add_module("tyro", cli=arguments)
     runpy.run_path(str(Path(checkout) / "algorithms" / f"{algorithm}.py"), {}, "__main__")

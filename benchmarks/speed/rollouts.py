@@ -23,7 +23,7 @@ from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 
-# the pretrained policy of configs/suite/denoising-rl.yaml, and a short iteration of dppo
+# sizes of the pretrained policy in configs/suite/denoising-rl.yaml, and of a short DPPO iteration
 ENVIRONMENTS, DECISIONS, N_ACTION_STEPS, HORIZON, BATCH = 50, 5_000, 2, 4, 2_500
 NUM_INFERENCE_STEPS, TUNED, EPOCHS, DISCOUNT, TRACE = 20, 5, 5, 0.99, 0.95
 

@@ -15,7 +15,7 @@ DENSE = [f"Dense_{i}" for i in range(3)]
 
 
 def cal_ql(job: Job) -> Learner:
-    """Return the learner. All losses use the same action samples, not samples of their own."""
+    """Return the learner. All losses use the same action samples instead of separate ones."""
     sys.path.insert(0, str(job.checkout))
     from JaxCQL import conservative_sac, jax_utils, model
 

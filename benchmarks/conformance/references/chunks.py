@@ -85,7 +85,10 @@ def transformer(c: dict[str, Any]) -> nn.Module:
 
 
 def conv(name: str, layer: nn.Conv1d, ours: tuple[str, str] = ("weight", "bias")) -> list[Link]:
-    """Return links of a convolution; ours stacks the inputs of neighbor steps, earliest first."""
+    """Return links of a convolution.
+
+    Our weight stacks the inputs of neighbor steps, earliest first.
+    """
     weight = link_view(f"{name}.{ours[0]}", layer.weight, lambda w: w.permute(2, 1, 0))
     return [weight, link(f"{name}.{ours[1]}", layer.bias)]
 

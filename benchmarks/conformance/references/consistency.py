@@ -62,7 +62,7 @@ def make_optimizer(policy: Any, c: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def diffusion_policy(job: Job) -> Learner:
-    """Return the teacher, without the dropout that its middle block has in any config."""
+    """Return the teacher. The dropout of the middle block, which no option controls, is off."""
     module, c = load_module(job), job.config
     from consistency_policy.diffusion import Karras_Scheduler
     from diffusion_policy.model.diffusion.ema_model import EMAModel
@@ -134,7 +134,7 @@ def consistency(job: Job) -> Learner:
     adam, schedule = make_optimizer(policy, c)
 
     def update(b: Any) -> dict[str, float]:
-        policy.ema_update()  # a copy, from the start
+        policy.ema_update()  # the decay is 0, so the average is a copy
         losses = policy.compute_loss({"obs": {"state": b.observations}, "action": b.actions})
         loss = sum(losses.values())
         loss.backward()
@@ -152,6 +152,6 @@ def consistency(job: Job) -> Learner:
 
 
 def masks(*passes: str) -> Iterator[Draw]:
-    """Yield the draws of dropout masks; the reference has channels before steps."""
+    """Yield the draws of dropout masks. In the reference, channels come before steps."""
     for name in passes:
         yield from ((f"{name}_{k}", lambda x: x.swapaxes(1, 2)) for k in range(16))

@@ -1,4 +1,4 @@
-"""Adapter to tinkoff-ai/CORL; its trainers get small networks of its own classes."""
+"""Adapter to tinkoff-ai/CORL. Its trainers get small networks, built from CORL's classes."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def awac(job: Job) -> Learner:
 
 
 def spot(job: Job) -> Learner:
-    """Return the learner of the online phase; its count of updates starts one lower."""
+    """Return the learner of the online phase. The count of updates starts at -1 instead of 0."""
     module, c = job.load(), job.config
     narrow()
     narrow(750)

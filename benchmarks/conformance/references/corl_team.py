@@ -9,6 +9,10 @@ __all__ = ["SIDE", "rebrac"]
 
 
 def rebrac(job: Job) -> Learner:
-    """Return the learner. The weight follows its training loop, which needs a simulator to run."""
+    """Return the learner.
+
+    The weight of behavior cloning is computed as in the reference's training loop. The loop itself
+    is not run, because it needs a simulator.
+    """
     total, end = job.config["num_updates"], job.config["policy_bc_end"]
     return learner(job, lambda done: max(end, 1 - done / total), use_calibration=False)

@@ -20,7 +20,10 @@ MLPS |= {"embed_action": "embed_action", "head": "predict_action.0"}
 
 
 def decision_transformer(job: Job) -> Learner:
-    """Return the learner. Short windows are padded at their start there, at their end here."""
+    """Return the learner.
+
+    Short windows are padded at their start in the reference, and at their end in our code.
+    """
     import transformers.file_utils
 
     transformers.file_utils.add_code_sample_docstrings = lambda **_: lambda function: function
@@ -77,7 +80,10 @@ def decision_transformer(job: Job) -> Learner:
 
 
 def align_right(x: Tensor, real: Tensor) -> Tensor:
-    """Return windows [B, T, …] with their real first steps moved to the end, after zeros."""
+    """Return windows [B, T, …] with the padding moved from the end to the start, as zeros.
+
+    real: mask of the steps without padding.
+    """
     aligned = torch.zeros_like(x)
     for row, count in enumerate(real.sum(1).tolist()):
         aligned[row, len(x[row]) - count :] = x[row, :count]

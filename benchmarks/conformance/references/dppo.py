@@ -20,11 +20,11 @@ OF_CLIPPED = "noise = (x - alpha ** (0.5) * x_recon) / sqrt_one_minus_alpha"
 def dppo(job: Job) -> Learner:
     """Return the learner: the minibatch update of TrainPPODiffusionAgent.
 
-    Reward scaling and GAE come before it and are not part of the comparison.
+    Reward scaling and GAE come before this update and are not part of the comparison.
     """
     sys.path.insert(0, str(job.checkout))
     c, ddim = job.config, job.config["sampler"] == "ddim"
-    if ddim:  # follow the network's noise, not that of the clipped prediction
+    if ddim:  # follow the noise that the network predicts, not that of the clipped prediction
         steps = job.load(STEPS, {OF_CLIPPED: "pass"})
         sys.modules[STEPS.removesuffix(".py").replace("/", ".")] = steps
     module = job.load()
@@ -94,5 +94,5 @@ def actor_links(name: str, net: Any) -> list[Link]:
 
 
 def read_only(source: Link) -> Link:
-    """Return the link without its writer, for a network that the reference shares."""
+    """Return the link without a writer, for a second link to the same network."""
     return Link(source.name, source.index, source.read, lambda _: None)

@@ -19,7 +19,8 @@ __all__ = ["SIDE", "f_dvl"]
 def f_dvl(job: Job) -> Learner:
     """Return the learner.
 
-    The reference's temperature is our weight of the conjugate, and with reverse KL our temperature.
+    The reference's temperature corresponds to our weight of the conjugate (`lam`), and with reverse
+    KL to our temperature.
     """
     c = job.config
     set_norm_epsilon(1e-5)

@@ -1,4 +1,4 @@
-"""Adapter to snu-mllab/EDAC, which has SAC-N too (eta = 0)."""
+"""Adapter to snu-mllab/EDAC, which also contains SAC-N (eta = 0)."""
 
 from __future__ import annotations
 

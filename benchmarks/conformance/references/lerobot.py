@@ -88,7 +88,8 @@ def act(job: Job) -> Learner:
         batch = {module.OBS_STATE: state, module.OBS_ENV_STATE: state, module.ACTION: b.actions}
         loss, info = policy(batch | {"action_is_pad": ~b.real})
         loss.backward()
-        nn.utils.clip_grad_norm_(policy.parameters(), c["max_grad_norm"])  # as in its training loop
+        # as in LeRobot's training loop
+        nn.utils.clip_grad_norm_(policy.parameters(), c["max_grad_norm"])
         adam.step()
         adam.zero_grad()
         return {"policy_loss": loss.item(), "l1_loss": info["l1_loss"], "kl": info["kld_loss"]}
@@ -103,7 +104,8 @@ def act(job: Job) -> Learner:
 def layer_draws(name: str, parts: int, start: int = 0) -> list[Draw]:
     """Return the dropout draws of a layer.
 
-    Draws for attention weights have our layout. Draws for tokens have tokens before the batch.
+    Draws for attention weights have our layout. In draws for tokens, the token axis comes before
+    the batch axis.
     """
 
     def swap_batch(x: np.ndarray) -> np.ndarray:
@@ -166,7 +168,7 @@ def norm(name: str, layer: Any) -> list[Link]:
 def flow_policy(job: Job) -> Learner:
     """Return the learner: the reference's objective with an MLP of torch layers.
 
-    The MLP gets times multiplied by 1,000.
+    The MLP receives times multiplied by 1,000.
     """
     module, c = policy_module(job), job.config
 

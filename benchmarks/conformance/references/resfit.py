@@ -20,7 +20,7 @@ CAMERA, FEATURE, NORM = "camera", 2, ("weight", "bias")
 
 
 def resfit(job: Job) -> Learner:
-    """Return the learner. Image features are 0 and stay 0: a ReLU at 0 passes no gradient."""
+    """Return the learner. Image features are 0 and stay 0, because a ReLU at 0 has no gradient."""
     sys.path.insert(0, str(job.checkout))
     sys.meta_path.append(StandIn("hydra psutil tabulate torchvision yaml"))
     torch.randperm = lambda size, **_: torch.rand(size).argsort(descending=True)
@@ -69,7 +69,7 @@ def resfit(job: Job) -> Learner:
     counter = SimpleNamespace(done=0)
 
     def update(b: Any) -> dict[str, float]:
-        """Train the critics only at first, without noise, as the reference's loop does."""
+        """Train only the critics at first, without noise, as in the reference's training loop."""
 
         def split(observations: Tensor) -> dict[str, Tensor]:
             state, base = observations.split((OBS - ACT, ACT), -1)
@@ -117,7 +117,7 @@ def actor_links(name: str, actor: Any) -> list[Link]:
 def critic_links(name: str, ensemble: Any, hidden: int) -> list[Link]:
     """Return links of the critics.
 
-    The reference stacks its heads too; a hidden layer is three modules: linear, norm and ReLU.
+    The reference stacks critics too. Its hidden layers are three modules: linear, norm and ReLU.
     """
 
     def tensor(module: int, part: str) -> Tensor:

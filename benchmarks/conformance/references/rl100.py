@@ -69,7 +69,7 @@ class Perceptron(nn.Module):
 
 
 def make_policy(c: dict[str, Any]) -> Any:
-    """Return the reference's policy without its encoder; networks and schedulers are set here."""
+    """Return the reference's policy without encoder, with small networks and our schedules."""
     from rl_100.model.diffusion.positional_embedding import SinusoidalPosEmb
     from rl_100.policy.rl100_3d import RL1003D
     from rl_100.unidpg.diffusion_policy.diffusers_patch.ddim_with_logprob_dpok import (
@@ -189,7 +189,7 @@ def make_model(c: dict[str, Any]) -> Any:
 
 
 def make_agent(module: Any, policy: Any, c: dict[str, Any]) -> Any:
-    """Return the reference's agent; `ppo` holds the options of its online phase."""
+    """Return the reference's agent. `ppo` has the options of the online phase."""
     ppo = SimpleNamespace(
         batch_size=0,  # rollout size and minibatch size are set when the rollout exists
         mini_batch_size=0,
@@ -232,7 +232,7 @@ def make_agent(module: Any, policy: Any, c: dict[str, Any]) -> Any:
 
 
 def rl100(job: Job) -> Learner:
-    """Return the learner of the loss of the case's phase; it always builds all classes."""
+    """Return the learner for the case's phase. All classes of the reference are built for it."""
     sys.path.insert(0, str(job.checkout / "RL-100"))
     sys.meta_path.append(StandIn(ABSENT))
     torch.float = torch.float64
@@ -315,7 +315,7 @@ def update_policy_offline(agent: Any, critics: Any, b: Any) -> dict[str, float]:
 
 
 def update_policy_online(agent: Any, b: Any, c: dict[str, Any]) -> dict[str, float]:
-    """Update on one denoising step of a rollout in one environment, valued by the present V."""
+    """Update on one denoising step of a rollout in one environment, with the current V."""
     k, scheduler = int(b.step[0]), agent._policy.noise_scheduler
     scheduler.set_timesteps(c["num_inference_steps"])
     scheduler.timesteps = scheduler.timesteps[k : k + 1]

@@ -27,7 +27,7 @@ def rlpd(job: Job) -> Learner:
     sys.path.insert(0, str(job.checkout))
     importlib.import_module(
         "tensorflow_probability.substrates.jax"
-    )  # the reference needs it imported
+    )  # the reference uses this module without importing it
     set_norm_epsilon(1e-5)
     module, c = job.load(), job.config
     jax.random.choice = lambda key, a, shape, replace: jnp.argsort(

@@ -19,7 +19,7 @@ NAMES = ("discount", "tau", "policy_noise", "noise_clip")
 def spot(job: Job) -> Learner:
     """Return the learner.
 
-    The VAE is trained with elbo_loss. The training script of the reference spells out its terms.
+    The VAE is trained with the reference's elbo_loss; the training script writes out its terms.
     """
     sys.path.insert(0, str(job.checkout))
     module, c = job.load(), job.config

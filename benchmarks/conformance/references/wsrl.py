@@ -1,7 +1,7 @@
 """Adapter to zhouzypaul/wsrl: WSRL, and the CQL, Cal-QL and IQL that it starts from.
 
-Temperatures are exponentials of their parameters, log standard deviations are scaled and shifted,
-and critics share no layer.
+The adapter changes the networks: temperatures are exponentials of their parameters, log standard
+deviations are scaled and shifted, and critics share no layer.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def soft_links(current: Current, c: dict[str, Any]) -> list[Link]:
 
 
 def wsrl(job: Job) -> Learner:
-    """Return the learner. Networks that a step does not train are unchanged by it."""
+    """Return the learner. A step leaves networks unchanged that it does not train."""
     module, c = load_module(job), job.config
     agent = module.SACAgent.create(
         jax.random.PRNGKey(0),

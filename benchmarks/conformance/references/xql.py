@@ -21,7 +21,7 @@ def xql(job: Job) -> Learner:
     set_norm_epsilon(1e-5)
     options = {"loss_temp": c["temperature"], "vanilla": False, "args": make_flags(c)}
     t, batch = learner(job, layernorm=c["layer_norm"], **options)
-    # all of V's steps on a batch draw from the same key, so they get the same numbers
+    # all updates of V on a batch use the same random key, so they draw the same numbers
     order = [("uniform", swap_axes), "noise"] * c["value_updates"]
     return Learner(
         links(t, norms=c["layer_norm"]), lambda b: read_metrics(t.update(batch(*rows(b)))), order
