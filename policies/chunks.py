@@ -31,9 +31,9 @@ STATE = ("seeds", "decisions", "_taken", "_new", "_chunks", "_sums", "_counts")
 class ChunkExecutor:
     """Executor of a chunk policy in B episodes, one action per step.
 
-    For each episode, it stores the observation history, the current chunk, the state of the noise
-    and the sums of temporal ensembling. It calls `plan` when all `n_action_steps` actions of a
-    chunk are executed.
+    For each episode, the executor stores the observation history, the current chunk, the number of
+    predicted chunks, which determines the noise, and the sums of temporal ensembling. It calls
+    `plan` when all `n_action_steps` actions of a chunk are executed.
 
     `reset` starts episodes. After `reset`, call `step` once per environment step. Alternatively,
     call `observe` once per step, and `predict_chunk` whenever you need a new chunk.
@@ -64,8 +64,9 @@ class ChunkExecutor:
         self._new = np.zeros(0, bool)  # [B], True before the first observation
         self._history: Observations | None = None  # [B, n_obs_steps, *obs]
         self._chunks = np.zeros(0, np.float32)  # [B, n_action_steps, A]
-        self._sums = np.zeros((0, 0, 0))  # [B, chunk_size, A], weighted, next steps
-        self._counts = np.zeros((0, 0), np.int64)  # [B, chunk_size], predictions in _sums
+        # weighted sums of the predictions for the next steps, and the number of predictions
+        self._sums = np.zeros((0, 0, 0))  # [B, chunk_size, A]
+        self._counts = np.zeros((0, 0), np.int64)  # [B, chunk_size]
 
     @classmethod
     def from_policy(cls, policy: BundlePolicy) -> ChunkExecutor:
@@ -160,8 +161,9 @@ class ChunkExecutor:
             self._sums = np.zeros((len(self.seeds), *chunks.shape[1:]))
             self._counts = np.zeros((len(self.seeds), chunk_size), np.int64)
         weights, no_predictions = np.exp(-m * np.arange(chunk_size)), np.zeros((count, 1), np.int64)
+        # shift by one step
         sums = np.concatenate([self._sums[rows, 1:], np.zeros_like(chunks[:, :1])], 1)
-        counts = np.concatenate([self._counts[rows, 1:], no_predictions], 1)  # shifted by one step
+        counts = np.concatenate([self._counts[rows, 1:], no_predictions], 1)
         sums += weights[counts][..., None] * chunks
         self._sums[rows], self._counts[rows] = sums, counts + 1
         averages: np.ndarray = sums / weights.cumsum()[counts][..., None]

@@ -14,7 +14,7 @@ from policies.arrays import as_array
 from policies.channels import is_image
 
 VECTOR = "observation"  # channel name of an observation that is a single vector
-SAME_RANGE = 1e-3  # tolerance for equal limits, as a share of the range, because files round them
+SAME_RANGE = 1e-3  # limits this close, as a share of the range, are equal: files round limits
 
 
 class Conversion(NamedTuple):
@@ -87,7 +87,7 @@ class Spec:
     the environment's units.
     """
 
-    # or the shape of a single vector, or a mapping from channel names to shapes
+    # also accepted: the shape of a single vector, or a mapping from channel names to shapes
     channels: tuple[Channel, ...]
     action_dim: int
     action_low: tuple[float, ...] = ()  # [A], in `action_units`; empty: all -1
@@ -233,7 +233,7 @@ class Spec:
     def from_json(cls, values: Mapping[str, Any]) -> Spec:
         """Return the specification from the output of `to_json`.
 
-        Raises ValueError that names a field if it is unknown, missing or of another type.
+        Raises ValueError with the name of a field that is unknown, missing or of another type.
         """
         spec: Spec = build(cls, values, "policy specification: ")
         return spec
@@ -338,10 +338,10 @@ def build(kind: type, values: Any, where: str) -> Any:
     """
     hints = get_type_hints(kind)
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where}{values!r}")
+        raise ValueError(f"{where}expected a JSON object, found {values!r}")
     for name, value in values.items():
         if name in hints and not has_type(value, hints[name]):
-            raise ValueError(f"{where}{name} is {value!r}")
+            raise ValueError(f"{where}{name} is {value!r}, which has the wrong type or value")
     try:
         return kind(
             **{k: convert(v, hints[k], where) if k in hints else v for k, v in values.items()}

@@ -136,9 +136,7 @@ class DecisionTransformer(nn.Module):
         last = {name: values[:, -1] for name, values in context.items()}
         present = {
             "observations": observations,
-            "actions": torch.zeros_like(
-                last["actions"]
-            ),  # placeholder; the prediction does not use it
+            "actions": torch.zeros_like(last["actions"]),  # placeholder, not used
             "returns": last["returns"] - rewards,
             "timesteps": last["timesteps"] + 1,
             "real": torch.ones_like(last["real"]),

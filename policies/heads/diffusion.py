@@ -54,8 +54,8 @@ class DiffusionActor(ChunkHead):
         horizon: number of denoised actions.
         n_action_steps: number of executed actions per chunk.
         action_low, action_high: [A], range of the actions in the data; default -1 and 1.
-        until: for networks with a second time input, the time at which a jump of a consistency
-        model ends: its value when the policy acts. None: the network has one time input.
+        until: value of the network's second time input when the policy acts. This input is the time
+        at which a jump of a consistency model ends. None: the network has one time input.
         encoder: options of `ImageEncoder`.
         dropout_rate: probability of dropping a hidden unit, in training only.
         """

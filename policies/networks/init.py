@@ -20,7 +20,8 @@ def torch_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None
 def fan_out_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
     """Initialize weights and biases uniformly in +-1/sqrt(fan_out).
 
-    Code that stores weights as [in, out] gets this from torch's initialization for [out, in].
+    Some published code stores weights as [in, out], and initializes them with torch's functions,
+    which expect [out, in]. The result is this initialization.
     """
     torch_init(weight, bias, bias.shape[-1], is_last)
 

@@ -147,14 +147,11 @@ class ChunkTransformer(nn.Module):
         times: [R, times].  features: [R, n_obs_steps, F].
         """
         time_embeddings = sinusoids(times, self.size)
-        memory = (
-            torch.cat([time_embeddings, self.embed_observation(features)], 1) + self.memory_place
-        )
-        memory = self.memory(memory)
+        memory = torch.cat([time_embeddings, self.embed_observation(features)], 1)
+        memory = self.memory(memory + self.memory_place)
         step = torch.arange(x.shape[1], device=x.device)[:, None]
-        memory_step = (
-            torch.arange(memory.shape[1], device=x.device) - self.times
-        )  # negative for times
+        # negative for time tokens, which every action may attend to
+        memory_step = torch.arange(memory.shape[1], device=x.device) - self.times
         x = self.embed_action(x) + self.place
         for block in self.blocks:
             x = block(x, memory, step >= step.T, memory_step <= step, drop)

@@ -39,7 +39,7 @@ def make(bundle: Bundle) -> Network:
 
 
 class Graph:
-    """An ONNX model that runs on one CPU thread, without spinning while it waits."""
+    """An ONNX model that runs on one CPU thread, without busy waiting."""
 
     def __init__(self, graph: bytes) -> None:
         """Load an ONNX model. Raises BundleError."""
@@ -96,9 +96,9 @@ class OnnxNetwork:
 
 
 class SamplerNetwork(OnnxNetwork):
-    """A diffusion policy in two ONNX graphs: the encoder and one denoising step. numpy samples.
+    """A diffusion policy in two ONNX graphs: the encoder and one denoising step.
 
-    See `policies.heads.diffusion.DiffusionActor`.
+    The sampling loop runs in numpy. See `policies.heads.diffusion.DiffusionActor`.
     """
 
     def __init__(self, bundle: Bundle) -> None:
