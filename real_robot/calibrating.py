@@ -11,7 +11,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
 from real_robot.robots.config import DynamixelOptions, calibration_file, describe
 
-LEAST_TICKS = 100  # a joint that moved by less counts as not moved
+MIN_TICKS = 100  # a joint that was turned by less than this counts as not turned
 POLL_S = 0.02
 
 Ask = Callable[[str, Callable[[], Any]], object]
@@ -21,11 +21,12 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
     """Calibrate a robot: write its servos and then its calibration file. Return the file's path.
 
     Args:
-        ask: ask(sentence, meanwhile) shows a sentence and calls `meanwhile` repeatedly until the
-            operator is done; by default until Enter.
+        ask: called as ask(sentence, meanwhile). It shows the sentence to the operator, and calls
+            `meanwhile` repeatedly until the operator has done what the sentence says. The default
+            waits for Enter.
         changes: options of the adapter, such as port=….
 
-    Raises UserError. Values that were already written to servos remain.
+    Raises UserError. Values that were already written to servos then remain in the servos.
     """
     from real_robot.robots.dynamixel import table
     from real_robot.robots.dynamixel.bus import Bus, SerialPort, adapter_latency_s
@@ -42,20 +43,27 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
 
     described = describe(robot)
     if described.config.adapter != "dynamixel":
-        raise UserError(f"{robot} needs no calibration: only Dynamixel servos do")
-    line = build(DynamixelOptions, described.config.dynamixel | changes, "dynamixel.")
+        raise UserError(
+            f"{robot} needs no calibration: its adapter is {described.config.adapter}, and only "
+            "dynamixel needs one"
+        )
+    options = build(DynamixelOptions, described.config.dynamixel | changes, "dynamixel.")
     joints = {row.id: joint for joint, row in described.joints.items() if row.id is not None}
     if missing := [joint for joint, row in described.joints.items() if row.id is None]:
-        raise UserError(f"{described.path.name}: joints.{missing[0]}.id is missing")
+        raise UserError(
+            f"{described.path.name}: joints.{missing[0]}.id is missing: add the id of its servo"
+        )
     wait = ask or _enter
-    port = SerialPort(line.port, line.baud)
+    port = SerialPort(options.port, options.baud)
     try:
         owner = port.owner()
         if owner is not None or not port.claim():
             who = f"process {owner}" if owner is not None else "another process"
             raise UserError(f"the port is in use by {who}: stop it first")
-        latency_s = adapter_latency_s(line.port) if line.latency_s is None else line.latency_s
-        bus = Bus(port, line.baud, latency_s=latency_s)
+        latency_s = (
+            adapter_latency_s(options.port) if options.latency_s is None else options.latency_s
+        )
+        bus = Bus(port, options.baud, latency_s=latency_s)
 
         def read_ticks() -> dict[int, int]:
             """Return each servo's position in ticks. Raises UserError if one does not answer."""
@@ -65,7 +73,7 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
             return positions
 
         read_ticks()
-        wait("Torque goes off: hold the arm. Then press Enter", lambda: None)
+        wait("Torque will be switched off. Hold the arm, then press Enter", lambda: None)
         for id_ in joints:
             _require_answer(bus.write(id_, table.TORQUE_ENABLE.address, b"\0").code, id_)
             set_position_mode(bus, id_)
@@ -76,18 +84,19 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
         turned = read_ticks()
         wait("Move every joint to its zero. Then press Enter", lambda: None)
         for id_, ticks in read_ticks().items():
-            # the shorter way round
+            # A servo counts modulo one turn: take the shorter of the two directions.
             moved = (turned[id_] - ticks + table.CENTER) % table.TICKS - table.CENTER
-            if abs(moved) < LEAST_TICKS:
+            if abs(moved) < MIN_TICKS:
                 raise UserError(
-                    f"joint {joints[id_]} was not turned in its positive direction: start again"
+                    f"joint {joints[id_]} was not turned in its positive direction before it was "
+                    "moved to its zero: start again"
                 )
             set_direction(bus, id_, moved)
             set_zero(bus, id_)
         ranges = Ranges(bus, list(joints))
         wait("Move every joint to both ends of its range. Then press Enter", ranges.update)
         for joint, low, high in zip(joints.values(), ranges.low, ranges.high, strict=True):
-            if high - low < LEAST_TICKS:
+            if high - low < MIN_TICKS:
                 raise UserError(
                     f"joint {joint} was not moved to both ends of its range: start again"
                 )
@@ -99,9 +108,10 @@ def calibrate(robot: str, *, ask: Ask | None = None, **changes: Any) -> str:
             write_limits(bus, servo)
     finally:
         port.close()
-    path = calibration_file(described, line)
+    path = calibration_file(described, options)
     save(path, servos)
-    path.with_suffix(".unconfirmed.json").unlink(missing_ok=True)  # every joint has a new zero
+    # Every joint has a new zero, so no joint must be confirmed any more.
+    path.with_suffix(".unconfirmed.json").unlink(missing_ok=True)
     return str(path)
 
 
@@ -111,7 +121,7 @@ def _require_answer(code: int, id_: int) -> None:
 
 
 def _enter(sentence: str, meanwhile: Callable[[], Any]) -> None:
-    """Show the result of `meanwhile`, if any, until the operator presses Enter."""
+    """Show a sentence, and then the results of `meanwhile` until the operator presses Enter."""
     print(sentence, flush=True)
     while not select.select([sys.stdin], [], [], POLL_S)[0]:
         if (status := meanwhile()) is not None:

@@ -25,7 +25,8 @@ from real_robot.safety.answers import call, reading_fault, spec_fault, stamp_fau
 from real_robot.safety.limits import FURTHEST_RAD, limit_problems, limits_from, tightest
 
 READINGS = 50  # number of readings of the dry run
-AGES_OVER = 0.2  # maximum share of late readings; this process has no real-time priority
+# maximum fraction of late readings; it is generous because this process has no real-time priority
+AGES_OVER = 0.2
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,15 @@ def check(
     runtime: str = "auto",
     connect: bool = True,
 ) -> list[Finding]:
-    """Check robot and bundle. Raises UserError for the first problem. Nothing moves; no torque.
+    """Check robot and bundle. Raises UserError for the first problem.
+
+    The robot does not move, and its torque stays as it is.
 
     Args:
         rate_hz: rate of the control loop; default: the robot's.
-        limits: the user's limits, {limit: {joint: x}}.
+        limits: the user's limits, {limit: {joint: number}}.
         runtime: runtime of the bundle, as for `policies.load`.
-        connect: also connect to the robot and read it.
+        connect: True: also connect to the robot and read it.
     """
     findings = list[Finding]()
 
@@ -63,9 +66,17 @@ def check(
     spec = robot.spec
     control_hz = control_rate(spec, rate_hz)
     merged = limits_of(spec, limits or {})
-    report("limits", f"{len(spec.joints)} joints, all declared; stops at least as hard as motion")
+    report(
+        "limits",
+        f"limits of {len(spec.joints)} joints declared; stop limits at least the motion limits",
+    )
     forward(spec)
-    report("workspace", "declared; the model has its points" if spec.workspace else "none declared")
+    report(
+        "workspace",
+        "workspace declared; the model has all its sites"
+        if spec.workspace
+        else "no workspace declared",
+    )
     policy: BundlePolicy | None = None
     if bundle is not None:
         try:
@@ -73,22 +84,26 @@ def check(
             refuse_rewards(policy, "a robot")
         except BundleError as error:
             raise UserError(str(error)) from None
-        _names(policy.spec, spec)
+        _check_names(policy.spec, spec)
         count = len(policy.spec.observation_names)
-        report("names", f"{', '.join(spec.joints)}; {count} measurements")
-        _units(policy.spec, spec, merged)
-        report("units", "actions are in the robot's range, in rad and m")
-        rate = _rate(policy.spec, control_hz)
-        report("rates", f"policy {rate:g} Hz, control {control_hz:g} Hz")
+        report(
+            "names",
+            f"the policy moves {', '.join(spec.joints)}; the robot has the {count} measurements "
+            "that it observes",
+        )
+        _check_units(policy.spec, spec, merged)
+        report("units", "the policy's action range is within the position limits, in rad and m")
+        rate = _check_rate(policy.spec, control_hz)
+        report("rates", f"policy at {rate:g} Hz, control at {control_hz:g} Hz")
         if policy.spec.chunk_size > 1:
-            report("chunks", _offset(policy.spec))
-        report("answer", _answer(policy))
+            report("chunks", _describe_offset(policy.spec))
+        report("output", _check_output(policy))
     if connect:
         call("connect", robot.connect)
         try:
             timing, reading = _dry_run(robot, policy, merged)
             report("readings", timing)
-            report("current", _current(robot.spec, merged, reading))
+            report("current", _describe_current(robot.spec, merged, reading))
         finally:
             call("close", robot.close)
     return findings
@@ -100,20 +115,23 @@ def control_rate(spec: RobotSpec, rate_hz: float | None) -> float:
     low, high = spec.rate_hz / 2, 2 * spec.rate_hz
     if not low <= rate_hz <= high:
         raise UserError(
-            f"rate_hz is {rate_hz:g}, expected {low:g} to {high:g}: {spec.name} is made for "
-            f"{spec.rate_hz:g}. Choose a rate in this range, or omit rate_hz"
+            f"rate_hz is {rate_hz:g}, expected {low:g} to {high:g}, half to twice the "
+            f"{spec.rate_hz:g} Hz of {spec.name}. Choose a rate in this range, or omit rate_hz"
         )
     if 1 / rate_hz > spec.max_reading_age_s:
         raise UserError(
             f"rate_hz is {rate_hz:g}, a period of {1e3 / rate_hz:.1f} ms, but readings of "
-            f"{spec.name} may be at most {spec.max_reading_age_s * 1e3:g} ms old, so every one "
+            f"{spec.name} may be at most {spec.max_reading_age_s * 1e3:g} ms old. Every reading "
             "would be too old: raise rate_hz"
         )
     return rate_hz
 
 
 def limits_of(spec: RobotSpec, user_limits: Mapping[str, Mapping[str, float]]) -> Limits:
-    """Return the tightest limits. Raises UserError if one is missing or invalid."""
+    """Return the robot's limits, tightened by the user's.
+
+    Raises UserError if a limit is missing or invalid.
+    """
     try:
         merged = tightest(spec.limits, limits_from(user_limits, spec.joints, spec.limits))
     except ValueError as error:
@@ -123,19 +141,20 @@ def limits_of(spec: RobotSpec, user_limits: Mapping[str, Mapping[str, float]]) -
     return merged
 
 
-def _names(policy: Spec, robot: RobotSpec) -> None:
+def _check_names(policy: Spec, robot: RobotSpec) -> None:
+    """Raise UserError if the names or units of the policy do not match the robot's."""
     order = action_order(policy, robot)
     observer(policy, robot)
-    # Joints are matched by name, so their order may differ. If a name means another joint, the
-    # check of the ranges below finds it.
+    # Joints are matched by name, so their order may differ from the robot's.
     assert sorted(order) == list(range(len(order)))
 
 
-def _units(policy: Spec, robot: RobotSpec, limits: Limits) -> None:
+def _check_units(policy: Spec, robot: RobotSpec, limits: Limits) -> None:
+    """Raise UserError if the range of an action exceeds the joint's position limits."""
     if not policy.action_low or not policy.action_high:
         raise UserError(
-            "the bundle does not say which positions its actions -1 and 1 mean: "
-            "action_low and action_high, in rad or m, are missing"
+            "the bundle does not state which positions its actions -1 and 1 stand for: "
+            "action_low and action_high, in rad or m, are missing in its Spec"
         )
     for joint, unit, place in zip(
         robot.joints, robot.units, action_order(policy, robot), strict=True
@@ -146,21 +165,25 @@ def _units(policy: Spec, robot: RobotSpec, limits: Limits) -> None:
         furthest = max(abs(low), abs(high))
         if unit == "rad" and furthest > max(FURTHEST_RAD, abs(low_limit), abs(high_limit)):
             raise UserError(
-                f"joint {joint}: the policy's actions reach {furthest:g}, the "
-                f"robot's limit is {high_limit:g} rad: are these degrees? Use rad in bundles"
+                f"joint {joint}: the policy's actions reach {furthest:g}, but the robot's limit is "
+                f"{high_limit:g} rad. Are the actions in degrees? Use rad in bundles"
             )
         room = 0.02 * (high_limit - low_limit)
         if low < low_limit - room or high > high_limit + room:
             raise UserError(
-                f"joint {joint}: the policy's actions reach from {low:g} to {high:g} {unit}, the "
-                f"robot's limits are {low_limit:g} to {high_limit:g}: the bundle is for another "
-                "robot, or for other limits"
+                f"joint {joint}: the policy's actions reach from {low:g} to {high:g} {unit}, but "
+                f"the robot's limits are {low_limit:g} to {high_limit:g}. Use a bundle for this "
+                "robot and these limits"
             )
 
 
-def _rate(policy: Spec, control_hz: float) -> float:
+def _check_rate(policy: Spec, control_hz: float) -> float:
+    """Return the policy's rate. Raises UserError if it is missing or above the control rate."""
     if policy.rate_hz is None:
-        raise UserError("the bundle does not say for how many actions per second it was trained")
+        raise UserError(
+            "the bundle does not state for how many actions per second it was trained: rate_hz is "
+            "missing in its Spec"
+        )
     if policy.rate_hz > control_hz:
         raise UserError(
             f"the policy acts at {policy.rate_hz:g} Hz, faster than the control loop at "
@@ -169,23 +192,22 @@ def _rate(policy: Spec, control_hz: float) -> float:
     return policy.rate_hz
 
 
-def _offset(policy: Spec) -> str:
+def _describe_offset(policy: Spec) -> str:
     if (steps := offset(policy)) is None:
-        return "no offset given: a chunk's first action is due at its observation, unless offset=…"
-    return f"a chunk's first action is due {steps:g} steps after its observation"
+        return (
+            "the bundle states no offset: a chunk's first action is due at the time of its "
+            "observation; offset=… changes this"
+        )
+    unit = "step" if steps == 1 else "steps"
+    return f"a chunk's first action is due {steps:g} {unit} after its observation"
 
 
-def _answer(policy: Any) -> str:
-    """Check shape, range and repeatability of the policy's output. Return its latency.
+def _check_output(policy: Any) -> str:
+    """Check shape, range and repeatability of the policy's output. Return a line for the report.
 
     Loading the bundle has already compared its golden output.
     """
     spec, golden = policy.spec, policy.bundle.golden
-    if golden is None:
-        raise UserError(
-            "the bundle has no golden output to verify its output on this computer: it is old. "
-            "Export it again with offline-rl export where it was trained"
-        )
     observations = {k: v[0, -1] for k, v in golden.observations.items()}
     observation = (
         observations if spec.single_vector is None else observations[spec.single_vector.name]
@@ -194,34 +216,41 @@ def _answer(policy: Any) -> str:
     second, _ = policy.act(observation)
     if first.shape != (spec.chunk_size, spec.action_dim):
         raise UserError(
-            f"the policy returns shape {first.shape}, its specification says "
-            f"({spec.chunk_size}, {spec.action_dim})"
+            f"the policy returns shape {first.shape}, but its Spec states "
+            f"({spec.chunk_size}, {spec.action_dim}): export the bundle again"
         )
     if not np.isfinite(first).all() or np.abs(first).max() > 1 + 1e-5:
-        raise UserError("the policy returns numbers outside [-1, 1] for its golden observation")
+        raise UserError(
+            "the policy returns numbers outside [-1, 1] for the observation of its golden output: "
+            "train or export it again"
+        )
     if not np.array_equal(first, second):
-        raise UserError("the policy returns different actions for the same observation")
+        raise UserError(
+            "the policy returns different actions for the same observation: use a deterministic "
+            "policy"
+        )
     start_s = time.perf_counter()
     for _ in range(20):
         policy.act(observation)
-    latency = f"{(time.perf_counter() - start_s) * 50:.2f} ms by {policy.network.name}"
-    return f"{spec.chunk_size} x {spec.action_dim}, {latency}; the golden output matches"
+    latency = f"{(time.perf_counter() - start_s) * 50:.2f} ms ({policy.network.name})"
+    chunk = f"chunk {spec.chunk_size} x {spec.action_dim}"
+    return f"golden output reproduced: {chunk} in {latency}"
 
 
-def _current(spec: RobotSpec, limits: Limits, reading: Reading) -> str:
-    """Return which joints' current is not checked while the robot moves."""
+def _describe_current(spec: RobotSpec, limits: Limits, reading: Reading) -> str:
+    """Return a sentence on the joints whose current is not checked while the robot moves."""
     measured, limited = np.isfinite(reading.current_a), np.isfinite(limits.current_a)
     unchecked = {
-        "not measured, so its limit is not checked": limited & ~measured,
-        "measured, but no limit is declared (.inf)": measured & ~limited,
-        "neither measured nor limited": ~measured & ~limited,
+        "the robot does not measure it": limited & ~measured,
+        "its limit is .inf": measured & ~limited,
+        "the robot does not measure it, and its limit is .inf": ~measured & ~limited,
     }
     parts = [
-        f"{', '.join(joint for joint, it in zip(spec.joints, which, strict=True) if it)}: {why}"
+        f"{', '.join(joint for joint, it in zip(spec.joints, which, strict=True) if it)} ({why})"
         for why, which in unchecked.items()
         if which.any()
     ]
-    return f"UNCHECKED: {'; '.join(parts)}" if parts else "measured and limited at every joint"
+    return f"NOT CHECKED for {'; '.join(parts)}" if parts else "measured and limited at every joint"
 
 
 def _dry_run(robot: Robot, policy: Any, limits: Limits) -> tuple[str, Reading]:
@@ -242,16 +271,17 @@ def _dry_run(robot: Robot, policy: Any, limits: Limits) -> tuple[str, Reading]:
     if late > AGES_OVER * READINGS or last_seq < 0:
         raise UserError(
             f"{spec.name} answers too late: {late} of {READINGS} readings failed or were older "
-            f"than {spec.max_reading_age_s * 1e3:.0f} ms"
+            f"than {spec.max_reading_age_s * 1e3:.0f} ms. Check the connection, or raise "
+            "max_reading_age_s in the robot's file"
         )
     for i, joint in enumerate(spec.joints):
         q, low, high = reading.q[i], limits.position_low[i], limits.position_high[i]
         if not low <= q <= high:
             raise UserError(
-                f"joint {joint} is at {q:.3f} {spec.units[i]}, its limits are {low:.3f} to "
-                f"{high:.3f}: move it inside by hand, or calibrate"
+                f"joint {joint} is at {q:.3f} {spec.units[i]}, outside its limits of {low:.3f} to "
+                f"{high:.3f}: move it inside by hand, or calibrate the robot"
             )
-        # the servo's watchdog may have fired when an earlier run was killed; arming clears it
+        # A servo's watchdog may have fired when an earlier run was killed. Arming clears it.
         if status := Status(int(reading.status[i])) & ~Status.WATCHDOG:
             raise UserError(f"joint {joint} reports {status.name}: clear it before arming")
     if policy is not None:
@@ -260,12 +290,13 @@ def _dry_run(robot: Robot, policy: Any, limits: Limits) -> tuple[str, Reading]:
             field, place = fields[name]
             if not np.isfinite(row[field].reshape(-1)[place]):
                 raise UserError(
-                    f"{spec.name} has no value of {name}, which the policy observes: check that "
-                    "its tracker runs and detects the object"
+                    f"{spec.name} has no value for {name}, which the policy observes: check that "
+                    "the tracker runs and detects the object"
                 )
         chunk, _ = policy.act(observer(policy.spec, spec)(row))
         goals(policy.spec, spec)(np.asarray(chunk))
-    return f"{READINGS} in time, the slowest in {slowest_s * 1e3:.1f} ms", reading
+    on_time = f"{READINGS - late} of {READINGS} in time"
+    return f"{on_time}, the slowest took {slowest_s * 1e3:.1f} ms", reading
 
 
 def _read(robot: Robot) -> Reading:
@@ -273,7 +304,7 @@ def _read(robot: Robot) -> Reading:
     fault = reading_fault(robot.spec, reading) or stamp_fault(reading, time.monotonic_ns())
     if fault:
         raise UserError(
-            f"{robot.spec.name}: its adapter's read() returned an invalid value: {fault}"
+            f"{robot.spec.name}: the adapter's read() returned an invalid value: {fault}"
         )
     return reading
 
@@ -285,7 +316,7 @@ def _row(spec: RobotSpec, reading: Reading) -> np.ndarray:
         if field.startswith("channel."):
             channel = field.removeprefix("channel.")
             if channel not in reading.channels:
-                raise UserError(f"{spec.name} does not measure {name}: check that its tracker runs")
+                raise UserError(f"{spec.name} does not measure {name}: check that the tracker runs")
             row[field] = reading.channels[channel]
     row["q"], row["dq"], row["current_a"] = reading.q, reading.dq, reading.current_a
     return row

@@ -1,7 +1,7 @@
 """Terminal of a run: a status line, the space bar as emergency stop, and typed commands.
 
-The space bar stops the robot immediately, whatever is being typed. So do Escape, Ctrl-C, Ctrl-\\
-and Ctrl-Z. Commands end with Enter: start, finish, re-arm, arm, limp, confirm=<joint>, quit. A
+The space bar, Escape, Ctrl-C, Ctrl-\\ and Ctrl-Z stop the robot immediately, even while a command
+is being typed. Commands end with Enter: start, finish, re-arm, arm, limp, confirm=<joint>, quit. A
 keyboard does not replace a switch that cuts the power.
 """
 
@@ -40,9 +40,9 @@ RE_ARM_AFTER_S = 0.1  # time for the loop to process the released emergency stop
 
 @contextlib.contextmanager
 def keys(stream: TextIO) -> Iterator[int | None]:
-    """Yield the terminal's descriptor, unbuffered; None if `stream` is not a terminal.
+    """Switch a terminal to unbuffered input. Yield its descriptor; None if it is no terminal.
 
-    No key sends a signal, and none stops the terminal's output.
+    In this mode no key sends a signal, and no key stops the terminal's output.
     """
     if not stream.isatty():
         yield None
@@ -62,7 +62,7 @@ def keys(stream: TextIO) -> Iterator[int | None]:
 
 
 class Console:
-    """Console of a run: turns keys into requests, and rows into a status line."""
+    """Console of a run. It converts keys to requests, and rows to a status line."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Console:
         joints: Sequence[str] = (),
         no_plan: Path | None = None,
     ) -> None:
-        """Create a console. no_plan: a file that says why the plan ran out."""
+        """Create a console. no_plan: path of the file with the reason why the plan ran out."""
         self._shared, self._requests, self._joints = shared, requests, joints
         self._no_plan = no_plan
         self.typed = ""
@@ -81,9 +81,9 @@ class Console:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Handle signals: Ctrl-C without a terminal, a closed terminal, and kill."""
+        """Handle signals in the context: kill -INT, a closed terminal, and kill."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # the main thread handles the signals
+            yield  # only the main thread can handle signals
             return
         handled = (*ESTOP_SIGNALS, *QUIT_SIGNALS)
         before = {each: signal.signal(each, self._handle_signal) for each in handled}
@@ -141,7 +141,7 @@ class Console:
         self.message = ""
 
     def wait(self, handle: int | None) -> None:
-        """Read the keys, for at most 10 ms. A closed terminal acts as `quit`."""
+        """Wait up to 10 ms for keys and process them. A closed terminal acts as `quit`."""
         self._shared["console_beat"] += 1
         if handle is None or self._gone:
             time.sleep(POLL_S)
@@ -149,7 +149,7 @@ class Console:
             try:
                 typed = os.read(handle, 64)
             except OSError:
-                typed = b""  # as from a closed terminal
+                typed = b""  # a closed terminal also returns no bytes
             self._gone = not typed
             self.quit = self.quit or self._gone
             self.feed(typed.decode(errors="ignore"))
@@ -157,11 +157,11 @@ class Console:
     def line(self, row: np.ndarray, rate_hz: float, silent_s: float = 0.0) -> str:
         """Return the status line: state, rate, missed deadlines and messages.
 
-        silent_s: time since the last row of control, which is then shown as stale.
+        silent_s: time since control's last row; above 0, the line says that the state is stale.
         """
         state = State(int(row["state"]))
         if silent_s:
-            return f"STALE: control has been silent for {silent_s:.1f} s; it was {state.name}"
+            return f"STALE: no state from control for {silent_s:.1f} s; the last was {state.name}"
         parts = [f"{state.name:9s}", f"{rate_hz:6.1f} Hz", f"missed {int(row['missed'])}"]
         if int(row["mode"]) == Mode.POLICY:
             parts.append(f"inference {int(row['inference_ns']) * 1e-6:.0f} ms")
@@ -172,7 +172,7 @@ class Console:
         if self.lost:
             parts.append(f"{self.lost} rows damaged in shared memory")
         if self._shared["starting"]:
-            parts.append("starts with the first plan")
+            parts.append("motion starts with the first plan")
         if self.message:
             parts.append(self.message)
         if self.typed:
@@ -180,24 +180,24 @@ class Console:
         return " | ".join(parts)
 
     def log_line(self, row: np.ndarray) -> str:
-        """Return the state as a line for a log. It changes only with the state."""
+        """Return the state as a line for a log. The line changes only if the state changes."""
         parts = [State(int(row["state"])).name]
         parts += [self.stop_reason(row)] if int(row["latched"]) >= 0 else []
         parts += [self.message] if self.message else []
         return " | ".join(parts)
 
     def stop_reason(self, row: np.ndarray) -> str:
-        """Return why the robot stopped, with the joints' names. row: one with a latched reason."""
+        """Return the reason why the robot stopped. row: a row whose `latched` is set."""
         bits, reason = int(row["culprits"]), Reason(int(row["latched"]))
         text = reason.describe([joint for i, joint in enumerate(self._joints) if bits >> i & 1])
         if reason is Reason.PLAN_EXHAUSTED and self._no_plan is not None:
-            with contextlib.suppress(OSError):  # control writes it within its tick
+            with contextlib.suppress(OSError):  # control may not have written the file yet
                 text = f"{text} ({self._no_plan.read_text()})"
         return text
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:
-    """Print a line. It is dropped if the reader is blocked: waiting would stop the robot."""
+    """Print a line. It is dropped if the output is blocked: waiting would stop the robot."""
     stream = sys.stdout if stream is None else stream
     with contextlib.suppress(OSError):
         handle = stream.fileno()
@@ -215,7 +215,7 @@ def show_line(line: str, stream: TextIO = sys.stdout) -> None:
     if not stream.isatty():
         return
     handle = stream.fileno()
-    with contextlib.suppress(OSError):  # it is full, or gone
+    with contextlib.suppress(OSError):  # the terminal accepts no output, or is gone
         os.set_blocking(handle, False)
         try:
             os.write(handle, f"\r\x1b[2K{line}".encode())

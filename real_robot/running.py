@@ -1,4 +1,4 @@
-"""Run, record and replay: check, start the processes, and serve the terminal until the end."""
+"""The commands run, record and replay: check the robot, start the processes, serve the terminal."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from real_robot.safety.limits import Rules
 from real_robot.safety.states import Reason, State
 
 LINE_S = 0.2
-STALE_S = 0.3  # an older state of the control process is shown as stale
-START_S = 60.0  # time within which control must connect
-LATENCY_S = 0.5  # maximum of command_latency_s
+STALE_S = 0.3  # the status line says that the state is stale if the last row is older than this
+START_S = 60.0  # maximum time until control is connected
+LATENCY_S = 0.5  # largest command_latency_s that is accepted
 Stop = Literal["keys", "signals"]
 
 
@@ -47,12 +47,12 @@ class Outcome:
     """Outcome of a run."""
 
     state: State
-    latched: Reason | None  # what stopped it; None: it was finished
-    seconds: float
+    latched: Reason | None  # reason that stopped the robot; None: the run was finished
+    seconds: float  # duration of the run
     missed: int  # number of missed deadlines
-    granted: str  # real-time guarantees of the control process
+    granted: str  # real-time guarantees that control got, as text
     recording: Path | None
-    why: str = "finished"  # what stopped it, in words
+    why: str = "finished"  # reason as text
 
     @property
     def stopped(self) -> bool:
@@ -61,7 +61,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        ended = f"{self.why}; it ended in {self.state.name}"
+        ended = f"{self.why}; final state {self.state.name}"
         summary = f"{ended}; {self.seconds:.1f} s, {self.missed} deadlines missed; {self.granted}"
         return summary if self.recording is None else f"{summary}\n{self.recording}"
 
@@ -72,26 +72,28 @@ class RunOptions:
 
     robot: str  # a name in configs/robot, or your own file
     bundle: str  # the policy bundle
-    runtime: Literal["auto", "torch", "onnx", "numpy"] = (
-        "auto"  # runs the bundle; see policies.load
-    )
+    # runtime of the bundle; auto: the first that is installed, see policies.load
+    runtime: Literal["auto", "torch", "onnx", "numpy"] = "auto"
     rate_hz: float | None = None  # rate of the control loop; default: the robot's
-    seconds: float | None = None  # duration; default: until it finishes, stops, or you type quit
-    start: bool = False  # true: moves immediately; false: wait until the operator types start
-    record: str | None = None  # a new file to record to
+    # maximum duration; default: the run ends if it finishes, if a reason stops it, or with `quit`
+    seconds: float | None = None
+    start: bool = False  # true: move immediately; false: wait until the operator types start
+    record: str | None = None  # new file to record to
     recorder_needed: bool = True  # false: a full disk does not stop the robot
-    offset: float | None = None  # steps from an observation to its first action; default: bundle's
-    command_latency_s: float = 0.0  # delay from a command to the motion, as measured; up to 0.5
-    limits: str | None = None  # a file of tighter limits; see `read_limits`
+    # steps from an observation to the time at which its first action is due; default: the bundle's
+    offset: float | None = None
+    command_latency_s: float = 0.0  # measured delay from a command to the motion; 0 to 0.5
+    limits: str | None = None  # file of tighter limits; see `read_limits`
     adapter: str | None = None  # replaces the robot's adapter, for example simulated
-    stop: Stop = "keys"  # how an operator stops the robot; signals: SIGINT and SIGTERM, no terminal
+    # how the operator stops the robot; keys: at a terminal; signals: with SIGINT and SIGTERM
+    stop: Stop = "keys"
 
 
 def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any) -> Outcome:
     """Run the policy in `bundle` on `robot` until it finishes, stops, or the operator quits.
 
-    options: those of `RunOptions` and those of the adapter, such as port=…. Raises UserError if
-    bundle and robot do not fit, before anything moves.
+    options: fields of `RunOptions`, and options of the adapter, such as port=…. Raises UserError
+    before anything moves if the bundle does not fit the robot.
     """
     hints = get_type_hints(RunOptions)
     run_options: dict[str, Any] = {
@@ -102,8 +104,8 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
     latency_s = cfg.command_latency_s
     if not 0 <= latency_s <= LATENCY_S:
         raise UserError(
-            f"command_latency_s is {latency_s:g}, expected 0 to {LATENCY_S:g} s: measure the delay "
-            "from a command to the motion, in seconds"
+            f"command_latency_s is {latency_s:g}, expected 0 to {LATENCY_S:g} s: use the measured "
+            "delay from a command to the motion, in seconds"
         )
     _refuse_unstoppable(keyboard, cfg.start, cfg.stop, cfg.seconds)
     limits, rules = read_limits(cfg.limits)
@@ -114,8 +116,8 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
     steps = offset(policy) if cfg.offset is None else cfg.offset
     if steps is not None and not abs(steps) <= policy.chunk_size:
         raise UserError(
-            f"offset is {steps:g}, expected at most the {policy.chunk_size} steps of a chunk of "
-            "this bundle, positive or negative: omit offset to use the bundle's"
+            f"offset is {steps:g}, expected -{policy.chunk_size} to {policy.chunk_size}, the "
+            "number of steps in a chunk of this bundle. Omit offset to use the bundle's"
         )
     file = _new_file(cfg.record)
     session = Session(
@@ -141,7 +143,7 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
 def _refuse_unstoppable(keyboard: bool, start: bool, stop: Stop, seconds: float | None) -> None:
     """Raise UserError if the robot would move and no key could stop it.
 
-    keyboard: False if a Python caller requests a run without a keyboard; this is accepted.
+    keyboard: False if a Python program started the run without a keyboard. This is accepted.
     """
     if start and keyboard and not sys.stdin.isatty() and stop == "keys" and seconds is None:
         raise UserError(
@@ -151,10 +153,13 @@ def _refuse_unstoppable(keyboard: bool, start: bool, stop: Stop, seconds: float 
 
 
 def read_limits(path: str | None) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Return (limits, rules) of a user's YAML file; empty if there is none. Raises UserError.
+    """Return (limits, rules) of a user's YAML file; empty if `path` is None. Raises UserError.
 
-    velocity: {waist: 0.5}      # a limit: joints, in rad, m, s and A
-    rules: {trip_after_s: 1.0}  # `safety.limits.Rules`
+    Example of a file. Limits are in rad, m, s and A. The rules are the fields of
+    `safety.limits.Rules`:
+
+        velocity: {waist: 0.5}
+        rules: {trip_after_s: 1.0}
     """
     if path is None:
         return {}, {}
@@ -179,13 +184,17 @@ def record(
 ) -> Outcome:
     """Record the robot's measurements, without torque, while an operator moves it by hand.
 
-    ask: returns once the operator holds the arm. It drops if it still holds since an earlier run.
+    ask: shows a sentence and returns once the operator holds the arm. The arm drops if its torque
+    was still on since an earlier run.
     """
     machine = make(robot, adapter=adapter, **changes)
     check(machine, None, rate_hz=rate_hz)
     file = _new_file(str(out))
     try:
-        ask(f"Hold {machine.spec.name}: its torque goes off, and it may drop. Then press Enter. ")
+        ask(
+            f"Hold {machine.spec.name}: its torque will be switched off, and it may drop. Then "
+            "press Enter. "
+        )
     except EOFError:
         raise UserError(
             "there is no operator at the terminal to hold the robot: run this at a terminal"
@@ -215,20 +224,22 @@ def replay(
     keyboard: bool = True,
     **changes: Any,
 ) -> Outcome:
-    """Play back the goals of a recording, or its measured positions where none were sent."""
+    """Play back the goals of a recording, or the measured positions where no goals were sent."""
     _refuse_unstoppable(keyboard, start, stop, None)
     recorded, (user_limits, rules) = read(recording), read_limits(limits)
     machine = make(robot, adapter=adapter, **changes)
     check(machine, None, rate_hz=rate_hz, limits=user_limits)
     if list(recorded.about["joints"]) != list(machine.spec.joints):
         raise UserError(
-            f"{recording} has joints {', '.join(recorded.about['joints'])}; {robot} has "
-            f"{', '.join(machine.spec.joints)}"
+            f"{recording} has joints {', '.join(recorded.about['joints'])}, but {robot} has "
+            f"{', '.join(machine.spec.joints)}: replay it on the robot that it was recorded on"
         )
     rate_hz = control_rate(machine.spec, rate_hz)
     plan = goals_of(recorded.rows, min(rate_hz, 25.0))
     if len(plan) < 2:
-        raise UserError(f"{recording} holds no motion to play back")
+        raise UserError(
+            f"{recording} has fewer than two positions to play back: use a longer recording"
+        )
     file, folder = _new_file(record), new_folder()
     np.save(Path(folder) / "plan.npy", plan)
     session = Session(
@@ -247,7 +258,10 @@ def replay(
 
 
 def goals_of(rows: np.ndarray, rate_hz: float) -> np.ndarray:
-    """Return the goals that were sent, or else the measured positions, at `rate_hz`, [N, J]."""
+    """Return the positions to play back, at `rate_hz`, [N, J].
+
+    They are the goals that were sent, or the measured positions where no goals were sent.
+    """
     goals = np.where(np.isfinite(rows["sent"]), rows["sent"], rows["q"])
     keep = np.isfinite(goals).all(1)
     times, goals = rows["wake_ns"][keep] * 1e-9, goals[keep]
@@ -278,7 +292,7 @@ def run_session(
 ) -> Outcome:
     """Start the processes and supervise them until the run ends.
 
-    last: the run ends when the plan does.
+    last: True: the run ends when the plan ends, also at a terminal.
     """
     stream: Any = sys.stdin if keyboard else _NoTerminal()
     try:
@@ -307,7 +321,7 @@ def run_session(
                 processes.end(lambda: console.wait(handle))
                 show_line("")
         if not rows.newest() and not rows.next:
-            raise UserError("the run was ended before it began")
+            raise UserError("the run was ended before the first tick: start it again")
         return _outcome(session, rows.record, time.monotonic() - start_s, console)
     finally:
         _remove_empty(session.recording)
@@ -321,7 +335,7 @@ def _remove_empty(recording: str | None) -> None:
 
 
 def _wait_until_connected(processes: Processes, console: Console, handle: int | None) -> Reader:
-    """Wait until control has connected, and return its rows. Raises UserError if it does not."""
+    """Wait until control is connected and return a reader of its rows. Raises UserError."""
     end = time.monotonic() + START_S
     while not console.quit:
         console.wait(handle)
@@ -329,8 +343,10 @@ def _wait_until_connected(processes: Processes, console: Console, handle: int | 
         if processes.shared["control_beat"]:
             return Reader(Ring.open(processes.session.path / "ticks"), from_start=True)
         if time.monotonic() > end:
-            raise UserError(f"control did not connect within {START_S:.0f} s")
-    raise UserError("the run was ended before the robot was connected")
+            raise UserError(
+                f"control did not connect within {START_S:.0f} s: check the robot's power and port"
+            )
+    raise UserError("the run was ended before the robot was connected: start it again")
 
 
 def _serve_console(
@@ -343,7 +359,7 @@ def _serve_console(
     start: bool,
     last: bool,
 ) -> float:
-    """Serve the console until the run ends. Return when the first tick came, monotonic s."""
+    """Serve the console until the run ends. Return the monotonic time of the first tick, s."""
     start_s, shown, ticks, rate, moved, newest = 0.0, 0.0, 0, 0.0, False, time.monotonic()
     last_line = ""
     if handle is None:
@@ -384,9 +400,13 @@ def _serve_console(
 
 
 def without_terminal(start: bool, seconds: float | None) -> str:
-    """Return a line that tells an operator without a terminal how to stop the robot."""
-    begins = "It moves with its first plan" if start else "It holds: only a terminal can start it"
-    ends = "" if seconds is None else f" It ends after {seconds:g} s."
+    """Return a line that explains how to stop the robot without a terminal."""
+    begins = (
+        "The robot moves with its first plan"
+        if start
+        else "The robot holds: only a terminal can start it"
+    )
+    ends = "" if seconds is None else f" The run ends after {seconds:g} s."
     return (
         f"No terminal: no key stops the robot. {begins}. kill -INT {os.getpid()} stops it "
         f"immediately, kill {os.getpid()} brings it to rest.{ends}"

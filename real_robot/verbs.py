@@ -12,7 +12,8 @@ from offline_rl.utils.options import coerce, parse_options, unknown
 if TYPE_CHECKING:
     from real_robot.running import Outcome
 
-FOR_PYTHON = {"keyboard", "ask", "changes", "return"}  # parameters for Python callers only
+# parameters of the functions that are no options of the command line
+FOR_PYTHON = {"keyboard", "ask", "changes", "return"}
 
 
 def robot(arguments: Sequence[str]) -> None:
@@ -25,30 +26,30 @@ def robot(arguments: Sequence[str]) -> None:
            offline-rl robot calibrate robot=<name> [key=value …]
 
       robot=     a name in configs/robot, or your own file; see docs/robot.md
-      adapter=   replaces the file's adapter: dynamixel, simulated, mine.py:Arm; with its options,
-                 such as port=…
-      rate_hz=   rate of the control loop; default: the robot's; at least half, at most twice that
-      runtime=   runs the bundle: torch, onnx, numpy; default: the first that is available
-      limits=    a file of tighter limits, such as velocity: {waist: 0.5}, in rad, m, s and A, and
-                 of rules: {trip_after_s: 1.0}; they are listed in real_robot/safety/limits.py
+      adapter=   replaces the adapter in the robot's file: dynamixel, simulated, or your own class,
+                 such as mine.py:Arm. Options of the adapter, such as port=…, may follow
+      rate_hz=   rate of the control loop; default: the robot's rate; half to twice this rate
+      runtime=   runtime of the bundle: torch, onnx, numpy; default: the first that is installed
+      limits=    file of tighter limits, in rad, m, s and A, and of rules; for example
+                 velocity: {waist: 0.5} and rules: {trip_after_s: 1.0}. All limits and rules are
+                 in real_robot/safety/limits.py
     run
-      start=true       move immediately; default: type start
-      seconds=         duration; default: until it finishes, stops, or you type quit
-      record=          record every tick to this file; recorder_needed=false: a full disk does not
-                       stop the robot
+      start=true       move immediately; default: wait until you type start
+      seconds=         maximum duration; default: no maximum
+      record=          new file to which every tick is recorded
+      recorder_needed=false   a full disk does not stop the robot
       offset=          steps from an observation to the time at which its first action is due
-      command_latency_s=0   delay from a command to the motion, as measured; up to 0.5
-
-      stop=signals     without a terminal: SIGINT stops immediately, SIGTERM brings the robot to
-                       rest; start=true needs a terminal, stop=signals or seconds=
+      command_latency_s=0     measured delay from a command to the motion, 0 to 0.5
+      stop=signals     run without a terminal: SIGINT stops the robot immediately, SIGTERM brings
+                       it to rest. start=true needs a terminal, stop=signals or seconds=
 
     Exit codes: 0: the run finished or was quit. 1: a fault, an emergency stop or another reason
     stopped the robot, and it was not re-armed. 2: the command was wrong and nothing has moved, or a
     process of the run failed.
 
-    During a run, space or Ctrl-C stops the robot immediately. Commands: start finish re-arm arm
-    limp quit, and confirm=<joint> after the joint's encoder leapt.
-    The robot holds when a run ends. The space bar does not replace a switch that cuts the power.
+    During a run, the space bar and Ctrl-C stop the robot immediately. Other commands: start finish
+    re-arm arm limp quit, and confirm=<joint> after the joint's encoder jumped. The robot holds when
+    a run ends. The space bar does not replace a switch that cuts the power.
     """
     verbs: dict[str, Callable[[dict[str, Any]], None]] = {
         "check": _check,
@@ -62,12 +63,15 @@ def robot(arguments: Sequence[str]) -> None:
         raise UserError(unknown("robot command", name, verbs))
     values = parse_options(arguments[1:])
     if "robot" not in values:
-        raise UserError("robot=… is missing: add a name in configs/robot, or your own file")
+        raise UserError("robot=… is missing: add the name of a robot in configs/robot, or a file")
     verbs[arguments[0]](values)
 
 
 def _convert_types(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Convert the options of `function` to its types. The others are the adapter's."""
+    """Convert options to the types of the parameters of `function`.
+
+    Options that `function` does not have are left to the adapter.
+    """
     from real_robot.robots.config import (
         ADAPTERS,
         DynamixelOptions,
@@ -100,7 +104,7 @@ def _check(values: dict[str, Any]) -> None:
     machine = make(name, **values)
     findings = check(machine, bundle, rate_hz=rate_hz, limits=limits, runtime=runtime)
     print(*(f"{each.name:10s} {each.text}" for each in findings), sep="\n")
-    print(f"{machine.spec.name} is in order")
+    print(f"{machine.spec.name} passed the check")
 
 
 def _run(values: dict[str, Any]) -> None:

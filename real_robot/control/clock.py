@@ -17,16 +17,16 @@ EINTR = 4
 PRIORITY = 80
 
 
-AHEAD_NS = 1_000_000  # a timestamp further in the future is of another clock
+AHEAD_NS = 1_000_000  # a timestamp further in the future comes from another clock
 
 
 def is_current(time_ns: int, now_ns: int, max_age_ns: float) -> bool:
-    """Return True if a timestamp of another process is neither too old nor in the future."""
+    """Return True if another process's timestamp is at most `max_age_ns` old, not in the future."""
     return -AHEAD_NS <= now_ns - time_ns <= max_age_ns
 
 
 class Clock(Protocol):
-    """Clock of the control loop. Tests use one that they advance themselves."""
+    """Clock of the control loop. Tests use a clock that they advance themselves."""
 
     def now_ns(self) -> int: ...
 
@@ -34,13 +34,13 @@ class Clock(Protocol):
         """Return the wall-clock time, for logs only: it may jump, so no decision uses it."""
 
     def suspended_ns(self) -> int:
-        """Return for how long the computer has been suspended since boot.
+        """Return the total time that the computer was suspended since boot.
 
-        CLOCK_MONOTONIC stands still during a suspension.
+        CLOCK_MONOTONIC does not advance during a suspension.
         """
 
     def sleep_until(self, deadline_ns: int) -> None:
-        """Return at `deadline_ns` or later; immediately if it has passed."""
+        """Sleep until `deadline_ns`. Return immediately if it has passed."""
 
 
 class _Timespec(ctypes.Structure):
@@ -62,7 +62,8 @@ class MonotonicClock:
         return time.time_ns()
 
     def suspended_ns(self) -> int:
-        for _ in range(3):  # a pause between the two readings would look like a suspension
+        # A pause between reading the two clocks would look like a suspension.
+        for _ in range(3):
             before = time.monotonic_ns()
             boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             if time.monotonic_ns() - before < AHEAD_NS:
@@ -79,7 +80,7 @@ class MonotonicClock:
 
 @dataclass(frozen=True)
 class Granted:
-    """Real-time guarantees that the kernel granted; they determine how late a tick may be."""
+    """Real-time guarantees that the kernel granted. Without them, ticks may be late."""
 
     fifo: bool
     locked: bool
@@ -94,8 +95,8 @@ class Granted:
 def request_real_time(priority: int = PRIORITY, *, all_memory: bool = False) -> Granted:
     """Request real-time priority and locked memory from the kernel.
 
-    all_memory: lock all memory, libraries included, not only pages in use. This takes 100 MB more,
-    and 10 ms to release, by which the end of a killed process is delayed.
+    all_memory: lock all memory, including libraries, not only the pages in use. This needs 100 MB
+    more. Releasing it takes 10 ms, so a killed process ends 10 ms later.
     """
     fifo, flags = True, MCL_CURRENT | MCL_FUTURE | (0 if all_memory else MCL_ONFAULT)
     try:
@@ -108,7 +109,7 @@ def request_real_time(priority: int = PRIORITY, *, all_memory: bool = False) -> 
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection, which takes milliseconds, and freeze the present objects."""
+    """Disable garbage collection in the context: a collection takes milliseconds."""
     gc.collect()
     gc.freeze()
     gc.disable()

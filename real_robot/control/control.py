@@ -1,7 +1,7 @@
 """The control process: `python -m real_robot.control.control <session folder>`.
 
-It imports neither torch nor camera libraries. It arms the robot once inference, writer and watchdog
-are running. The robot holds when the process ends.
+The process imports neither torch nor camera libraries. It arms the robot once inference, writer and
+watchdog are running. When the process ends, the robot holds its position.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from offline_rl.utils.options import build
 from real_robot.control.clock import Clock, MonotonicClock, no_garbage_collection, request_real_time
 from real_robot.control.kinematics import forward
 from real_robot.control.loop import Loop
-from real_robot.control.playback import WINDOW, Playback
+from real_robot.control.playback import CHUNK_SIZE, Playback
 from real_robot.control.rings import Ring, SharedValues
 from real_robot.control.schedule import Schedule, Timing
 from real_robot.control.session import (
@@ -39,12 +39,14 @@ from real_robot.safety.guard import Guard
 from real_robot.safety.limits import Rules, envelope, limit_problems, limits_from, tightest
 from real_robot.safety.states import MOVING, Reason, Refused, State
 
-ARM_S = 1.0  # time within which a robot must return one good reading
-END_MARGIN_S = 4.0  # time added to the longest stop at the end of a run, for missed ticks
+ARM_S = 1.0  # maximum wait for a good reading before arming
+# time that the robot has to come to rest at the end of a run, in addition to its longest stop; the
+# margin is for missed ticks
+END_MARGIN_S = 4.0
 
 
 def guard_of(session: Session, robot: Robot) -> Guard:
-    """Return a guard for the robot, with the tightest limits. Raises UserError."""
+    """Return a guard for the robot, with the user's limits applied. Raises UserError."""
     spec = robot.spec
     try:
         user_limits = limits_from(session.limits, spec.joints, spec.limits)
@@ -70,10 +72,10 @@ def run(session: Session) -> None:
     unconfirmed = Unconfirmed(session.unconfirmed_file(), guard)
     lock = session.claim()
     guard.connect(clock.now_ns())
-    shared["control_beat"] = 1  # the rings exist: their readers may start
+    shared["control_beat"] = 1  # tells the other processes that the rings exist
     try:
         chunks = _wait_for_processes(session, shared)
-        chunk_size = WINDOW if session.plan is not None else session.chunk_size
+        chunk_size = CHUNK_SIZE if session.plan is not None else session.chunk_size
         age_s = guard.envelope.rules.plan_age_s
         latency_s = session.command_latency_s
         timing = Timing(session.policy_rate_hz, chunk_size, session.offset, latency_s, age_s)
@@ -97,10 +99,12 @@ def run(session: Session) -> None:
                 else:
                     shared["control_ns"], shared["armed"] = clock.now_ns(), 1
             else:
-                guard.limp(clock.now_ns())  # `robot record` has asked the operator to hold the arm
+                # `robot record` has asked the operator to hold the arm
+                guard.limp(clock.now_ns())
             loop.begin()
             _loop(loop, session, shared, messages, unconfirmed)
-        shared["armed"] = 0  # after an exception it stays 1, and the watchdog holds the robot
+        # After an exception this line is not reached: `armed` stays 1 and the watchdog holds.
+        shared["armed"] = 0
     finally:
         guard.close(clock.now_ns())
         unconfirmed.close()
@@ -135,7 +139,10 @@ def _refuse_pressed(shared: SharedValues) -> None:
 
 
 def _arm(guard: Guard, clock: Clock, shared: SharedValues) -> str:
-    """Arm the robot, or return what the operator must confirm first. Raises UserError."""
+    """Arm the robot. Raises UserError if it cannot be armed.
+
+    If the operator must confirm a joint first, return the sentence that says so and do not arm.
+    """
     end = clock.now_ns() + int(ARM_S * 1e9)
     while (reading := guard.read()).code != Code.OK and clock.now_ns() < end:
         clock.sleep_until(clock.now_ns() + 5_000_000)
@@ -154,7 +161,10 @@ def _arm(guard: Guard, clock: Clock, shared: SharedValues) -> str:
 def _loop(
     loop: Loop, session: Session, shared: SharedValues, messages: Ring, unconfirmed: Unconfirmed
 ) -> None:
-    """Tick until the run ends and the robot is at rest, or its longest stop has timed out."""
+    """Run ticks until the run ends and the robot is at rest.
+
+    If the robot does not come to rest, stop after its longest stop plus END_MARGIN_S.
+    """
     guard, ended_ns, had_run_out = loop.guard, 0, False
     end_ns = round((guard.envelope.longest_stop_s + END_MARGIN_S) * 1e9)
     shared["end_ns"] = end_ns
@@ -177,10 +187,10 @@ def _loop(
         if not session.ended(shared):
             continue
         ended_ns = ended_ns or now
-        with contextlib.suppress(Refused):  # the robot is not moving
+        with contextlib.suppress(Refused):  # refused if the robot is not moving
             loop.finish(now)
-        stops = guard.state in MOVING or guard.state is State.SOFT_STOP
-        if now - ended_ns > end_ns or (guard.at_rest and not stops):
+        is_stopping = guard.state in MOVING or guard.state is State.SOFT_STOP
+        if now - ended_ns > end_ns or (guard.at_rest and not is_stopping):
             return
 
 

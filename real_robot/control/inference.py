@@ -1,7 +1,8 @@
 """The inference process: `python -m real_robot.control.inference <session folder>`.
 
-It builds an observation from the newest row, calls the policy, and sends the chunk with the
-observation's timestamp. It runs on the cores that control does not use. No process waits for it.
+The process builds an observation from the newest row, calls the policy, and sends the chunk with
+the observation's timestamp. It runs on the cores that control does not use. No other process waits
+for a chunk.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from real_robot.safety.states import State
 
 WARM_UP = 20  # number of calls of the policy before the run
 POLL_S = 0.0005
-ASK_AGAIN = 0.5  # share of a chunk after which the next one is requested
-USED = frozenset({State.RUNNING, State.SOFT_STOP})
+MAX_EXECUTED = 0.5  # fraction of a chunk after which the next one is computed at the latest
+USED = frozenset({State.RUNNING, State.SOFT_STOP})  # states that use a plan
 
 
 class ActingPolicy(Protocol):
-    """Interface that inference needs of a policy; `policies.Policy` has it."""
+    """Interface that inference needs of a policy. `policies.Policy` implements it."""
 
     spec: Spec
 
@@ -45,10 +46,10 @@ class ActingPolicy(Protocol):
 
 
 class Inference:
-    """Inference of one policy on one robot. `step` is called in a loop.
+    """Inference of one policy on one robot. The process calls `step` in a loop.
 
-    The policy observes one row per period. It is called for a new chunk after n_action_steps
-    actions, at most half a chunk.
+    The policy observes one row per step of its rate. It is called again after `n_action_steps`
+    steps, or after half a chunk if that is shorter.
     """
 
     def __init__(
@@ -76,12 +77,13 @@ class Inference:
         self._executor = ChunkExecutor.from_policy(any_policy) if keeps_history else None
         self._observes_channels = observes_channels(spec, robot)
         self._rows = Reader(ticks)
-        self._steps = max(1, min(spec.n_action_steps, int(spec.chunk_size * ASK_AGAIN)))
+        self._steps = max(1, min(spec.n_action_steps, int(spec.chunk_size * MAX_EXECUTED)))
         self._period_ns = round(1 / (spec.rate_hz or 1.0) * 1e9)
         self._next_ns, self._episode, self._num_observed = 0, -1, 0
         self._state: Any = None
         self.seq = 0
-        self.lacks = ""  # name of the first measurement that the newest observation lacks
+        # name of the first measurement that is missing in the newest observation; empty: none
+        self.lacks = ""
 
     def warm_up(self) -> None:
         """Call the policy so that the runtime allocates memory and selects its kernels."""
@@ -103,7 +105,7 @@ class Inference:
         observation = self._observe(row)
         self.lacks = self._lacking(observation)
         if self.lacks:
-            return False  # control reports it once its plan has run out
+            return False  # control reports the missing measurement once its plan has run out
         if int(row["episode"]) != self._episode:
             self._episode, self._state, self._num_observed = int(row["episode"]), None, 0
             if self._executor is not None:
@@ -133,7 +135,7 @@ class Inference:
         return True
 
     def _lacking(self, observation: Any) -> str:
-        """Return the name of the first measurement that is not finite; empty: there is none."""
+        """Return the name of the first measurement that is not finite; empty: all are finite."""
         spec = self.policy.spec
         for channel in spec.channels:
             part = observation if spec.single_vector is not None else observation[channel.name]
@@ -143,7 +145,10 @@ class Inference:
         return ""
 
     def time_limit_ns(self, offset: float | None) -> int:
-        """Return the time from an observation until its chunk must arrive. offset: see `Timing`."""
+        """Return the maximum time from an observation to the arrival of its chunk, in ns.
+
+        A later chunk would arrive after the end of the plan. offset: see `Timing`.
+        """
         chunk_size = self.policy.spec.chunk_size
         steps = 1.0 if offset is None and chunk_size == 1 else offset or 0.0
         return round((chunk_size + steps - self._steps) * self._period_ns)

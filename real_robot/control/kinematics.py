@@ -11,9 +11,9 @@ from real_robot.robot import RobotSpec
 def forward(spec: RobotSpec) -> Callable[[Sequence[float]], Sequence[float]] | None:
     """Return a function from joint positions, [J], to the bounds of the workspace's sites, [6N] m.
 
-    Each site is a sphere of its size in the model. Its bounds are the minimum and maximum of x, y
-    and z. The returned list is reused by the next call. None: the robot has no workspace. Raises
-    UserError if the model lacks a joint or a site.
+    Each site is a sphere with the size that the model states. Its bounds are the minimum x, y, z
+    and the maximum x, y, z. The function returns the same list at each call. Return None if the
+    robot has no workspace. Raises UserError if the model lacks a joint or a site.
     """
     if spec.workspace is None:
         return None
@@ -24,9 +24,9 @@ def forward(spec: RobotSpec) -> Callable[[Sequence[float]], Sequence[float]] | N
     except ValueError as error:
         raise UserError(f"{spec.workspace.model} is not a model: {error}") from None
     data = mujoco.MjData(model)
-    places, sites = list[int](), list[int]()
+    joints, sites = list[int](), list[int]()
     for names, kind, numbers in (
-        (spec.joints, mujoco.mjtObj.mjOBJ_JOINT, places),
+        (spec.joints, mujoco.mjtObj.mjOBJ_JOINT, joints),
         (spec.workspace.points, mujoco.mjtObj.mjOBJ_SITE, sites),
     ):
         for name in names:
@@ -34,16 +34,17 @@ def forward(spec: RobotSpec) -> Callable[[Sequence[float]], Sequence[float]] | N
             if number < 0:
                 what = "joint" if kind == mujoco.mjtObj.mjOBJ_JOINT else "site"
                 raise UserError(
-                    f"{spec.workspace.model} has no {what} {name!r}, but {spec.name} has"
+                    f"{spec.workspace.model} has no {what} {name!r}, which {spec.name} names. "
+                    "Add it to the model, or correct the robot's file"
                 )
             numbers.append(number)
-    places = [int(model.jnt_qposadr[i]) for i in places]
+    addresses = [int(model.jnt_qposadr[i]) for i in joints]
     sizes = [float(model.site_size[i][0]) for i in sites]
     points = [0.0] * (6 * len(sites))
 
     def points_at(q: Sequence[float]) -> Sequence[float]:
-        for place, x in zip(places, q, strict=True):
-            data.qpos[place] = x
+        for address, x in zip(addresses, q, strict=True):
+            data.qpos[address] = x
         mujoco.mj_kinematics(model, data)
         for i, (site, size) in enumerate(zip(sites, sizes, strict=True)):
             x, y, z = data.site_xpos[site].tolist()

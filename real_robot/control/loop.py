@@ -1,9 +1,10 @@
-"""Control loop: read, check, newest plan, goal, safety, send, publish; then sleep.
+"""Control loop. Each tick reads the robot, checks the plan's target, and sends the goal.
 
-Deadlines are t_0 + k P, in integer nanoseconds. A tick that wakes later than half a period is
-missed: it is skipped, so that no two commands are closer than half a period. The loop continues at
-the next deadline and never catches up with a burst. After three misses in a row it ticks as soon as
-it wakes, and that tick counts as the nearest deadline.
+Deadlines are t_0 + k P, in integer nanoseconds. If the loop wakes more than half a period after a
+deadline, that deadline is missed and its tick is skipped. So no two commands are closer than half a
+period. The loop continues at the next deadline and never catches up with a burst. After three
+misses in a row, the loop runs a tick as soon as it wakes. This tick gets the number of the nearest
+deadline.
 """
 
 from __future__ import annotations
@@ -23,52 +24,53 @@ from real_robot.rows import Mode
 from real_robot.safety.guard import Guard
 from real_robot.safety.states import ARMED, MOVING, Event, Reason, Refused, State
 
+# The robot stops after this number of misses in a row, or at this fraction of misses in this time.
 MISSED_IN_A_ROW, MISSED_SHARE, WINDOW_S = 3, 0.05, 1.0
-TAKEOVER_RAMP_S = 0.2
+TAKEOVER_RAMP_S = 0.2  # time in which the robot moves to the takeover device's target
 UNARMED = frozenset({State.CONNECTED, State.CHECKED})
 PLANNED = frozenset({State.RUNNING, State.SOFT_STOP})  # states that use a plan
-TELEOP_AGE_S = 0.1  # an older target of a takeover device is ignored
-# A larger gain of CLOCK_BOOTTIME between two ticks is a suspension; a smaller one may be the time
-# between reading the two clocks.
+TELEOP_AGE_S = 0.1  # a takeover device's target is ignored if it is older than this
+# The computer was suspended if CLOCK_BOOTTIME gains more than this on CLOCK_MONOTONIC between two
+# ticks. A smaller gain may be the time between reading the two clocks.
 SUSPENDED_NS = 100_000_000
 STARTING_S = 2.0  # `start` expires if no plan comes within this time
 
 
-FLAGS = ("estop", "arm", "start", "take", "release", "finish", "limp")  # fields of a request
+FLAGS = ("estop", "arm", "start", "take", "release", "finish", "limp")  # bool fields of a Request
 
 
 @dataclass(frozen=True)
 class Request:
-    """Request of an operator at the keys or of a takeover device, for one tick."""
+    """Request for one tick, from the operator's keyboard or from a takeover device."""
 
-    estop: bool = False  # held or latched by the device
-    arm: bool = False  # torque on again, after a fault
-    start: bool = False  # the policy moves the robot as soon as it has a plan
-    take: bool = False
-    release: bool = False
-    finish: bool = False
-    limp: bool = False  # torque off: the arm drops
-    typed: str | None = None  # the word that re-arms
-    confirm: str | None = None  # a joint to trust again after its encoder leapt
+    estop: bool = False  # the emergency stop is pressed, and re-arm has not cleared it
+    arm: bool = False  # check the robot and switch torque on
+    start: bool = False  # run the policy as soon as it has a plan
+    take: bool = False  # begin a takeover
+    release: bool = False  # end a takeover
+    finish: bool = False  # decelerate and hold
+    limp: bool = False  # switch torque off: the arm drops
+    typed: str | None = None  # what the operator typed to re-arm
+    confirm: str | None = None  # joint to trust again after its encoder jumped
     target: Sequence[float] | None = None  # [J] rad or m, during a takeover
-    target_ns: int = 0  # when the device sent it
-    late: bool = False  # so old that the robot may be doing something else by now
+    target_ns: int = 0  # time at which the device sent the target
+    late: bool = False  # the request is too old: the robot may have changed its state
 
     @property
     def has_command(self) -> bool:
-        """True if the request is more than a target."""
-        words = self.typed, self.confirm
-        return words != (None, None) or any(getattr(self, flag) for flag in FLAGS)
+        """True if the request contains a command, not only a target."""
+        texts = self.typed, self.confirm
+        return texts != (None, None) or any(getattr(self, flag) for flag in FLAGS)
 
 
 class Inputs(Protocol):
     """Inputs that the loop reads once per tick. No call waits."""
 
     def chunk(self) -> Chunk | None:
-        """Return the newest chunk that was not returned before."""
+        """Return the newest chunk if there is a new one since the last call."""
 
-    def plan_handed_out(self) -> bool:
-        """Return True if no further chunk will come: the recording has been played to its end."""
+    def has_plan_ended(self) -> bool:
+        """Return True if a recording is played and its last chunk has been returned."""
         return False
 
     def request(self) -> Request: ...
@@ -87,7 +89,7 @@ _NAN = float("nan")
 
 
 class Loop:
-    """Control loop of the control process. Tests pass another clock."""
+    """Control loop of the control process. `step` waits for a deadline and runs its tick."""
 
     def __init__(
         self,
@@ -105,20 +107,21 @@ class Loop:
         self.tick_number = 0
         self.episode = 0
         self.refused: str | None = None  # why the last request was refused
-        # time in ns -> why inference has sent no plan
+        # returns why inference has sent no plan; its argument is the present time in ns
         self.explain_missing_plan: Callable[[int], str] = lambda now_ns: "inference is silent"
         count = len(guard.envelope.joints)
         self._start_ns = clock.now_ns()
+        # one entry for each of the last deadlines; 1: it was missed
         self._window = bytearray(max(1, round(WINDOW_S / guard.envelope.period_s)))
         self._window_sum = self._in_a_row = 0
         self._invalid = ""  # the last reported fault of the adapter
         self.starting = False  # `start` was typed; motion begins with the first plan
-        self._asked_ns = 0  # when it was typed
-        self._taken_ns, self._from = 0, [0.0] * count
-        self._target: Sequence[float] | None = None  # the takeover device's last one
+        self._start_requested_ns = 0  # time at which `start` was typed
+        self._taken_ns, self._from = 0, [0.0] * count  # time and position at the takeover's start
+        self._target: Sequence[float] | None = None  # last target of the takeover device
         self._target_ns = 0
         self._mixed = [0.0] * count
-        self._end_ns = self._start_ns
+        self._end_ns = self._start_ns  # end of the last tick
         self._nan = np.full(count, np.nan)
         self._suspended_ns = clock.suspended_ns()
 
@@ -183,17 +186,17 @@ class Loop:
         if request.estop:
             others |= 1 << Reason.ESTOP_PRESSED
         if self._apply_request(request, reading, now):
-            return  # just armed: the next tick is the first
+            return  # the robot was just armed: control begins with the next tick
         chunk = self.inputs.chunk()
         self._expire_start(now)
         if chunk is not None and (self.starting or guard.state in PLANNED):
-            taken = schedule.offer(chunk, now, guard.motion.q, guard.motion.v)
-            if taken and self.starting:
+            accepted = schedule.offer(chunk, now, guard.motion.q, guard.motion.v)
+            if accepted and self.starting:
                 self._start(now)
         target: Sequence[float] | None = None
         if guard.state in PLANNED:
-            target = schedule.goal(now)
-            if target is None and guard.state is State.RUNNING and self.inputs.plan_handed_out():
+            target = schedule.target(now)
+            if target is None and guard.state is State.RUNNING and self.inputs.has_plan_ended():
                 self.finish(now)
         elif guard.state is State.TAKEOVER:
             target = self._takeover_target(request, now)
@@ -209,7 +212,10 @@ class Loop:
             schedule.clear()
 
     def _apply_request(self, request: Request, reading: Reading, now: int) -> bool:
-        """Apply an operator's request, or set `refused`. Return True if it armed the robot."""
+        """Apply an operator's request. Return True if it armed the robot.
+
+        If the request is refused, `refused` says why.
+        """
         guard = self.guard
         try:
             if request.late and request.has_command:
@@ -225,7 +231,7 @@ class Loop:
             if request.limp:
                 guard.limp(now)
             if request.start:
-                self._ask_to_start(now)
+                self._request_start(now)
             if request.take:
                 guard.take(now)
                 self._taken_ns, self._from[:] = now, reading.q.tolist()
@@ -247,27 +253,27 @@ class Loop:
         self.guard.arm(now)
         self.begin()
 
-    def _ask_to_start(self, now: int) -> None:
+    def _request_start(self, now: int) -> None:
         if self.starting:
             raise Refused("start was already requested: motion begins with the first plan")
         self.guard.machine.after(Event.START, now)
-        self.starting, self._asked_ns, self.episode = True, now, self.episode + 1
+        self.starting, self._start_requested_ns, self.episode = True, now, self.episode + 1
 
     def _expire_start(self, now: int) -> None:
-        """Drop the request to start if the robot no longer holds, or no plan came in time.
+        """Drop a pending `start` if the robot no longer holds, or if no plan came in time.
 
-        By then a hand may be in its way.
+        A late start would be dangerous: a hand may be in the robot's way.
         """
         self.starting = self.starting and self.guard.state is State.HOLD
-        if self.starting and now - self._asked_ns > STARTING_S * 1e9:
+        if self.starting and now - self._start_requested_ns > STARTING_S * 1e9:
             self.starting = False
             why = self.explain_missing_plan(now)
             self.refused = f"no plan came within {STARTING_S:.0f} s: {why}; type start again"
 
     def finish(self, now: int) -> None:
-        """Bring the robot to rest, whatever moves it. Cancels a pending start.
+        """Bring the robot to rest, in a run or a takeover. Cancel a pending `start`.
 
-        Raises Refused if nothing moves it.
+        Raises Refused if the robot is not moving and no start is pending.
         """
         starting, self.starting = self.starting, False
         if self.guard.state is State.TAKEOVER:
@@ -285,14 +291,17 @@ class Loop:
             self.schedule.clear()
 
     def _takeover_target(self, request: Request, now: int) -> Sequence[float] | None:
-        """Return the takeover device's target, blended in from the measured position in 0.2 s."""
+        """Return the takeover target.
+
+        It moves within TAKEOVER_RAMP_S from the position at takeover to the device's target.
+        """
         if request.target is not None:
             self._target, self._target_ns = request.target, request.target_ns
         current = is_current(self._target_ns, now, TELEOP_AGE_S * 1e9)
         if self._target is None or not current:
-            # before the device's first target, the robot stays
-            waits = now - self._taken_ns <= TELEOP_AGE_S * 1e9
-            return self._from if waits else None
+            # The robot stays where it is until the device has sent its first target.
+            is_new = now - self._taken_ns <= TELEOP_AGE_S * 1e9
+            return self._from if is_new else None
         share = min(1.0, (now - self._taken_ns) / (TAKEOVER_RAMP_S * 1e9))
         for i, x in enumerate(self._target):
             self._mixed[i] = self._from[i] + share * (x - self._from[i])

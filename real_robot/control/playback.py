@@ -1,7 +1,7 @@
-"""Playback of a recording's goals, passed to the loop in windows as they become due.
+"""Playback of a recording: its positions are passed to the loop in chunks as they become due.
 
-Playback begins when the operator types `start`. It first moves the robot from its position to the
-first goal. One tick never processes more than one window.
+Playback begins when the operator types `start`. It first moves the robot from its present position
+to the recording's first position. One tick never processes more than one chunk.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 
 from real_robot.control.schedule import Chunk
 
-STEPS = 25  # steps after which the next window is handed out
-WINDOW = 2 * STEPS  # number of actions in a window
-SHARE = 0.25  # share of the velocity limit on the way to the first goal
+STEPS = 25  # steps after which the next chunk is due
+CHUNK_SIZE = 2 * STEPS  # actions per chunk
+APPROACH_SPEED = 0.25  # fraction of the velocity limit on the way to the first position
 
 
 class Playback:
-    """Playback of joint goals.
+    """Playback of joint positions.
 
     Args:
-        goals: [N, J] rad or m, N >= 2, at `rate_hz`.
+        goals: recorded positions, [N, J] rad or m, N >= 2, at `rate_hz`.
         velocity: [J], the velocity limits.
-        position: returns the robot's last goal, [J].
+        position: function that returns the robot's last goal, [J].
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class Playback:
         position: Callable[[], Sequence[float]],
     ) -> None:
         self._goals, self._rate_hz = goals, rate_hz
-        self._speed, self._position = SHARE * np.array(velocity), position
+        self._speed, self._position = APPROACH_SPEED * np.array(velocity), position
         self._approach = goals[:0]
         self._start_ns, self._seq = 0, -1
-        self._step, self._end = 0, 0  # first step of the next window; end of the last window
+        self._step, self._end = 0, 0  # first step of the next chunk; end of the last chunk
 
     def chunk(self, now_ns: int, starting: bool) -> Chunk | None:
-        """Return the next window if one is due. starting: restart from the first goal."""
+        """Return the next chunk if one is due. starting: restart with the first position."""
         if starting:
             self._approach = self._approach_first_goal()
             self._start_ns, self._step, self._end = now_ns, 0, 0
@@ -49,21 +49,24 @@ class Playback:
         due_ns = self._start_ns + round(self._step / self._rate_hz * 1e9)
         if self._start_ns == 0 or self._end == count or now_ns < due_ns:
             return None
-        first, self._end = self._step, min(self._step + WINDOW, count)
+        first, self._end = self._step, min(self._step + CHUNK_SIZE, count)
         approach_len = len(self._approach)
         goals = self._goals[max(first - approach_len, 0) : max(self._end - approach_len, 0)]
         self._step, self._seq = first + STEPS, self._seq + 1
         return Chunk(
-            self._seq, due_ns, now_ns, np.concatenate([self._approach[first:][:WINDOW], goals])
+            self._seq, due_ns, now_ns, np.concatenate([self._approach[first:][:CHUNK_SIZE], goals])
         )
 
     @property
-    def handed_out(self) -> bool:
-        """True once the recording's last window has been handed out."""
+    def has_ended(self) -> bool:
+        """True once the recording's last chunk has been returned."""
         return self._start_ns > 0 and self._end == len(self._approach) + len(self._goals)
 
     def _approach_first_goal(self) -> np.ndarray:
-        """Return the motion from the position to the first goal, [N, J], from rest to rest."""
+        """Return the motion from the present to the first recorded position, [N, J].
+
+        It begins and ends at rest.
+        """
         position = np.array(self._position())
         seconds = float((np.abs(self._goals[0] - position) / self._speed).max())
         steps = math.ceil(seconds * self._rate_hz) + 1

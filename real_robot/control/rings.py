@@ -3,8 +3,8 @@
 A ring is a file on a tmpfs: a header, then slots of (number, CRC-32, record). The writer makes the
 slot's number odd, copies the record, and makes the number even again. A reader copies the record
 and checks that the number has not changed. So a reader never blocks the writer and never gets a
-partial record. If the processor reorders stores, the checksum reveals it. The file outlives its
-processes.
+partial record. If the processor reorders stores, the checksum does not match. The file remains when
+the processes end.
 
     0   magic, 8 bytes
     8   format, number of slots, record size: 3 uint32, and 4 bytes of padding
@@ -30,7 +30,7 @@ PREFIX = 16  # bytes before a record: number, checksum, padding
 
 
 class RingError(ValueError):
-    """Raised for a file that is not a ring, or one with other records."""
+    """Raised for a file that is not a ring, or whose header is inconsistent."""
 
 
 class Ring:
@@ -45,7 +45,7 @@ class Ring:
             np.ndarray((slots,), kind, memory, at + offset, (self._stride,))
             for kind, offset in ((np.uint64, 0), (np.uint32, 8))
         )
-        self.record = np.zeros((), dtype)  # filled by the writer and copied by `push`
+        self.record = np.zeros((), dtype)  # the writer fills it, then calls `push`
         self._source = self.record.reshape(1).view(np.uint8).data
 
     @classmethod
@@ -59,7 +59,8 @@ class Ring:
         path.unlink(missing_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.posix_fallocate(handle, 0, size)  # a full tmpfs is an error here, not a bus error
+            # A full tmpfs then raises OSError here. Without this, a later write would be a SIGBUS.
+            os.posix_fallocate(handle, 0, size)
             os.pwrite(handle, header, 0)
             memory = mmap.mmap(handle, size)
         finally:
@@ -89,7 +90,7 @@ class Ring:
         return int(self._head[0])
 
     def push(self) -> None:
-        """Publish `record`."""
+        """Publish a copy of `record`."""
         number = int(self._head[0])
         slot = number % self.slots
         start = self._at + slot * self._stride + PREFIX
@@ -102,8 +103,8 @@ class Ring:
     def copy(self, number: int, into: memoryview) -> bool:
         """Copy record `number` to `into`.
 
-        Returns False and leaves `into` unchanged if the record was overwritten, before or during
-        the copy, or its checksum is wrong.
+        Return False and leave `into` unchanged if the record was overwritten before or during the
+        copy, or if its checksum is wrong.
         """
         slot = number % self.slots
         if int(self._numbers[slot]) != 2 * number + 2:
@@ -138,8 +139,8 @@ class Reader:
     def newest(self) -> bool:
         """Load the newest record into `record`. Return True if it was not read before.
 
-        Returns False for a damaged record, too, so that no reader waits for it. It then counts in
-        `lost`, and `record` is unchanged.
+        A damaged record is skipped, so that no reader waits for it: return False, count it in
+        `lost`, and leave `record` unchanged.
         """
         for _ in range(TRIES):
             if (written := self.ring.written) <= self.next:
@@ -185,29 +186,32 @@ def dtype_of(fields: list[list[Any]]) -> np.dtype:
 
 
 class SharedValues:
-    """Named 64-bit integers in shared memory. One process writes each, atomically."""
+    """Named 64-bit integers in shared memory. Each has one writer, which writes it atomically.
+
+    A heartbeat (`…_beat`) is a counter that changes as long as its process works.
+    """
 
     NAMES = (
-        "owner_pid",  # the process that may write to the bus
-        "control_beat",  # number of ticks of the control loop
+        "owner_pid",  # id of the process that may write to the bus
+        "control_beat",  # heartbeat of control
         "control_ns",  # monotonic time of the last tick
-        "period_ns",
-        "end_ns",  # time that control needs to bring the robot to rest at the end of a run
-        "armed",  # 1 from arm to disarm
-        "watchdog_beat",
+        "period_ns",  # control period
+        "end_ns",  # maximum duration of bringing the robot to rest at the end of a run
+        "armed",  # 1 while the robot is armed
+        "watchdog_beat",  # heartbeat of the watchdog, and its monotonic time
         "watchdog_ns",
-        "watchdog_fired",  # 1 once it has taken over the bus
-        "starting",  # 1: start was typed; the policy begins with its first plan
-        "inference_beat",
+        "watchdog_fired",  # 1 once the watchdog has taken over the bus
+        "starting",  # 1: start was typed, and motion begins with the policy's first plan
+        "inference_beat",  # heartbeat of inference
         "call_started_ns",  # monotonic time of a pending call of the policy; 0: none is pending
         "call_took_ns",  # duration of the last call
-        "time_limit_ns",  # time from an observation until its chunk must arrive
-        "writer_beat",
-        "estop",  # number of presses of the emergency stop
-        "estop_seen",  # how many of these the control loop has processed
-        "estop_released",  # how many of those the operator has cleared by re-arm
+        "time_limit_ns",  # maximum time from an observation until its chunk must arrive
+        "writer_beat",  # heartbeat of the writer of the recording
+        "estop",  # number of times that the emergency stop was pressed
+        "estop_seen",  # number of these presses that control has processed
+        "estop_released",  # number of these presses that the operator has cleared by re-arm
         "console_beat",  # heartbeat of the console, which reads the keys
-        "stop",  # 1: all processes end
+        "stop",  # 1: all processes must end
     )
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -230,7 +234,7 @@ class SharedValues:
 
     @property
     def pressed(self) -> bool:
-        """True if an emergency stop is in force, even if control has not processed it yet."""
+        """True if the emergency stop was pressed and not yet cleared by re-arm."""
         return self["estop"] != self["estop_released"]
 
 

@@ -1,20 +1,22 @@
-"""Schedule of a chunk's actions, and the goal between two of them.
+"""Schedule of a chunk's actions, and the target between two of them.
 
       observation         arrives                                      end of the plan
     ------ t_o ------------- now ---------------------------------------- | ------->
-           |  a0     a1     a2 |  a3     a4     a5     a6     a7    (+ a step)
-             late: dropped     | the commanded state, then the remaining actions
+           |  a0     a1     a2 |  a3     a4     a5     a6     a7    (+ 1 step)
+             late: dropped     |  the plan: from the start state through these actions
 
 Action i of a chunk is due at t_o + (i + offset) / rate, where t_o is the timestamp of the
-*observation*. An action that is due now, earlier, or in less than a quarter of a step is late. It
-is dropped and counted. So is a chunk whose observation is older than `plan_age_s`, whenever its
-actions are due.
+*observation*. An action is late if it was due in the past, is due now, or is due in less than a
+quarter of a step. Late actions are dropped and counted. A chunk whose observation is older than
+`plan_age_s` is dropped completely, even if some of its actions are not late.
 
-A cubic Hermite spline connects the actions. It is monotone where the actions are (Fritsch and
-Butland, SIAM J. Sci. Stat. Comput. 5, 1984). It begins on the plan in force, which the commands
-follow as their limits permit, or else at the last commanded state. It does not begin at the
-measured position: this lags behind the goal, so the goal would step backward. After the last action
-the goal holds for one more step. Then there is no plan: nothing is extrapolated or repeated.
+A cubic Hermite spline connects the remaining actions. It is monotone where the actions are monotone
+(Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5, 1984). If there is a plan already, the spline
+starts at the present target and velocity of that plan. Otherwise it starts at the last goal. It
+does not start at the measured position, which lags behind the goal: the target would step backward.
+
+After the last action, the target stays for one more step. Then the plan has ended. Nothing is
+extrapolated or repeated.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ import numpy as np
 
 from real_robot.safety.limits import Rules
 
-AHEAD = 0.25  # share of a step: an action that is due sooner cannot be reached
+AHEAD = 0.25  # fraction of a step; an action that is due sooner than this is late
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Action chunk of a policy for one observation, as joint goals."""
+    """Action chunk of a policy for one observation. Its actions are joint positions."""
 
-    seq: int  # counts chunks from 0
-    observed_ns: int  # timestamp of the observation's oldest part
-    completed_ns: int  # when inference ended
+    seq: int  # number of the chunk, from 0
+    observed_ns: int  # timestamp of the oldest measurement in the observation
+    completed_ns: int  # time at which inference ended
     actions: np.ndarray  # [H, J] rad or m
 
 
@@ -45,45 +47,45 @@ class Timing:
 
     rate_hz: float  # actions per second
     chunk_size: int  # actions per chunk
-    # steps from the observation to the time at which the first action is due. None: 0 for chunks;
-    # a single action is due one step after it arrives
+    # steps from the observation to the time at which the first action is due. None: 0 for chunks of
+    # several actions; a chunk of one action is due one step after its arrival
     offset: float | None = None
-    command_latency_s: float = 0.0  # >= 0; delay from a command to the motion, measured
-    max_age_s: float = Rules.plan_age_s  # maximum age of the observation when its chunk arrives
+    command_latency_s: float = 0.0  # measured delay from a command to the motion, >= 0
+    max_age_s: float = Rules.plan_age_s  # maximum age of the observation when the chunk arrives
 
 
 @dataclass
 class Counts:
     """Counts of used and dropped chunks."""
 
-    chunks: int = 0  # used
-    late_actions: int = 0  # dropped: they were due before they arrived
-    late_chunks: int = 0  # dropped: all actions were late, or the observation was too old
-    disordered_chunks: int = 0  # dropped: older than, or the same as, an earlier chunk
+    chunks: int = 0  # used chunks
+    late_actions: int = 0  # actions that were dropped because they were late
+    late_chunks: int = 0  # chunks dropped because all actions were late or the observation too old
+    disordered_chunks: int = 0  # chunks dropped because a newer one, or the same, came before
 
 
 class Schedule:
-    """Plan in force. Times are monotonic nanoseconds."""
+    """Plan that the robot follows: a spline through a chunk's actions. Times are monotonic ns."""
 
     def __init__(self, timing: Timing, joints: int) -> None:
         self.timing = timing
         self.counts = Counts()
-        self.chunk: Chunk | None = None  # the one in force
-        self.index = -1  # index of the action that the goal moves toward
+        self.chunk: Chunk | None = None  # chunk of the plan; None: there is no plan
+        self.index = -1  # index of the action that the target moves toward
         self._seq, self._observed_ns = -1, -1
         room = timing.chunk_size + 1
         self._at = [0] * room  # times of the knots, ns
         self._q = [[0.0] * joints for _ in range(room)]
         self._v = [[0.0] * joints for _ in range(room)]
         self._knots, self._segment, self._first, self._end_ns = 0, 0, 0, 0
-        self._goal = [0.0] * joints
+        self._target = [0.0] * joints
         self._not_finite, self._nan = False, [float("nan")] * joints
 
     def offer(self, chunk: Chunk, now_ns: int, q: Sequence[float], v: Sequence[float]) -> bool:
-        """Make `chunk` the plan. Return False if it was dropped.
+        """Replace the plan by `chunk`. Return False if the chunk was dropped.
 
-        q, v: [J], the last command. If any number of the chunk is not finite, the goal is NaN from
-        now on: the rest of such a chunk is not to be trusted.
+        q, v: [J], the last goal and its velocity. If any number of the chunk is not finite, the
+        target is NaN from now on, because the other numbers cannot be trusted either.
         """
         if chunk.seq <= self._seq or chunk.observed_ns < self._observed_ns:
             self.counts.disordered_chunks += 1
@@ -92,8 +94,8 @@ class Schedule:
         if now_ns - chunk.observed_ns > self.timing.max_age_s * 1e9:
             self.counts.late_chunks += 1
             return False
-        if not self._not_finite and self.goal(now_ns) is not None:
-            q, v = list(self._goal), self._velocity(now_ns)
+        if not self._not_finite and self.target(now_ns) is not None:
+            q, v = list(self._target), self._velocity(now_ns)
         now_ns += int(self.timing.command_latency_s * 1e9)
         step_ns = 1e9 / self.timing.rate_hz
         count = len(chunk.actions)
@@ -127,8 +129,8 @@ class Schedule:
         """Remove the plan."""
         self.chunk, self.index, self._knots, self._not_finite = None, -1, 0, False
 
-    def goal(self, now_ns: int) -> Sequence[float] | None:
-        """Return the plan's goal at `now_ns`, [J], valid until the next call; None: no plan."""
+    def target(self, now_ns: int) -> Sequence[float] | None:
+        """Return the target at `now_ns`, [J]; None: no plan. The next call overwrites the list."""
         if self._not_finite:
             return self._nan
         now_ns += int(self.timing.command_latency_s * 1e9)
@@ -141,20 +143,20 @@ class Schedule:
         h = (self._at[k + 1] - self._at[k]) * 1e-9
         u = min(1.0, max(0.0, (now_ns - self._at[k]) * 1e-9 / h))
         p0, p1, v0, v1 = self._q[k], self._q[k + 1], self._v[k], self._v[k + 1]
-        for i in range(len(self._goal)):
+        for i in range(len(self._target)):
             rise = p1[i] - p0[i]
             a, b = v0[i] * h - rise, v1[i] * h - rise
-            self._goal[i] = p0[i] + u * (rise + (1 - u) * ((1 - u) * a - u * b))
-        return self._goal
+            self._target[i] = p0[i] + u * (rise + (1 - u) * ((1 - u) * a - u * b))
+        return self._target
 
     def _velocity(self, now_ns: int) -> list[float]:
-        """Return the plan's velocity at the last call of `goal`, [J]."""
+        """Return the velocity of the plan at `now_ns`, [J]. Call `target` with this time before."""
         now_ns += int(self.timing.command_latency_s * 1e9)
         k = self._segment
         h = (self._at[k + 1] - self._at[k]) * 1e-9
         u = (now_ns - self._at[k]) * 1e-9 / h
         if u >= 1:
-            return [0.0] * len(self._goal)
+            return [0.0] * len(self._target)
         velocity = []
         for p0, p1, v0, v1 in zip(*self._q[k : k + 2], *self._v[k : k + 2], strict=True):
             a, b = v0 - (p1 - p0) / h, v1 - (p1 - p0) / h
@@ -162,9 +164,9 @@ class Schedule:
         return velocity
 
     def _fit_velocities(self) -> None:
-        """Compute the velocity at every knot but the first, which has the commanded one."""
+        """Compute the velocity at every knot except the first, whose velocity is given."""
         last = self._knots - 1
-        for i in range(len(self._goal)):
+        for i in range(len(self._target)):
             for k in range(1, last + 1):
                 h0 = (self._at[k] - self._at[k - 1]) * 1e-9
                 s0 = (self._q[k][i] - self._q[k - 1][i]) / h0

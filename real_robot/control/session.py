@@ -1,4 +1,4 @@
-"""Session shared by the processes of one run: a folder in memory with rings and settings.
+"""Session: settings and shared memory of one run, in a folder that all its processes open.
 
 session.json   settings of the run: robot, bundle, rates, files
 shared_values  heartbeats and flags (`rings.SharedValues`)
@@ -36,34 +36,37 @@ from real_robot.control.schedule import Chunk
 from real_robot.robot import Robot
 
 MEMORY = Path("/dev/shm")
-TICKS_S = 20.0  # length of the ring of rows, longer than any delay of the writer
-WATCHDOG_END_S = 1.0  # in which the watchdog of a run that ended is gone
-RECORDER_AGE_NS = 1_000_000_000
-CONSOLE_AGE_NS = 500_000_000
-LACKS = "lacks"  # file with the measurement that inference waits for; empty: none
-NO_PLAN = "no_plan"  # file that says why the plan ran out
-HOLD_S = 1.0  # time for the watchdog to hold the robot of a dead control process
-# Only the console handles signals of the terminal. The other processes end once the robot stands.
+TICKS_S = 20.0  # length of the ring of rows; must be longer than any delay of the writer
+WATCHDOG_END_S = 1.0  # maximum time in which the watchdog of an earlier run ends
+RECORDER_AGE_NS = 1_000_000_000  # the writer is lost if its heartbeat does not change for this time
+CONSOLE_AGE_NS = 500_000_000  # the console is lost if its heartbeat does not change for this time
+LACKS = "lacks"  # file with the name of the measurement that inference waits for; empty: none
+NO_PLAN = "no_plan"  # file with the reason why the plan ran out
+HOLD_S = 1.0  # maximum wait for the watchdog's hold after control has ended
+# Only the console handles signals of the terminal. The other processes ignore them, so that they
+# can bring the robot to rest first.
 TERMINAL_SIGNALS = (
     *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP),
     *(signal.SIGTTIN, signal.SIGTTOU),
 )
-REQUEST_AGE_NS = 500_000_000  # an older request is refused: the robot may have changed state
+# A request that is older than this is refused, because the robot may have changed its state.
+REQUEST_AGE_NS = 500_000_000
 
 
 @dataclass(frozen=True)
 class Session:
-    """Settings of a run, as its processes read them."""
+    """Settings of a run. The console saves them; the other processes load them."""
 
-    folder: str
-    robot: str  # a name, or a file
-    rate_hz: float
+    folder: str  # session folder
+    robot: str  # name in configs/robot, or path of a robot's file
+    rate_hz: float  # control rate
     adapter: str | None = None  # replaces the adapter of the robot's file
     changes: Mapping[str, Any] = field(default_factory=dict)  # options of the adapter
-    bundle: str | None = None
+    bundle: str | None = None  # path of the policy bundle
     runtime: str = "auto"  # runtime of the bundle
-    plan: str | None = None  # instead of a bundle: a .npy file of goals to play back, [N, J]
-    armed: bool = True  # False: torque goes off, and the operator moves the robot by hand
+    # .npy file of joint positions to play back instead of a policy, [N, J]
+    plan: str | None = None
+    armed: bool = True  # False: torque is switched off, and the operator moves the robot by hand
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the user's limits
     rules: Mapping[str, float] = field(default_factory=dict)
     policy_rate_hz: float = 1.0
@@ -72,8 +75,8 @@ class Session:
     command_latency_s: float = 0.0
     recording: str | None = None
     recorder_needed: bool = True  # False: a full disk does not stop the robot
-    terminal: bool = True  # an operator can type commands
-    console_pid: int = field(default_factory=os.getpid)  # the process that creates the session
+    terminal: bool = True  # True: an operator can type commands
+    console_pid: int = field(default_factory=os.getpid)  # process that created the session
 
     @property
     def path(self) -> Path:
@@ -93,16 +96,16 @@ class Session:
         return make(self.robot, adapter=self.adapter, **self.changes)
 
     def unconfirmed_file(self) -> Path | None:
-        """Return the path from `robots.config.unconfirmed_file`."""
+        """Return the path of the file of unconfirmed joints; None: the robot is simulated."""
         from real_robot.robots.config import unconfirmed_file
 
         return unconfirmed_file(self.robot, adapter=self.adapter, **self.changes)
 
     def claim(self) -> BinaryIO:
-        """Lock the arm for this process until it ends, or the file is closed.
+        """Lock the arm for this process. Closing the returned file, or its end, releases the lock.
 
-        Raises UserError if another process commands the arm, or if the watchdog of an earlier run
-        still watches it: that watchdog may write to the arm once more.
+        Raises UserError if another run commands the arm. Also raises UserError if the watchdog of
+        an earlier run does not end in time, because it may still write to the arm.
         """
         file = self._lock_file("lock")
         try:
@@ -128,7 +131,7 @@ class Session:
                     time.sleep(0.01)
 
     def claim_watch(self) -> BinaryIO:
-        """Keep later runs from the arm until this process, the watchdog, has ended."""
+        """Prevent later runs from using the arm until this process, the watchdog, has ended."""
         file = self._lock_file("watchdog")
         fcntl.flock(file, fcntl.LOCK_SH)
         return file
@@ -145,27 +148,27 @@ class Session:
         return (folder / f"{name}.{suffix}").open("a+b")
 
     def ended(self, shared: SharedValues) -> bool:
-        """Return True if a child process must end: it was told to, or the console is gone."""
+        """Return True if a child process must end: on request, or because the console is gone."""
         if os.getppid() != self.console_pid:
             shared["stop"] = 1
         return bool(shared["stop"])
 
 
 def explain_missing_plan(session: Session, shared: SharedValues, now_ns: int) -> str:
-    """Return why inference has sent no plan in time."""
+    """Return the reason why inference has sent no plan in time."""
     lacks = session.path / LACKS
     if lacks.exists() and (name := lacks.read_text()):
         return f"{name} is not measured: check that its tracker runs"
     call_started_ns, limit_ms = shared["call_started_ns"], shared["time_limit_ns"] * 1e-6
     took_ms = (now_ns - call_started_ns if call_started_ns else shared["call_took_ns"]) * 1e-6
     verb = "has taken" if call_started_ns else "took"
-    message = f"inference {verb} {took_ms:.0f} ms, the plan leaves it {limit_ms:.0f} ms"
+    message = f"inference {verb} {took_ms:.0f} ms and must take at most {limit_ms:.0f} ms"
     slow = took_ms > limit_ms
     return f"{message}: use a faster runtime or longer chunks" if slow else message
 
 
 def new_folder() -> str:
-    """Create a session folder, in memory if there is a tmpfs."""
+    """Create a session folder, in memory (/dev/shm) if the system has it."""
     return tempfile.mkdtemp(prefix="robot-", dir=MEMORY if MEMORY.is_dir() else None)
 
 
@@ -248,7 +251,7 @@ class Processes:
         self.children = dict[str, subprocess.Popen[bytes]]()
 
     def start(self, name: str, threads: int = 1) -> None:
-        """Start one of control, inference, watchdog and writer."""
+        """Start a process: control, inference, watchdog or writer."""
         module = "real_robot.recording.writer" if name == "writer" else f"real_robot.control.{name}"
         env = os.environ | {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
         group = next((child.pid for child in self.children.values()), 0)  # the first child's group
@@ -262,34 +265,40 @@ class Processes:
     def raise_errors(self) -> None:
         """Raise UserError if a child has ended unexpectedly."""
         for name, child in self.children.items():
-            spared = name == "writer" and not self.session.recorder_needed
-            if child.poll() is None or self.shared["stop"] or spared:
+            may_end = name == "writer" and not self.session.recorder_needed
+            if child.poll() is None or self.shared["stop"] or may_end:
                 continue
             path = self.session.path / f"{name}.error"
-            message = path.read_text() if path.exists() else f"it ended with {child.returncode}"
+            message = (
+                path.read_text()
+                if path.exists()
+                else f"the process ended with code {child.returncode}"
+            )
             raise UserError(
                 f"{name}: {message}{self._describe_hold() if name == 'control' else ''}"
             )
 
     def _describe_hold(self) -> str:
-        """Return what the watchdog did after control ended. Waits up to HOLD_S for it."""
+        """Return what the watchdog did after control ended. Wait up to HOLD_S for its hold."""
         fired, end = self.session.path / "watchdog.fired", time.monotonic() + HOLD_S
         while self.shared["armed"]:
             if fired.exists() and (reason := fired.read_text()):
                 return f"; the watchdog commanded the robot to hold: {reason}"
             if time.monotonic() > end:
                 return (
-                    "; the watchdog did not command the robot to hold: check that it stands still"
+                    "; the watchdog did not command the robot to hold: check that it does not move"
                 )
             time.sleep(0.005)
         return ""
 
     def end(self, listen: Callable[[], object], patience_s: float = 5.0) -> None:
-        """End all processes, control first; kill those that do not end in time.
+        """End all processes, control first. Kill a process that does not end in time.
 
         Args:
-            listen: called repeatedly; reads the keys, so that a moving robot can still be stopped.
-            patience_s: time for each process, after the time that control needs for its robot.
+            listen: called repeatedly. It reads the keys, so that a moving robot can still be
+            stopped.
+            patience_s: maximum time for each process. Control also has the time that it needs to
+                bring the robot to rest.
         """
         self.shared["stop"] = 1
         for name in ("control", *(n for n in self.children if n != "control")):
@@ -307,7 +316,7 @@ class Processes:
 
 @contextlib.contextmanager
 def report_errors(session: Session, name: str) -> Iterator[None]:
-    """Save a UserError of a child process for the console to print, and exit with code 2."""
+    """Save a UserError of a child process, which the console prints. Exit with code 2."""
     try:
         yield
     except UserError as error:
@@ -316,21 +325,21 @@ def report_errors(session: Session, name: str) -> Iterator[None]:
 
 
 def pin(last_core: bool) -> None:
-    """Pin a process. The control loop has the last core, the others of this run share the rest."""
+    """Pin this process to cores. Control uses the last core; inference uses the others."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) > 1:
         os.sched_setaffinity(0, cores[-1:] if last_core else cores[:-1])
 
 
 class Heartbeat:
-    """Heartbeat of another process: a counter that must change within `age_ns`."""
+    """Heartbeat of another process: a counter that must change at least every `age_ns`."""
 
     def __init__(self, shared: SharedValues, name: str, age_ns: int) -> None:
         self._shared, self._name, self._age_ns = shared, name, age_ns
         self._last, self._since_ns = -1, 0
 
     def is_lost(self) -> bool:
-        """Return True if the counter has not changed for too long. Called in every tick."""
+        """Return True if the counter has not changed for `age_ns`. Call this in every tick."""
         now, beat = time.monotonic_ns(), self._shared[self._name]
         if beat != self._last:
             self._last, self._since_ns = beat, now
@@ -344,7 +353,7 @@ class SharedInputs:
         self, session: Session, shared: SharedValues, chunks: Ring | None, requests: Ring
     ) -> None:
         self._shared, self._session = shared, session
-        self.plan: Playback | None = None  # instead of inference
+        self.plan: Playback | None = None  # source of chunks instead of inference
         self._chunks = Reader(chunks) if chunks is not None else None
         self._requests = Reader(requests, from_start=True)
         self._writer = Heartbeat(shared, "writer_beat", RECORDER_AGE_NS)
@@ -358,38 +367,39 @@ class SharedInputs:
             return chunk_of(self._chunks.record)
         return None
 
-    def plan_handed_out(self) -> bool:
-        return self.plan is not None and self.plan.handed_out
+    def has_plan_ended(self) -> bool:
+        return self.plan is not None and self.plan.has_ended
 
     def request(self) -> Request:
         presses = self._shared["estop"]
         pressed = self._shared.pressed
-        self._shared["estop_seen"] = presses  # a press from now on is processed in the next tick
+        self._shared["estop_seen"] = presses  # the next tick processes a press from now on
         request = self._nothing
         while self._requests.following():
             request = request_of(self._requests.record, time.monotonic_ns())
             if request.has_command:
-                break  # one command per tick; of targets, the newest
+                break  # one command per tick; of several targets, only the newest is used
         return replace(request, estop=True) if pressed else request
 
     def watchdog_ns(self) -> int | None:
         return self._shared["watchdog_ns"]
 
     def recorder_lost(self) -> bool:
-        """Return True if the writer's heartbeat has stood still for 1 s: disk syncs take time."""
+        """Return True if the writer's heartbeat has not changed for 1 s. Disk syncs take time."""
         if self._session.recording is None or not self._session.recorder_needed:
             return False
         return self._writer.is_lost()
 
     def console_lost(self) -> bool:
-        """Return True if the console's heartbeat has stood still for 0.5 s."""
+        """Return True if the console's heartbeat has not changed for 0.5 s."""
         return self._console.is_lost()
 
 
 def load_session(arguments: Sequence[str]) -> Session:
-    """Load a child's session. The child ignores the terminal's signals from then on."""
+    """Load the session of a child process, and let the process ignore the terminal's signals."""
     for each in TERMINAL_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
-    # SIGTERM is ignored by a handler, which programs that an adapter starts do not inherit
+    # SIGTERM is ignored by a handler instead of SIG_IGN. Programs that an adapter starts would
+    # inherit SIG_IGN and could not be terminated.
     signal.signal(signal.SIGTERM, lambda *_: None)
     return Session.load(arguments[1])

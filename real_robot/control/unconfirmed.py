@@ -1,7 +1,7 @@
-"""File of the joints whose encoder leapt, until the operator confirms them.
+"""File of unconfirmed joints: joints whose encoder jumped and that no operator has confirmed since.
 
-It is next to the calibration and exists only while a joint must be confirmed:
-{joint: its last measured position before the encoder leapt, rad or m}.
+The file is next to the calibration. It exists only while a joint must be confirmed. Its contents
+are {joint: last measured position before the encoder jumped, in rad or m}.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from real_robot.safety.guard import Guard
 
 
 class Unconfirmed:
-    """File of unconfirmed joints of one robot. Without a path nothing is saved."""
+    """File of unconfirmed joints of one robot. If the path is None, nothing is saved."""
 
     def __init__(self, path: Path | None, guard: Guard) -> None:
         """Load the file and pass its joints to the guard. Raises UserError if it is invalid."""
@@ -40,13 +40,13 @@ class Unconfirmed:
         if self._path is None or self._guard.unconfirmed == self._saved:
             return
         if self._thread is not None and self._thread.is_alive():
-            return  # the next tick tries again
+            return  # the last write has not ended: the next tick tries again
         self._saved = dict(self._guard.unconfirmed)
         self._thread = Thread(target=self._write, args=(self._path, self._saved))
         self._thread.start()
 
     def close(self) -> None:
-        """Wait until the file is written. Raises UserError if this fails."""
+        """Wait until the file is written. Raises UserError if it cannot be written."""
         if self._thread is not None:
             self._thread.join()
         if self._path is None or not (self._failure or self._guard.unconfirmed != self._saved):

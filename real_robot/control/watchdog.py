@@ -1,9 +1,9 @@
 """The watchdog process: `python -m real_robot.control.watchdog <session folder>`.
 
-It opens the robot's port in parallel with the control process. If control dies or its heartbeat
-stands still, the watchdog first kills it, because a process that was only suspended would write
-again once it resumes. It then waits for silence on the line and commands the robot, once, to hold
-its position.
+The watchdog opens the robot's port in addition to the control process. It acts if control dies or
+if control's heartbeat does not change. It then does three things. It kills control, because a
+process that was only suspended would write again once it resumes. It waits until the bus is silent.
+It commands the robot, once, to hold its position.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from real_robot.robot import Robot
 from real_robot.safety.answers import hold_by_adapter
 
 POLL_MS = 2
-DEATH_MS = 15  # maximum wait for the end of a killed process; the robot is held in any case
-SILENCE_S = 0.005  # silence on the line after the owner's end
+DEATH_MS = 15  # maximum wait for the end of a killed process; the robot is held even if it has not
+SILENCE_S = 0.005  # wait between the end of the process and the hold, so that the bus is silent
+# control has stalled after this time or this number of periods without a tick, whichever is longer
 STALL_NS, STALL_PERIODS = 30_000_000, 3
 
 
 class Watchdog:
-    """Watchdog of one process at a time: the one in `owner_pid`."""
+    """Watchdog of one process, the owner of the bus. Its process id is in `owner_pid`."""
 
     def __init__(self, robot: Robot, shared: SharedValues) -> None:
         self._robot, self._shared = robot, shared
         self._pid, self._handle = 0, -1
         self._poll = select.poll()
-        self._reason, self._lives = "", False  # why it fired; True: the owner may still write
+        self._reason = ""  # why the watchdog fired
+        self._owner_may_write = False  # True: the owner was killed, but its end was not observed
         self._missed: Sequence[str] = ()  # joints that did not answer the hold
 
     def step(self, now_ns: int) -> str | None:
-        """Send a heartbeat and check the owner, in at most 2 ms.
+        """Send a heartbeat and check the owner. Without a fault this takes at most 2 ms.
 
-        Returns why the robot was commanded to hold now; None: it was not.
+        Return the reason if this call commanded the robot to hold; otherwise None.
         """
         shared = self._shared
         shared["watchdog_beat"] += 1
@@ -50,7 +52,7 @@ class Watchdog:
             self._adopt(shared["owner_pid"])
         if self._handle < 0:
             time.sleep(POLL_MS / 1000)
-        # an owner without a handle had ended before it could be watched
+        # if there is an owner but no handle, the owner ended before it could be watched
         dead = bool(self._poll.poll(POLL_MS)) if self._handle >= 0 else bool(self._pid)
         if not shared["armed"]:
             return None
@@ -61,16 +63,16 @@ class Watchdog:
         if not dead and not stalled:
             return None
         shared["watchdog_fired"] = 1
-        self._reason = "the control process died" if dead else "the control process stands still"
-        self._lives = not self.fence()
+        self._reason = "the control process died" if dead else "the control process has stalled"
+        self._owner_may_write = not self.fence()
         return self._hold()
 
     def fence(self) -> bool:
-        """Kill the owner and wait for silence. Return True if its end was observed."""
+        """Kill the owner and wait for silence on the bus. Return True if its end was observed."""
         if self._handle >= 0:
             with contextlib.suppress(ProcessLookupError):  # it has already ended
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-        start_ns = time.monotonic_ns()  # it writes nothing from here on
+        start_ns = time.monotonic_ns()  # the owner writes nothing from now on
         ended = self._handle < 0 or bool(self._poll.poll(DEATH_MS))
         time.sleep(max(0.0, SILENCE_S - (time.monotonic_ns() - start_ns) * 1e-9))
         return ended
@@ -80,16 +82,16 @@ class Watchdog:
         if not self._missed:
             return self._reason
         return (
-            f"{self._reason}; {', '.join(self._missed)} did not answer: check that it stands still"
+            f"{self._reason}; {', '.join(self._missed)} did not answer: check that it does not move"
         )
 
     def _hold_again(self, dead: bool) -> str | None:
-        """Hold again if joints missed the hold, or the owner ended late and may have written."""
+        """Hold again if joints missed the hold, or if the owner ended only after it."""
         if dead:
-            time.sleep(POLL_MS / 1000)  # the poll no longer waits
-        if not self._missed and not (self._lives and dead):
+            time.sleep(POLL_MS / 1000)  # polling an ended process does not wait
+        if not self._missed and not (self._owner_may_write and dead):
             return None
-        self._lives &= not dead
+        self._owner_may_write &= not dead
         return self._hold()
 
     def _adopt(self, pid: int) -> None:
@@ -108,21 +110,21 @@ class Watchdog:
 def watch(session: Session, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
     """Watch the control process until the run ends and the robot is not armed.
 
-    It keeps watching after it has fired.
+    The watchdog continues to watch after it has fired.
     """
     shared = SharedValues(session.path / "shared_values")
     robot = session.make_robot()
-    while not shared["control_beat"]:  # control needs the line alone while it connects
+    while not shared["control_beat"]:  # while control connects, no other process may use the bus
         if session.ended(shared):
             return
         time.sleep(POLL_MS / 1000)
     lock = session.claim_watch()
     robot.connect()
-    # above the priority of control, and with all memory locked
+    # a higher priority than control, and all memory locked
     request_real_time(PRIORITY + 1, all_memory=True)
     watchdog, last_reason = Watchdog(robot, shared), ""
     try:
-        # the run may be ending because an armed owner died, before the watchdog has noticed it
+        # The run may end because the owner died while armed. The watchdog must still notice it.
         while not session.ended(shared) or (shared["armed"] and not shared["watchdog_fired"]):
             reason = watchdog.step(now_ns())
             if reason is not None and reason != last_reason:

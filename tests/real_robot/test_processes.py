@@ -505,7 +505,7 @@ def test_a_recording_by_hand_first_asks_the_operator_to_hold_the_robot(tmp_path,
     monkeypatch.setattr(running, "new_folder", lambda: str(tmp_path))
     how = {"adapter": "simulated", "folder": str(tmp_path), "keyboard": False}
     running.record("desk", tmp_path / "x.rec", ask=told.append, **how)
-    assert "torque goes off" in told[1]
+    assert "torque will be switched off" in told[1]
     assert (told[0], told[2]) == ("checked", "recorded")
 
     def nobody(sentence: str) -> None:
@@ -519,12 +519,12 @@ def test_a_recording_by_hand_first_asks_the_operator_to_hold_the_robot(tmp_path,
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rate_hz": 49.0}, "rate_hz is 49, expected 50 to 200: desk is made for 100"),
+        ({"rate_hz": 49.0}, "rate_hz is 49, expected 50 to 200, half to twice the 100 Hz of desk"),
         ({"rate_hz": 0.0}, "rate_hz is 0"),
         ({"command_latency_s": -0.01}, "command_latency_s is -0.01, expected 0 to 0.5 s"),
         ({"command_latency_s": 20.0}, "command_latency_s is 20,"),
         ({"command_latency_s": np.nan}, "command_latency_s is nan"),
-        ({"offset": 1.5}, "offset is 1.5, expected at most the 1 steps"),
+        ({"offset": 1.5}, "offset is 1.5, expected -1 to 1"),
         ({"offset": -1.5}, "offset is -1.5"),
         ({"offset": np.nan}, "offset is nan"),
     ],
@@ -585,7 +585,7 @@ def test_an_old_state_is_shown_as_stale(tmp_path, console: Console):
     bench = Bench(tmp_path)
     bench.run(100)
     line = console.line(bench.ring.record, 100.0, silent_s=0.7)
-    assert line == "STALE: control has been silent for 0.7 s; it was RUNNING"
+    assert line == "STALE: no state from control for 0.7 s; the last was RUNNING"
 
 
 def test_the_console_says_why_a_plan_ran_out(tmp_path):
@@ -604,14 +604,14 @@ def test_the_console_says_why_a_plan_ran_out(tmp_path):
 
 def test_the_outcome_says_in_which_state_a_run_ended():
     told = running.Outcome(State.SOFT_STOP, None, 12.0, 3, "as granted", None).text
-    assert told == "finished; it ended in SOFT_STOP; 12.0 s, 3 deadlines missed; as granted"
+    assert told == "finished; final state SOFT_STOP; 12.0 s, 3 deadlines missed; as granted"
 
 
 def test_record_and_replay_refuse_a_rate_outside_the_robots_range(tmp_path, monkeypatch):
     found = SimpleNamespace(about={"joints": []}, rows=np.zeros(0))
     monkeypatch.setattr(running, "read", lambda path: found)
     how = {"adapter": "simulated", "folder": str(tmp_path / "sim"), "rate_hz": 500.0}
-    sentence = "rate_hz is 500, expected 50 to 200: desk is made for 100"
+    sentence = "rate_hz is 500, expected 50 to 200, half to twice the 100 Hz of desk"
     file = str(tmp_path / "new" / "x.rec")
     with pytest.raises(UserError, match=sentence):
         running.record("desk", file, **how)

@@ -78,17 +78,17 @@ class Clock:
         self._offset_ms: float | None = None  # host - servo
         self._heard_ms = 0.0
 
-    def within(self, tick: int, call_started_ns: int, now_ns: int) -> bool:
+    def within(self, tick: int, request_ns: int, now_ns: int) -> bool:
         """Return True if the measurement may be from between the request and now.
 
         A measurement that seems to be from the future is accepted, too: the offset was set late.
         """
-        asked_ms, now_ms = call_started_ns * 1e-6, now_ns * 1e-6
+        request_ms, now_ms = request_ns * 1e-6, now_ns * 1e-6
         silence_ms, self._heard_ms = now_ms - self._heard_ms, now_ms
         if self._offset_ms is None or silence_ms > self.FORGET_MS:
-            self._offset_ms = asked_ms - tick
+            self._offset_ms = request_ms - tick
             return True
-        early = _signed(asked_ms - 1 - tick - self._offset_ms)  # > 0: before the request
+        early = _signed(request_ms - 1 - tick - self._offset_ms)  # > 0: before the request
         late = _signed(now_ms - tick - self._offset_ms)  # < 0: after now
         if early > self.TOLERANCE_MS + self.DRIFT * silence_ms:
             return False
@@ -149,7 +149,7 @@ class DynamixelRobot:
         self._clocks = {id_: Clock() for id_ in self._ids}
         self._place = {id_: k for k, id_ in enumerate(self._ids)}
         self._own_ticks = [(0, table.TICKS - 1)] * count  # position limits of the servos
-        self._asked_ns = 0
+        self._request_ns = 0
         self._values = np.zeros(count, LAYOUT)
         self._seq, self._heard_ns = 0, 0
         self._q, self._dq = np.full(count, np.nan), np.full(count, np.nan)
@@ -406,7 +406,7 @@ class DynamixelRobot:
             requested = tuple(id_ for id_ in ids if id_ in missing)
             if not requested:
                 continue
-            self._asked_ns = self.bus.port.now_ns()
+            self._request_ns = self.bus.port.now_ns()
             answers = self.bus.sync_read(requested, address, SIZE, self._fresh, until_ns)
             for id_, answer in zip(requested, answers, strict=True):
                 worst = max(worst, answer.code)
@@ -419,7 +419,7 @@ class DynamixelRobot:
         if data[0] != 2:  # the mapping is lost, so there is no clock
             return True
         tick = data[4] | data[5] << 8
-        return self._clocks[id_].within(tick, self._asked_ns, self.bus.port.now_ns())
+        return self._clocks[id_].within(tick, self._request_ns, self.bus.port.now_ns())
 
     def _reading(self, code: Code, begin: int, missing: set[int]) -> Reading:
         values, count = self._values, len(self._ids)

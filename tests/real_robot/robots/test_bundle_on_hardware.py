@@ -77,8 +77,8 @@ def cloned(task: str, folder: Any, updates: int, **data: int) -> Any:
 def test_bundles_from_train_pass_robot_check(tmp_path, rig: Any, task: str) -> None:
     path = cloned(task, tmp_path, 2, episodes=2, steps=3)
     lines = check(rig.robot, path, connect=False, runtime="numpy")
-    assert [line.name for line in lines][2:] == ["names", "units", "rates", "answer"]
-    assert "golden output matches" in lines[-1].text
+    assert [line.name for line in lines][2:] == ["names", "units", "rates", "output"]
+    assert "golden output reproduced" in lines[-1].text
     spec = policies.load(path).spec
     assert (spec.rate_hz, spec.action_names[0]) == (25.0, "waist")
     assert (spec.expanded_action_units[0], spec.action_low[0], spec.action_high[0]) == (
