@@ -1,17 +1,20 @@
 """`offline-rl generate`: data sets like those of D4RL, recorded with SAC in an environment.
 
 A recipe (configs/recipe/<name>.yaml) trains one SAC agent in one environment and stores every
-transition. The medium policy is that of the first evaluation, after at least `medium_after` steps,
-with a mean return of `medium_return`. The expert is that of the best evaluation. Training stops
-when the requested sets can be made, and resumes if others are requested later. The kinds of sets
-are those of D4RL (Fu et al., arXiv:2004.07219):
+transition. The medium policy is the policy at the first evaluation that has a mean return of at
+least `medium_return` after at least `medium_after` steps. The expert is the policy at the best
+evaluation. Training stops when the requested sets can be generated, and resumes if other sets are
+requested later. The kinds of sets are those of D4RL (Fu et al., arXiv:2004.07219):
 
-    random         uniform actions               medium, expert   actions sampled from the policy
-    medium-replay  every transition up to the medium policy, in order, with the random start
-    full-replay    every transition of the run   medium-expert    medium, then expert
+    random          uniform actions
+    medium          actions sampled from the medium policy
+    expert          actions sampled from the expert
+    medium-expert   medium, then expert
+    medium-replay   all transitions up to the medium policy, in order, including the random warm-up
+    full-replay     all transitions of the training run
 
-A sparse task is trained with a dense reward. The policies are then recorded in `environment`, the
-sparse task, which also relabels the rewards of the agent's transitions.
+For a task with sparse rewards, the agent is trained with a dense reward. The policies are then
+recorded in `environment`, the sparse task. The agent's transitions get the rewards of that task.
 """
 
 from __future__ import annotations
@@ -52,18 +55,18 @@ from policies.golden import seal
 from policies.networks.defaults import torch_defaults
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
-BY_THE_MEDIUM = ("random", "medium-replay", "medium")  # need no training after the medium policy
+WITHOUT_EXPERT = ("random", "medium-replay", "medium")  # need no training after the medium policy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
     """Training of the SAC agent of a recipe."""
 
-    task: str  # task whose environment the agent trains in, for example gym/hopper-medium
-    num_env_steps: int  # of the complete run
+    task: str  # task in whose environment the agent trains, for example gym/hopper-medium
+    num_env_steps: int  # environment steps of the complete training run
     seed: int = 0
     utd: float = 1.0  # updates per environment step
-    precision: Literal["fp32", "bf16"] = "bf16"  # of matrix products; the sets depend on it
+    precision: Literal["fp32", "bf16"] = "bf16"  # matmul precision, on which the sets depend
     compile: bool = True
     eval_every: int = 5_000  # environment steps
     eval_episodes: int = 10
@@ -71,18 +74,18 @@ class Agent:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Agent):
-    """An agent and the sets that are made with it."""
+    """An agent and the sets that are generated with it."""
 
     family: str  # the sets are named <family>-<quality>
-    medium_return: float  # mean return at which an evaluation gives the medium policy
-    medium_after: int  # environment steps before which no policy is the medium one
-    rows: int = 1_000_000  # transitions of each of random, medium and expert
-    environment: str | None = None  # task to record the sets in; default: the task itself
+    medium_return: float  # minimum mean return of the medium policy in an evaluation
+    medium_after: int  # minimum environment steps before the medium policy
+    rows: int = 1_000_000  # transitions in each of the sets random, medium and expert
+    environment: str | None = None  # task in which the sets are recorded; default: `task`
 
 
 @torch_defaults()
 def generate(*, show: bool = True, **keys: Any) -> str:
-    """Make the sets of a recipe and return their folder. keys: fields of GenerateOptions.
+    """Generate the sets of a recipe and return their folder. keys: fields of GenerateOptions.
 
     Raises UserError.
     """
@@ -90,22 +93,22 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     out, qualities = options.out, options.qualities
     plan, recipe = load_recipe(options.recipe), Path(options.recipe).stem
     if qualities == []:
-        raise UserError("qualities=[] selects no set. Leave it out for all of them.")
+        raise UserError("qualities=[] selects no set. Remove it to generate the default sets.")
     choices = plan.sets if isinstance(plan, Script) else QUALITIES
     for quality in qualities or ():
         if quality not in choices:
             raise UserError(unknown("quality", quality, choices))
     if options.format == "lerobot" and not isinstance(plan, Script):
         raise UserError(
-            f"format=lerobot is only for demonstrations, but {recipe} trains an agent. Leave out "
-            "format."
+            f"format=lerobot is only for demonstrations, but {recipe} trains an agent. Remove "
+            "format=."
         )
     if options.video and options.format != "lerobot":
-        raise UserError("video=true needs format=lerobot. Add it, or leave out video.")
+        raise UserError("video=true needs format=lerobot. Add it, or remove video=.")
     if options.rows is not None:
         if not isinstance(plan, Script):
             raise UserError(
-                f"rows= is only for demonstrations, but {recipe} trains an agent. Leave it out."
+                f"rows= is only for demonstrations, but {recipe} trains an agent. Remove it."
             )
         plan = replace(plan, rows=options.rows, rows_of={})
     if options.video and isinstance(plan, Script):
@@ -120,7 +123,7 @@ def generate(*, show: bool = True, **keys: Any) -> str:
             run = train_agent(agent, recipe, options.runs, show)
             learned = policies.load(run.path / "expert.bundle"), learning_curve(run)
         lerobot = options.format == "lerobot"
-        complete = options.rows is not None or lerobot  # otherwise exactly the recipe's rows
+        complete = options.rows is not None or lerobot  # else exactly `rows` rows of the recipe
         make_scripted_sets(
             plan,
             recipe,
@@ -136,23 +139,23 @@ def generate(*, show: bool = True, **keys: Any) -> str:
             draw_learning_curve(run, recipe, folder / f"{recipe}.png")
         return str(folder)
     selected = qualities or list(QUALITIES[:-1])
-    for quality in selected:  # raises for sets of another recipe before hours of training
+    for quality in selected:  # raise for sets of another recipe now, not after hours of training
         name = f"{plan.family}-{quality}"
         is_stored(folder / f"{name}.hdf5", recipe_card(plan, recipe, name), show=False)
-    to_end = any(quality not in BY_THE_MEDIUM for quality in selected)
+    to_end = any(quality not in WITHOUT_EXPERT for quality in selected)
     run = train_agent(plan, recipe, options.runs, show, to_end=to_end)
     sets: dict[str, Dataset] = {}
     for quality in selected:
         data, name = make_set(plan, quality, run, sets), f"{plan.family}-{quality}"
         metadata = {"recipe": recipe, "algorithm": "SAC", "quality": quality}
-        card = training_card(plan, recipe, name, run, to_end=quality not in BY_THE_MEDIUM)
+        card = training_card(plan, recipe, name, run, to_end=quality not in WITHOUT_EXPERT)
         store(data, folder / f"{name}.hdf5", metadata, card, plan.environment or plan.task, show)
     draw_learning_curve(run, plan.family, folder / f"{plan.family}.png")
     return str(folder)
 
 
 def load_recipe(name: str) -> Recipe | Script:
-    """Load configs/recipe/<name>.yaml, or a YAML file, for an agent or a `controller`.
+    """Load configs/recipe/<name>.yaml, or a YAML file. With a `controller` it is a Script.
 
     Raises UserError.
     """
@@ -169,12 +172,12 @@ def load_recipe(name: str) -> Recipe | Script:
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     if plan.rows < 1:
-        raise UserError(f"{path}: rows={plan.rows} is not at least 1")
+        raise UserError(f"{path}: rows={plan.rows} must be at least 1")
     return plan
 
 
 def environments(plan: Recipe | Script, where: str) -> list[str]:
-    """Return the tasks that a recipe trains and records in. Raises UserError for a wrong type."""
+    """Return the tasks in which a recipe trains and records. Raises UserError for a wrong type."""
     if isinstance(plan, Recipe):
         return [plan.task, *([plan.environment] if plan.environment is not None else [])]
     for name, value in plan.sets.items():
@@ -182,7 +185,7 @@ def environments(plan: Recipe | Script, where: str) -> list[str]:
     for name, rows in plan.rows_of.items():
         if name not in plan.sets or coerce(rows, int, f"{where}rows_of.{name}") < 1:
             raise UserError(
-                f"{where}rows_of.{name}={rows} is wrong. Give at least 1 row, for one of its sets."
+                f"{where}rows_of.{name}={rows} is wrong. Use the name of a set, and at least 1 row."
             )
     for name, task in plan.environments.items():
         coerce(task, str, f"{where}environments.{name}")
@@ -191,13 +194,13 @@ def environments(plan: Recipe | Script, where: str) -> list[str]:
 
 
 class StopTraining(KeyboardInterrupt):
-    """Raised to stop the training like Ctrl-C; the same call resumes it from its checkpoint."""
+    """Exception that stops training as Ctrl-C does. A repeated call resumes from the checkpoint."""
 
 
 def train_agent(
     plan: Agent, name: str, runs: str, show: bool, *, to_end: bool = True
 ) -> SeedFolder:
-    """Train the agent. Its folder then holds its best policy, the medium one and the buffer.
+    """Train the agent and return its folder, with the expert, the medium policy and the buffer.
 
     to_end: train to the end, otherwise to the medium policy.
     """
@@ -243,7 +246,8 @@ def train_agent(
             eval_episodes=plan.eval_episodes,
             checkpoint_every=20_000,
             precision=plan.precision,
-            compile="always" if plan.compile else "never",  # also for short runs: equal bytes
+            # not auto: the bytes of the sets must not depend on the length of the run
+            compile="always" if plan.compile else "never",
             device="cpu",
             out=runs,
             name=run,
@@ -261,7 +265,7 @@ def train_agent(
 
 
 def make_set(plan: Recipe, quality: str, run: SeedFolder, sets: dict[str, Dataset]) -> Dataset:
-    """Return one set, and store it in `sets`, from where larger sets take their parts."""
+    """Return one set, and store it in `sets`, where sets with several parts find them."""
     if quality not in sets:
         if quality == "medium-expert":
             parts = [make_set(plan, part, run, sets) for part in ("medium", "expert")]
@@ -294,20 +298,20 @@ def load_replay(plan: Recipe, run: SeedFolder, steps: int | None) -> Dataset:
                 f"The rewards of {plan.environment} cannot be computed from its observations. "
                 "Leave out the replay sets: qualities=[random,medium,expert,medium-expert]."
             ) from None
-        columns["truncated"] |= columns["terminated"]  # that task only ends at its time limit
+        columns["truncated"] |= columns["terminated"]  # the sparse task ends only at a time limit
         columns["terminated"] = np.zeros_like(columns["terminated"])
     return Dataset.from_arrays(**columns)
 
 
 def noisy_actor(policy: Any, env: envs.VectorEnv, first_seed: int) -> Act:
-    """Return an actor that samples actions from a policy, or uniform ones if it is None.
+    """Return an actor that samples actions from a policy, or uniform actions without a policy.
 
-    The noise of an episode depends only on its seed.
+    The noise of an episode depends only on the episode's seed.
     """
-    draws = [np.random.default_rng(first_seed + k) for k in range(env.num_envs)]
+    rngs = [np.random.default_rng(first_seed + k) for k in range(env.num_envs)]
     shape = (env.max_episode_steps, env.action_dim)
-    kinds = [d.uniform(-1, 1, shape) if policy is None else d.standard_normal(shape) for d in draws]
-    noise, steps = np.stack(kinds).astype(np.float32), np.zeros(env.num_envs, np.int64)
+    rows = [r.uniform(-1, 1, shape) if policy is None else r.standard_normal(shape) for r in rngs]
+    noise, steps = np.stack(rows).astype(np.float32), np.zeros(env.num_envs, np.int64)
 
     def act(observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
         values = noise[indices, steps[indices]]
@@ -328,7 +332,7 @@ def sample_actions(policy: Any, observations: np.ndarray, normal: torch.Tensor) 
 
 
 def join_datasets(parts: list[Dataset]) -> Dataset:
-    """Concatenate data sets; the last, possibly cut episode of all but the last set is dropped."""
+    """Concatenate data sets. Their last episodes, which may be cut, are dropped except the last."""
     columns: dict[str, list[np.ndarray]] = {}
     for k, part in enumerate(parts):
         data = part
@@ -349,7 +353,7 @@ def recipe_card(plan: Recipe, recipe: str, name: str) -> dict[str, Any]:
 def training_card(
     plan: Recipe, recipe: str, name: str, run: SeedFolder, *, to_end: bool
 ) -> dict[str, Any]:
-    """Return the entries of a set's card on how it was made.
+    """Return the entries of a set's card that describe how the set was generated.
 
     to_end: include the training after the medium policy.
     """
@@ -369,7 +373,7 @@ def learning_curve(run: SeedFolder) -> list[dict[str, float]]:
 
 
 def draw_learning_curve(run: SeedFolder, title: str, path: Path) -> None:
-    """Write a figure of the agent's evaluations; the medium policy, if any, is marked."""
+    """Draw the agent's evaluations, with a mark at the medium policy, if any."""
     import matplotlib
 
     matplotlib.use("Agg")

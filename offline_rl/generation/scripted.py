@@ -1,9 +1,10 @@
 """Data sets of scripted experts: mazes, pushing, Fetch, cube, a tabletop arm.
 
-A script (configs/recipe/<name>.yaml with a `controller`) lists its sets with a number for each: the
-noise of the walkers' actions, or the skill of the other experts. A set `x` of suite `s` is recorded
-in the environment of the task `s/x`, which also loads it; `environments` names other tasks. Only
-the ant needs training before: it learns to walk (`agent`, see recipes.Agent).
+A script is a recipe (configs/recipe/<name>.yaml) with a `controller`. It lists sets, with a number
+for each: the noise of the actions in mazes, or the skill of the other experts. The set `x` of suite
+`s` is recorded in the environment of the task `s/x`, which also loads it. `environments` can name
+another task to record in. Only the ant needs training first: it learns to walk (`agent`, see
+recipes.Agent).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Script:
     sets: dict  # name of a set -> noise or skill
     environments: dict = field(default_factory=dict)  # name of a set -> task to record it in
     agent: dict | None = None  # training of the policy that the ant walks with
-    rows: int = 100_000  # of each set
+    rows: int = 100_000  # rows of each set
     rows_of: dict = field(default_factory=dict)  # name of a set -> its rows, if not `rows`
 
     def __post_init__(self) -> None:
@@ -59,10 +60,10 @@ def make_scripted_sets(
     video: bool = False,
     whole_episodes: bool = False,
 ) -> None:
-    """Record the sets `selected` in `folder`. Raises UserError for a bad recipe.
+    """Record the sets `selected` and write them to `folder`. Raises UserError for a bad recipe.
 
-    learned: the agent's policy and its learning curve. lerobot: write each set as a folder in
-    LeRobot's layout. video: write its images as videos. whole_episodes: see `record`.
+    learned: the agent's policy and learning curve. lerobot: write each set as a folder in LeRobot's
+    layout. video: write images as videos. whole_episodes: see `record`.
     """
     kind = CONTROLLERS[plan.controller]
     if kind is AntWalk:
@@ -95,18 +96,18 @@ def make_scripted_sets(
 
 
 def environment_of(plan: Script, name: str) -> str:
-    """Return the task that a set is recorded in."""
+    """Return the task in which a set is recorded."""
     return str(plan.environments.get(name, f"{plan.suite}/{name}"))
 
 
 def check_images(plan: Script, selected: list[str]) -> None:
-    """Raise UserError if a selected set has no image observations for a video."""
+    """Raise UserError if a selected set has no images to write as videos."""
     without = [name for name in selected if not has_images(environment_of(plan, name))]
     if not without:
         return
-    able = [name for name in plan.sets if has_images(environment_of(plan, name))]
-    remedy = f"Use qualities=[{','.join(able)}], or leave out video" if able else "Leave it out"
-    raise UserError(f"video=true: there are no images in {', '.join(without)}. {remedy}.")
+    suitable = [name for name in plan.sets if has_images(environment_of(plan, name))]
+    remedy = f"Use qualities=[{','.join(suitable)}], or remove" if suitable else "Remove"
+    raise UserError(f"video=true: there are no images in {', '.join(without)}. {remedy} video=.")
 
 
 def has_images(task: str) -> bool:
@@ -118,5 +119,5 @@ def has_images(task: str) -> bool:
 
 
 def actors(kind: Any, value: float) -> Callable[[envs.VectorEnv, int], Act]:
-    """Return a function that makes a controller for a batch of episodes, seeded by the first."""
+    """Return a function (environments, seed of the first episode) -> controller of the episodes."""
     return lambda env, seed: kind(env, value, seed)

@@ -1,4 +1,4 @@
-"""Recording of data sets: episodes of an actor in parallel environments, and their files."""
+"""Recording of data sets: episodes of an actor in parallel environments, written to files."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def record(
     *,
     whole_episodes: bool = False,
 ) -> Dataset:
-    """Record `rows` rows of episodes; episode k has the seed first_seed + k.
+    """Record `rows` rows of episodes. Episode k has the seed first_seed + k.
 
-    actor: (environments, seed of their first episode) -> the actor of their next episodes.
+    actor: (environments, seed of the first episode) -> the actor for one batch of episodes.
     whole_episodes: complete the last episode instead of cutting it at `rows`.
     """
     parts, seed, done = list[dict[str, Any]](), first_seed, 0
@@ -53,9 +53,10 @@ def record(
 
 
 def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict[str, Any]]:
-    """Record an episode in each environment, with seed first_seed + k, as a dict of columns.
+    """Record one episode in each environment and return it as a dict of columns.
 
-    act: (observations [B, O], indices of the environments [B]) -> actions [B, A].
+    Environment k has the seed first_seed + k. act: (observations [B, O], indices of the
+    environments [B]) -> actions [B, A].
     """
     observations = env.reset([first_seed + k for k in range(env.num_envs)])
     running = np.arange(env.num_envs)
@@ -81,9 +82,9 @@ def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict
 
 
 def is_stored(path: Path, card: Mapping[str, Any], show: bool) -> bool:
-    """Return True if the set exists, is complete, and was made as in `card`; print so if `show`.
+    """Return True if the set in `path` is complete and was generated as in `card`.
 
-    Raises UserError if another set has its place.
+    show: print that it exists. Raises UserError if `path` is another set, or damaged.
     """
     if not path.exists():
         return False
@@ -92,8 +93,8 @@ def is_stored(path: Path, card: Mapping[str, Any], show: bool) -> bool:
     same = all(stored.get(name) == value for name, value in json.loads(json.dumps(card)).items())
     if not stored or not same or stored.get("size_bytes") != path.stat().st_size:
         raise UserError(
-            f"{path} already exists, but is damaged or was made in another way. Choose another "
-            "folder with out=, or remove it."
+            f"{path} already exists, but is damaged or was generated differently. Choose another "
+            "folder with out=, or remove the file."
         )
     if show:
         print(f"{path} already exists")
@@ -108,7 +109,7 @@ def store(
     task: str,
     show: bool,
 ) -> None:
-    """Write a set in D4RL's layout, and its card: how it was made, and a summary of its content."""
+    """Write a set in D4RL's layout, and a card: how it was generated, and what it contains."""
     path = write(data, path, next_observations="final", metadata=metadata)
     facts = summarize_set(data, path, task)
     write_json(path.with_suffix(".json"), {**card, **facts})
@@ -124,7 +125,7 @@ def store_lerobot(data: Dataset, path: Path, task: str, show: bool, *, video: bo
     if data.spec is None or data.spec.rate_hz is None:
         raise UserError(
             f"{path}: LeRobot's layout needs a control rate, and the environment states none. "
-            "Leave out format=lerobot."
+            "Remove format=lerobot."
         )
     write_lerobot(data, path, fps=round(data.spec.rate_hz, 6), task=task, video=video)
     if show:
@@ -136,7 +137,7 @@ def store_lerobot(data: Dataset, path: Path, task: str, show: bool, *, video: bo
 
 
 def summarize_set(data: Dataset, path: Path, task_name: str) -> dict[str, Any]:
-    """Return the entries of a set's card on the file and its content."""
+    """Return the entries of a set's card that describe its file and content."""
     returns, task = data.episode_returns(), envs.task(task_name)
     return {
         "file": path.name,

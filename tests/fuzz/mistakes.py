@@ -358,7 +358,7 @@ MORE = {
     # the rest
     "generate !recipe": "recipe=… is missing",
     "generate foo=1": "unknown option 'foo'; there are format, out, qualities, recipe",
-    "generate qualities=[]": "qualities=[] selects no set. Leave it out for all of them",
+    "generate qualities=[]": "qualities=[] selects no set. Remove it",
     "generate qualities=[best]": "unknown quality 'best'; there are expert, full-replay, medium",
     "generate out=small.npz": "small.npz cannot be created: File exists",
     "generate format=d5rl": "format='d5rl': expected one of d4rl, lerobot",

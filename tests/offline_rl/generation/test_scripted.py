@@ -160,12 +160,12 @@ def test_an_existing_set_is_kept_and_never_overwritten(
     assert capsys.readouterr().out.splitlines()[0] == f"{path} already exists"
     assert path.stat() == first
     with pytest.raises(
-        UserError, match="already exists, but is damaged or was made in another way"
+        UserError, match="already exists, but is damaged or was generated differently"
     ):
         generate(**keys, rows=60)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(
-        UserError, match="already exists, but is damaged or was made in another way"
+        UserError, match="already exists, but is damaged or was generated differently"
     ):
         generate(**keys, rows=40)
 
