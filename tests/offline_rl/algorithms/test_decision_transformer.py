@@ -216,13 +216,13 @@ def test_a_policy_with_memory_needs_the_reward(run):
     policy = policies.load(run.path / "seed_0" / "policy.bundle")
     observations = np.zeros((3, 6), np.float32)
     _, state = policy.act(observations)
-    with pytest.raises(ValueError, match="From the second call on"):
+    with pytest.raises(ValueError, match="After the first call"):
         policy.act(observations, state)
     with pytest.raises(ValueError, match="expected 3 finite numbers"):
         policy.act(observations, state, np.zeros(2))
     with pytest.raises(ValueError, match="expected 3 finite numbers"):
         policy.act(observations, state, np.full(3, np.nan))
-    with pytest.raises(ValueError, match="memory is of 3 episodes"):
+    with pytest.raises(ValueError, match="memory is for 3 episodes"):
         policy.act(observations[:2], state, np.zeros(2))
-    with pytest.raises(policies.BundleError, match="has no temperature"):
+    with pytest.raises(policies.BundleError, match="has no argument temperature"):
         policies.load(run.path / "seed_0" / "policy.bundle", temperature=1.0)
