@@ -39,7 +39,7 @@ from policies.networks.init import orthogonal_init
 class Config(DualConfig):
     """Defaults: the paper's for locomotion (appendix B)."""
 
-    expectile: Expectile = 0.7  # of Q, that V estimates: 0.5 is the mean action, near 1 the best
+    expectile: Expectile = 0.7  # expectile of Q that V learns; 0.5: mean action, near 1: best one
     deterministic: Switch = False  # deterministic policy, trained by a weighted squared error
     squashed: Switch = False  # tanh-Gaussian policy as in CQL; layer norm in policy and critics
     num_critics: Ensemble = 2  # number of critics (E)

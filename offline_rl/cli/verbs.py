@@ -73,7 +73,7 @@ def finetune(arguments: Sequence[str]) -> None:
 
     All options of `train` are allowed. Data, hyper-parameters and seeds default to those of the
     run, the other options to the defaults of `train`. The run itself is not changed. With another
-    algorithm=, networks are loaded from the networks of the same name in the run.
+    algorithm=, each network is loaded from the run's network of the same name.
     Options of online training are online.warmup_steps, online.warmup_policy,
     online.offline_fraction and online.n_step; online.<hyper-parameter>= sets a hyper-parameter for
     online training only.

@@ -22,7 +22,7 @@ class ExportOptions(Checked):
     """Options of `offline-rl export`."""
 
     run: str  # a policy bundle, the folder of a seed, or the folder of a run
-    format: Literal["onnx"] = "onnx"  # policies.load(path, runtime="onnx") then needs no torch
+    format: Literal["onnx"] = "onnx"  # graph to add; policies.load(…, runtime="onnx") runs it
 
 
 def export(**keys: Any) -> list[str]:

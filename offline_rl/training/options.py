@@ -93,7 +93,7 @@ class FinetuneOptions(Checked):
     run: str | None = None  # run folder (contains seed_0) of `train` or `finetune` to continue from
     base: str | None = None  # instead of run: a frozen base policy, a bundle or module:function
     num_env_steps: Count  # environment steps of online training, per seed
-    algorithm: str | None = None  # a name or file; default: the run's algorithm, or resfit (base)
+    algorithm: str | None = None  # default: the run's algorithm; with base=: resfit
     task: str | None = None  # task to continue on; default: the run's task
     utd: Positive | None = (
         None  # gradient updates per environment step (update-to-data); default: the algorithm's

@@ -103,7 +103,9 @@ class DenoiserShape(ChunkShape):
 
     network: Annotated[Kind, BUILT] = "unet"  # architecture of the denoising network
     # channels per level of a U-Net, units per layer of an MLP, token size per transformer layer
-    widths: Sizes | None = None  # per level or layer; null: 256 512 1024 (unet), 3 * 512, 8 * 256
+    widths: Sizes | None = (
+        None  # of levels or layers; null: 256 512 1024 (unet), 3 * 512 (mlp), 8 * 256 (transformer)
+    )
     time_size: Even | None = None  # size of the time embedding; null: first width (mlp: 32)
     num_heads: Built = 4  # attention heads in each layer of a transformer
 

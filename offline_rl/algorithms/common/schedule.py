@@ -92,12 +92,12 @@ class Online(Checked):
     """
 
     warmup_steps: Amount = 0  # environment steps per seed before updates start; at least one batch
-    warmup_policy: Literal["policy", "random"] = "policy"  # acts in the warm-up; random: uniform
+    warmup_policy: Literal["policy", "random"] = "policy"  # policy of the warm-up; random: uniform
     utd: Positive = 1.0  # updates per environment step
     offline_fraction: Share | Literal["rows"] = (
-        0.0  # share of offline data in a batch; rows: one buffer for all
+        0.0  # share of offline rows in a batch; rows: sample uniformly from all rows
     )
-    n_step: Count = 1  # steps after which a transition bootstraps
+    n_step: Count = 1  # rewards in an n-step return, before it bootstraps
 
     config_changes: ClassVar[Mapping[str, Any]] = {}  # algorithm options changed online
     critic_only_option: ClassVar[str] = ""  # option that sets `critic_only_updates`

@@ -213,10 +213,10 @@ def test_files_that_are_no_suite_or_plan_are_named(folder: Path) -> None:
         benchmark(plan="plan.json", show=False)
     text = (folder / "plan.json").read_text().replace('"version": 1', '"version": 0')
     (folder / "plan.json").write_text(text)
-    with pytest.raises(UserError, match="no plan of version"):
+    with pytest.raises(UserError, match="not a plan of version"):
         benchmark(plan="plan.json", show=False)
     suite(CELL)
-    with pytest.raises(UserError, match="no plan of version"):
+    with pytest.raises(UserError, match="not a plan of version"):
         benchmark(suite="mine.yaml", out=".", show=False)
     assert (folder / "plan.json").read_text() == text
 
