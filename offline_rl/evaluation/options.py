@@ -18,7 +18,7 @@ class EvaluateOptions(Checked):
     task: str | None = None  # task to evaluate in; default: the one the policy was trained on
     episodes: Count | Literal["all"] = 100  # per bundle, fixed seeds; all: each initial state once
     eval_envs: Count | None = None  # environments open at a time; 1 if only one can exist
-    target_return: Number | None = None  # target of return-conditioned policies; default: the bundle's
+    target_return: Number | None = None  # target of return-conditioned policies; default: bundle's
     base: str | None = None  # module:function of a residual policy's base, if the bundle lacks it
     json: bool = False  # print JSON instead of a table
 

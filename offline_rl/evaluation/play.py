@@ -39,7 +39,7 @@ class PlayOptions(Checked):
     task: str | None = None  # task to play; default: the one the policy was trained on
     episodes: Count = 1  # number of episodes, from the same seeds as in `evaluate`
     out: str | None = None  # video file (.mp4, .gif); default: play.mp4 or .gif next to the bundle
-    target_return: Number | None = None  # target of return-conditioned policies; default: the bundle's
+    target_return: Number | None = None  # target of return-conditioned policies; default: bundle's
     base: str | None = None  # module:function of a residual policy's base, if the bundle lacks it
 
 

@@ -1,7 +1,8 @@
 """Mistakes on the command line and in Python calls, with fragments of the expected messages.
 
-A line is a verb and its options that differ from those in SOUND, which would run. `!key` removes an
-option. The message must contain every fragment; `…` separates them.
+A line is a verb with options. The other options of the command are those in VALID, with which the
+verb would run; `!key` removes one of them. The message must contain every fragment; `…` separates
+fragments.
 """
 
 import pickle
@@ -14,7 +15,7 @@ import h5py
 import numpy as np
 from small_data import save_small
 
-SOUND = {
+VALID = {
     "train": "algorithm=td3_bc task=neorl2/DMSD dataset=small.npz num_updates=20 eval_episodes=1 "
     "compile=never tracker=none algorithm.hidden=[8,8]",
     "finetune": "run=runs/env_Pendulum-v1/sac/default num_env_steps=20 compile=never tracker=none "
@@ -29,7 +30,7 @@ SOUND = {
     "bench": "algorithms=[td3_bc] seeds=[1] precisions=[fp32] blocks=1 seconds=0.1",
     "robot": "robot=desk adapter=simulated",
 }
-TOLD = {  # detected after some output: networks are compared once they are built
+AFTER_OUTPUT = {  # mistakes that are found after some output, for example once networks are built
     "finetune algorithm=td3",
     "finetune algorithm.hidden=[7,7]",
     "data check cut.npz",  # prints a list of problems
@@ -529,16 +530,16 @@ CALLS = {
 }
 
 
-def typed(line: str) -> list[str]:
-    """Return the words of a line, completed by valid options from SOUND."""
+def complete_line(line: str) -> list[str]:
+    """Return the words of a line, completed by the options in VALID."""
     import shlex
 
     verb, *words = shlex.split(line)
     first = words[:1] if verb in COUNTED and words and "=" not in words[0] else []
     options = words[len(first) :]
     names = {word.removeprefix("!").split("=")[0] for word in options}
-    sound = [w for w in SOUND.get(verb, "").split() if w.split("=")[0] not in names]
-    return [verb, *first, *sound, *(word for word in options if not word.startswith("!"))]
+    defaults = [w for w in VALID.get(verb, "").split() if w.split("=")[0] not in names]
+    return [verb, *first, *defaults, *(word for word in options if not word.startswith("!"))]
 
 
 def make_files(here: Path) -> None:
@@ -547,7 +548,7 @@ def make_files(here: Path) -> None:
     rows = len(small["obs"])
     save_small(here / "other.npz", obs=5, act=3)
     save_small(here / "longer.npz", num_rows=600)
-    for name, changes in spoilt(small).items():
+    for name, changes in damaged_arrays(small).items():
         kept = {k: v for k, v in (small | changes).items() if v is not None}
         np.savez(here / f"{name}.npz", **kept)
     words = ("observations", "actions", "rewards", "terminals", "timeouts")
@@ -594,11 +595,11 @@ def make_files(here: Path) -> None:
         (here / name).write_bytes(text.encode() if isinstance(text, str) else text)
 
 
-def spoilt(small: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+def damaged_arrays(small: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
     """Return the changed arrays of each damaged file, by its name."""
     row = np.arange(len(small["obs"]))
     return {
-        "pictures": {k: small[k].repeat(4, 1)[:, :16].reshape(-1, 4, 4) for k in SEEN},
+        "pictures": {k: small[k].repeat(4, 1)[:, :16].reshape(-1, 4, 4) for k in OBSERVATIONS},
         "equal": {"reward": 0 * small["reward"]},
         "large": {"action": 30 * small["action"]},
         "discrete": {"action": row % 3},
@@ -616,7 +617,7 @@ def spoilt(small: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
     }
 
 
-SEEN = ("obs", "next_obs")
+OBSERVATIONS = ("obs", "next_obs")
 WORLD = """
 import gymnasium
 import numpy as np

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mistakes import CALLS, MORE, QUICK, TOLD, make_files, make_runs, typed
+from mistakes import AFTER_OUTPUT, CALLS, MORE, QUICK, complete_line, make_files, make_runs
 
 import envs
 import offline_rl
@@ -74,10 +74,10 @@ def test_a_mistake_prints_one_sentence(
     monkeypatch.setattr("real_robot.running.run_session", begins)
     before = tree(here)
     capsys.readouterr()
-    assert main(typed(line)) == 2
+    assert main(complete_line(line)) == 2
     out, err = capsys.readouterr()
     assert tree(here) == before
-    assert out == "" or line in TOLD
+    assert out == "" or line in AFTER_OUTPUT
     assert err.startswith("offline-rl: ")
     assert err.count("\n") == 1
     for words in ({**QUICK, **MORE})[line].split(" … "):
