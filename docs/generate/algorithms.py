@@ -178,10 +178,11 @@ def unmeasured() -> str:
     def listing(group: Iterable[str]) -> str:
         return ", ".join(f"`{name}`" for name in sorted(group)) or "none"
 
-    text = f"Conformance-tested, not benchmarked here: {listing(compared.intersection(left))}. "
+    without_scores = listing(compared.intersection(left))
+    text = f"Compared with public code, but without scores here: {without_scores}. "
     for name in (name for name in left if name not in compared):
-        text += f"Neither: `{name}` ({WITHOUT[name]}). "
-    return wrap_text(text + f"Only unfinished rows: {listing(names[False] - names[True])}.")
+        text += f"Neither compared nor with scores: `{name}` ({WITHOUT[name]}). "
+    return wrap_text(text + f"Only unfinished results: {listing(names[False] - names[True])}.")
 
 
 def online() -> list[str]:
