@@ -20,19 +20,19 @@ def check_options(options: ReadOptions) -> None:
     if options.terminate_on_end and not options.d4rl_compatible:
         raise UserError("terminate_on_end=true needs d4rl_compatible=true.")
     if steps is not None and steps < 1:
-        raise UserError(f"max_episode_steps={steps}: 1 or more is expected.")
+        raise UserError(f"max_episode_steps={steps} is not positive. Use 1 or more.")
     if scale is not None and not scale > 0:
-        raise UserError(f"action_scale={scale}: a number above 0 is expected.")
+        raise UserError(f"action_scale={scale} is not positive. Use a number above 0.")
     if scale is not None and options.action_range is not None:
-        raise UserError("action_scale and action_range are both given; one of them is expected.")
+        raise UserError("action_scale and action_range are both given. Give one of them.")
     if options.action_range is not None and options.action_range != "data":
         _bounds(options.action_range)
 
 
 def limits(where: str, parsed: ParsedFile, options: ReadOptions) -> Bounds | None:
-    """Return the actions that -1 and 1 stand for, in the file's units.
+    """Return the actions that become -1 and 1, in the units of the file.
 
-    The options state them, or else the file. None if neither does.
+    They are taken from the options, or else from the file. None if neither states them.
     """
     actions = continuous_actions(parsed, options)
     if options.action_scale is not None:
@@ -40,7 +40,7 @@ def limits(where: str, parsed: ParsedFile, options: ReadOptions) -> Bounds | Non
     bounds: Bounds | None
     if options.action_range == "data":
         if actions is None or actions.dtype.kind != "f" or not actions.size:
-            return None  # `find_errors` reports the problem
+            return None  # `find_errors` reports why there is no range
         bounds = data_range(actions)
     elif options.action_range is not None:
         bounds = _bounds(options.action_range)
@@ -54,16 +54,17 @@ def limits(where: str, parsed: ParsedFile, options: ReadOptions) -> Bounds | Non
     for bound in map(np.asarray, bounds):
         if bound.ndim and bound.shape != actions.shape[1:]:
             raise UserError(
-                f"{where}: there are limits for {bound.size} actions, but the data has "
+                f"{where}: limits are given for {bound.size} actions, but the data has "
                 f"{actions.shape[1]}. Give one number, or one per action."
             )
     return bounds
 
 
 def uses_extremes(parsed: ParsedFile, options: ReadOptions) -> bool:
-    """Return True if the limits are the minimum and maximum of the actions that the file states.
+    """Return True if the stated minimum and maximum of the actions are used as their limits.
 
-    This is so if the actions leave [-1, 1] and neither the options nor the file state limits.
+    This is the case if some actions are outside [-1, 1], and neither the options nor the file
+    state limits.
     """
     stated = (options.action_scale, options.action_range, parsed.action_range)
     actions = parsed.columns.get("actions")
@@ -73,10 +74,10 @@ def uses_extremes(parsed: ParsedFile, options: ReadOptions) -> bool:
 
 
 def continuous_actions(parsed: ParsedFile, options: ReadOptions) -> np.ndarray | None:
-    """Return the actions; integers are converted to floats if their range is stated.
+    """Return the actions; convert integers to floats if the options or the file state a range.
 
-    They become float64 if float32 would lose precision. Without a range, non-negative integers
-    may be discrete actions and are not converted.
+    The result is float64 if float32 would lose precision. Without a range, integers are not
+    converted, because they may be discrete actions.
     """
     actions = parsed.columns.get("actions")
     stated = (options.action_scale, options.action_range, parsed.action_range)
@@ -86,11 +87,11 @@ def continuous_actions(parsed: ParsedFile, options: ReadOptions) -> np.ndarray |
 
 
 def scale_actions(where: str, parsed: ParsedFile, options: ReadOptions) -> Columns:
-    """Return the columns with the limits of the actions mapped to [-1, 1], if there are limits."""
+    """Return the columns with actions scaled so that their limits, if known, become -1 and 1."""
     columns, bounds = dict(parsed.columns), limits(where, parsed, options)
     actions = continuous_actions(parsed, options)
     if bounds is None or actions is None or actions.dtype.kind != "f" or actions.ndim != 2:
-        return columns  # `find_errors` reports any problem
+        return columns  # `find_errors` reports invalid actions
     low, high = (np.asarray(b, np.float64) for b in bounds)
     lost = find_precision_losses(actions - (low + high) / 2) if actions.dtype == np.float64 else []
     if any(loss.refused for loss in lost):
@@ -115,7 +116,7 @@ def scale_arrays(
 
 
 def data_range(actions: np.ndarray) -> Bounds:
-    """Return the minimum and maximum of each action, [A]; one below and above a constant."""
+    """Return the minimum and maximum of each action, [A]; for a constant c, c - 1 and c + 1."""
     low, high = actions.min(0), actions.max(0)
     return np.where(low < high, low, low - 1), np.where(low < high, high, high + 1)
 
@@ -127,7 +128,7 @@ def _bounds(pair: Sequence[float] | Sequence[Sequence[float]]) -> tuple[np.ndarr
             raise ValueError
     except ValueError:
         raise UserError(
-            f"action_range={pair}: [low, high] is expected, two numbers or one list each for all "
-            f"actions, low below high."
+            f"action_range={pair} is not [low, high]. Give two numbers, or two lists with a number "
+            f"per action, with low below high."
         ) from None
     return low, high

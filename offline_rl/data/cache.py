@@ -1,10 +1,10 @@
-"""The cache of parsed data sets: large files are parsed once, and their arrays memory-mapped.
+"""The cache of parsed data sets: a large file is parsed once, then its arrays are memory-mapped.
 
     <cache>/opened/<path's hash>-<hash of size, time and options>/<array>.npy … meta.json
 
-A memory-mapped array uses no memory until it is read, and the system can release it again. Data
-larger than memory is paged in as it is sampled. Checks run when the file is parsed; the entry of a
-file that has changed is replaced.
+A memory-mapped array uses no memory until it is read, and the system can release the memory again.
+Data larger than memory is read from disk as it is sampled. Checks run when the file is parsed. If
+the file changes, its entry is replaced.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ from offline_rl.utils.files import write_folder_atomically, write_json
 from policies import channels
 from policies.spec import Spec
 
-LARGE = 64 << 20  # bytes; smaller files are parsed in well under a second
-VERSION = 4  # version of the entries' format and of the readers
+LARGE = 64 << 20  # minimum size of cached files in bytes; smaller ones are parsed in under a second
+VERSION = 4  # version of the cache and of the readers; a new version invalidates all entries
 DAMAGED = (UserError, OSError, EOFError, ValueError, KeyError, TypeError)
 
 
@@ -77,7 +77,7 @@ def write_entry(data: Dataset, entry: Path) -> None:
 
 
 def open_entry(entry: Path) -> Dataset:
-    """Open the data set in `entry`; changes of its memory-mapped arrays are not written to disk."""
+    """Open the data set in `entry`. Changes to the memory-mapped arrays are not written to disk."""
     meta = json.loads((entry / "meta.json").read_text())
     arrays = {
         key: np.load(entry / name, mmap_mode="c", allow_pickle=False)

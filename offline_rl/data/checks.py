@@ -1,6 +1,6 @@
-"""Checks of the arrays of a data set; each error is one sentence with the file's array names.
+"""Checks of the arrays of a data set. Each error is one sentence with the file's names of arrays.
 
-`Dataset.from_arrays` raises the first error; `data check` reports all of them.
+`Dataset.from_arrays` raises the first error; `data check` reports all errors.
 """
 
 import math
@@ -12,19 +12,19 @@ import numpy as np
 FLAGS = ("terminated", "truncated")
 SCALARS = ("rewards", *FLAGS, "costs")  # columns with one number per step
 COLORS = (1, 3, 4)  # valid numbers of color channels
-TOLERANCE = 1e-5  # float32 rounding can move a bounded action this far above 1
-ROUNDING = 2**-7  # bfloat16 rounding can move it this far: one step of bfloat16 above 1
+TOLERANCE = 1e-5  # float32 rounding can move a bounded action this far beyond 1
+ROUNDING = 2**-7  # bfloat16 rounding can move it this far beyond 1: one step of bfloat16
 Bounds = tuple[np.ndarray | float, np.ndarray | float]  # the actions that -1 and 1 stand for
 
-# Policies compute in float32, which has 24 significant bits. Near 5,572,094 it resolves 0.5, near
-# today's Unix time 128. A column with such an offset loses its small changes. The relative limits
-# are rounding errors divided by the range of the column.
-LOST_SHARE = 1e-3  # a column with a larger relative rounding error has lost its precision
-LOST_OF_BULK = 2.5e-3  # the same limit, relative to the range without the tails (outliers)
+# Policies compute in float32, which has 24 significant bits. The distance between neighboring
+# numbers is 0.5 near 5,572,094, and 128 near today's Unix time. A column with such an offset loses
+# its small changes. A relative error is the rounding error divided by the column's range.
+LOST_SHARE = 1e-3  # relative error above which a column has lost its precision
+LOST_OF_BULK = 2.5e-3  # the same limit if the range is measured without the tails (outliers)
 TAILS = 0.05  # fraction of the values at each end that may be outliers
-LOST_REFUSED = 1e-6  # smaller absolute errors are only noted: simulated joints at rest have them
-AT_REST = 1e-5  # columns with a smaller range are only noted: joints at rest, in degrees or mm
-LOST_NOTED = 1e-7  # smaller absolute errors are not noted
+LOST_REFUSED = 1e-6  # smaller absolute errors give only a note: simulated joints at rest have them
+AT_REST = 1e-5  # columns with a smaller range give only a note: joints at rest, in degrees or mm
+LOST_NOTED = 1e-7  # smaller absolute errors give no note
 CONSTANT = 1e-10  # columns with a smaller range, relative to their size, are constants in float64
 EXACT = 2**24  # integers up to this are exact in float32
 
@@ -34,67 +34,71 @@ def find_errors(
     where: str,
     names: Mapping[str, str],
     bounds: Bounds | None = None,
-    numbers: Sequence[str] = (),
+    components: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Yield the errors of `columns`, which are arrays by our names.
+    """Yield the errors in `columns`, arrays by the argument names of `Dataset.from_arrays`.
 
-    names: the file's names by ours.
-    bounds: the limits by which the actions were already mapped to [-1, 1].
-    numbers: the names of an observation's components, if the file has them.
+    names: column -> the file's name of it.
+    bounds: the limits of the actions, if these were already mapped to [-1, 1].
+    components: names of the components of an observation, if the file has them.
     """
-    named = {word: names.get(word, word) for word in columns}
+    label = {column: names.get(column, column) for column in columns}
     valid: dict[str, np.ndarray] = {}
-    for word, array in columns.items():
+    for column, array in columns.items():
         error = _check_dtype(array) or (
-            None if word in FLAGS else _check_precision(word, array, component_names(word, numbers))
+            None
+            if column in FLAGS
+            else _check_precision(column, array, component_names(column, components))
         )
-        error = error or (_check_discrete(word, array) if bounds is None else None)
-        error = error or _check_shape(word, array) or _check_image(word, array)
+        error = error or (_check_discrete(column, array) if bounds is None else None)
+        error = error or _check_shape(column, array) or _check_image(column, array)
         if error:
-            yield f"{where}: {named[word]} {error}"
+            yield f"{where}: {label[column]} {error}"
         else:
-            valid[word] = array
+            valid[column] = array
 
-    rows = {word: len(array) for word, array in valid.items() if not word.startswith("final_")}
+    rows = {
+        column: len(array) for column, array in valid.items() if not column.startswith("final_")
+    }
     if len(set(rows.values())) > 1:
-        counts = ", ".join(f"{named[word]} {count:,}" for word, count in rows.items())
+        counts = ", ".join(f"{label[column]} {count:,}" for column, count in rows.items())
         yield f"{where}: row counts differ ({counts}); each array needs one row for every step."
     elif 0 in rows.values():
-        yield f"{where}: there are no rows. Check that the recording was saved completely."
+        yield f"{where}: the arrays have no rows. Check that the recording was saved completely."
         return
 
-    yield from _compare_shapes(valid, where, named)
-    for word, array in valid.items():
-        if word in FLAGS:
+    yield from _compare_shapes(valid, where, label)
+    for column, array in valid.items():
+        if column in FLAGS:
             odd = (array != 0) & (array != 1)
             if odd.any():
                 row = int(odd.argmax())
                 yield (
-                    f"{where}: {named[word]} is {array[row]} in row {row:,} ({odd.sum():,} such "
+                    f"{where}: {label[column]} is {array[row]} in row {row:,} ({odd.sum():,} such "
                     f"rows); a flag must be 0 or 1."
                 )
         elif error := _check_finite(array):
-            yield f"{where}: {named[word]} {error}"
+            yield f"{where}: {label[column]} {error}"
 
     if (actions := valid.get("actions")) is not None and actions.size:
         low, high = float(np.nanmin(actions)), float(np.nanmax(actions))
         worst = max(-low, high)
         if np.isfinite(worst) and worst > 1 + ROUNDING:
-            yield f"{where}: {named['actions']} {_describe_range(actions, low, high, bounds)}"
+            yield f"{where}: {label['actions']} {_describe_range(actions, low, high, bounds)}"
     if rows.get("terminated", -1) == rows.get("truncated", -2):
         both = (valid["terminated"] != 0) & (valid["truncated"] != 0)
         if both.any():
             yield (
-                f"{where}: {named['terminated']} and {named['truncated']} are both set in row "
+                f"{where}: {label['terminated']} and {label['truncated']} are both set in row "
                 f"{int(both.argmax()):,} ({both.sum():,} such rows); a step either ends the task "
                 f"or runs out of time. Clear one of the two."
             )
 
 
 def describe_overshoot(actions: np.ndarray) -> str | None:
-    """Return a note, without the array's name, if clipping changes actions beyond float32 rounding.
+    """Return a note if clipping to [-1, 1] changes actions by more than float32 rounding does.
 
-    actions: [N, A], scaled to [-1, 1] except for rounding.
+    The note continues the array's name. actions: [N, A], in [-1, 1] except for rounding.
     """
     beyond = float(np.abs(actions).max()) - 1 if actions.size else 0.0
     if not beyond > TOLERANCE:
@@ -105,7 +109,7 @@ def describe_overshoot(actions: np.ndarray) -> str | None:
 
 
 def _describe_range(actions: np.ndarray, low: float, high: float, bounds: Bounds | None) -> str:
-    """Describe actions that leave [-1, 1]."""
+    """Return an error, continuing the array's name, for actions outside [-1, 1]."""
     reach = f"{list(actions.shape)} reach from {low:.7g} to {high:.7g}"
     if bounds is None:
         return (
@@ -127,9 +131,9 @@ def _describe_range(actions: np.ndarray, low: float, high: float, bounds: Bounds
     )
 
 
-def component_names(word: str, numbers: Sequence[str]) -> Sequence[str]:
-    """Return the names of an observation's components if `word` is an observation."""
-    return numbers if word.endswith("observations") else ()
+def component_names(column: str, components: Sequence[str]) -> Sequence[str]:
+    """Return the names of an observation's components if `column` is an observation."""
+    return components if column.endswith("observations") else ()
 
 
 def _check_dtype(array: np.ndarray) -> str | None:
@@ -138,22 +142,22 @@ def _check_dtype(array: np.ndarray) -> str | None:
     return None
 
 
-def _check_precision(word: str, array: np.ndarray, numbers: Sequence[str]) -> str | None:
+def _check_precision(column: str, array: np.ndarray, components: Sequence[str]) -> str | None:
     lost = next((loss for loss in find_precision_losses(array) if loss.refused), None)
     if lost is None:
         return None
-    if word == "actions":
+    if column == "actions":
         low, high = lost.ends
         remedy = f"Set action_range= to a range close to the values, such as [{low},{high}]."
     else:
         drop = ", or drop the column" if math.prod(array.shape[1:]) > 1 else ""
         remedy = f"Subtract {lost.ends[0]} in the data and in the environment{drop}."
-    return f"{lost.describe(array, numbers)}. {remedy}"
+    return f"{lost.describe(array, components)}. {remedy}"
 
 
-def _check_discrete(word: str, array: np.ndarray) -> str | None:
+def _check_discrete(column: str, array: np.ndarray) -> str | None:
     """Return an error if the actions are discrete: one integer per step."""
-    if word != "actions" or array.size != len(array) or not len(array) or array.dtype.kind == "b":
+    if column != "actions" or array.size != len(array) or not len(array) or array.dtype.kind == "b":
         return None
     with np.errstate(invalid="ignore"):
         whole = (array == np.floor(array)).all() and array.min() >= 0
@@ -166,24 +170,24 @@ def _check_discrete(word: str, array: np.ndarray) -> str | None:
     )
 
 
-def _check_shape(word: str, array: np.ndarray) -> str | None:
+def _check_shape(column: str, array: np.ndarray) -> str | None:
     shape = list(array.shape)
-    if word in SCALARS and array.ndim != 1:
+    if column in SCALARS and array.ndim != 1:
         return f"has shape {shape}; one number per step, [N], is expected."
-    if word == "actions" and array.ndim != 2:
+    if column == "actions" and array.ndim != 2:
         remedy = "Flatten each step's action to a vector."
         remedy = "Give each step a vector of one: reshape(-1, 1)." if array.ndim == 1 else remedy
         return f"have shape {shape}; [N, A] is expected. {remedy}"
-    if word.partition("/")[0].endswith("observations") and array.ndim < 2:
-        return f"have shape {shape}; [N, O] is expected. Give each step a vector, even of length 1."
+    if column.partition("/")[0].endswith("observations") and array.ndim < 2:
+        return f"have shape {shape}; [N, O] is expected. Reshape a scalar per step to [N, 1]."
     if 0 in shape[1:]:
-        return f"have shape {shape}; each step needs at least one number."
+        return f"have shape {shape}; each step needs at least one number. Leave the array out."
     return None
 
 
-def _check_image(word: str, array: np.ndarray) -> str | None:
+def _check_image(column: str, array: np.ndarray) -> str | None:
     """Return an error if a channel that looks like images is not [N, H, W, C] uint8."""
-    if "/" not in word or (array.ndim != 4 and array.dtype != np.uint8):
+    if "/" not in column or (array.ndim != 4 and array.dtype != np.uint8):
         return None
     shape = list(array.shape)
     if array.ndim != 4 or (shape[-1] not in COLORS):
@@ -199,26 +203,26 @@ def _check_image(word: str, array: np.ndarray) -> str | None:
 
 
 def _compare_shapes(
-    valid: Mapping[str, np.ndarray], where: str, named: Mapping[str, str]
+    valid: Mapping[str, np.ndarray], where: str, label: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield an error for next or final observations that do not match the observations."""
-    observed = [word for word in named if word.startswith("observations")]
+    observed = [column for column in label if column.startswith("observations")]
     for which in ("next_", "final_") if observed else ():
-        words = {word for word in named if word.startswith(f"{which}observations")}
-        if words and (unmatched := words ^ {which + word for word in observed}):
+        names = {column for column in label if column.startswith(f"{which}observations")}
+        if names and (unmatched := names ^ {which + column for column in observed}):
             first = sorted(unmatched)[0]
-            problem = "without its counterpart" if first in words else "missing"
-            yield f"{where}: {first} is {problem}: {', '.join(observed)} need one each."
+            problem = "has no matching observations" if first in names else "is missing"
+            yield f"{where}: {first} {problem}. {which}observations need the same channels."
             continue
-        for word in words & valid.keys():
-            counterpart = word.removeprefix(which)
+        for column in names & valid.keys():
+            counterpart = column.removeprefix(which)
             if counterpart not in valid:
                 continue
-            shape, expected = list(valid[word].shape[1:]), list(valid[counterpart].shape[1:])
+            shape, expected = list(valid[column].shape[1:]), list(valid[counterpart].shape[1:])
             if shape != expected:
                 yield (
-                    f"{where}: {named[word]} have shape {shape} per step and {named[counterpart]} "
-                    f"{expected}. The two must be equal."
+                    f"{where}: {label[column]} have shape {shape} per step, and "
+                    f"{label[counterpart]} have {expected}. The two shapes must be equal."
                 )
 
 
@@ -240,26 +244,26 @@ def _check_finite(array: np.ndarray) -> str | None:
 class PrecisionLoss(NamedTuple):
     """A column whose small changes are lost in float32."""
 
-    column: int | None  # None: the array has one number per step
+    column: int | None  # index of the column; None: the array has one number per step
     low: float
     high: float
     step: float  # median of the nonzero changes between consecutive rows
-    resolved: float  # distance between neighboring float32 numbers at this size
+    resolved: float  # distance between neighboring float32 numbers near the column's values
     distinct: int  # number of distinct values that remain in float32
     refused: bool  # the loss is so large that the data is refused
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Low and high, rounded outward to multiples of the power of ten below their difference."""
+        """Low and high as text, rounded outward to the first digit of their difference."""
         unit = 10.0 ** math.floor(math.log10(self.high - self.low))
         low, high = math.floor(self.low / unit) * unit, math.ceil(self.high / unit) * unit
         return f"{low:.15g}", f"{high:.15g}"
 
-    def describe(self, array: np.ndarray, numbers: Sequence[str] = ()) -> str:
-        """Return a sentence without a period; numbers: the names of the array's components."""
+    def describe(self, array: np.ndarray, components: Sequence[str] = ()) -> str:
+        """Return a sentence about the loss, without a period. components: names of the columns."""
         where = "" if self.column is None else f"column {self.column} "
-        if self.column is not None and [*array.shape[1:]] == [len(numbers)]:
-            where += f"({numbers[self.column]}) "
+        if self.column is not None and [*array.shape[1:]] == [len(components)]:
+            where += f"({components[self.column]}) "
         return (
             f"{where}{'change' if self.column is None else 'changes'} by {self.step:.3g} per step "
             f"near {self.ends[0]}; float32 resolves only {self.resolved:.3g}, so {self.distinct:,}"

@@ -25,9 +25,9 @@ BY_ENDING: dict[str, Format] = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
 class Options(Reading):
     """Options of reading and writing a data set."""
 
-    format: Format | None = None  # convert: layout to write; info, check: same as source_format
+    format: Format | None = None  # convert: layout to write; info, check: layout of the file
     source_format: FileFormat | None = None  # layout of the file; default: recognized by content
-    dataset_id: str | None = None  # convert: Minari's name; the folder's path must end with it
+    dataset_id: str | None = None  # convert to minari: the data set's id; the path must end with it
     drop_unusable: bool = False  # convert: leave out time-outs without a next observation
 
 
@@ -44,12 +44,12 @@ def convert(
 ) -> str:
     """Write the data set of a file, folder, card or task in another layout; return a summary.
 
-    format: layout to write; by default d4rl for .hdf5, npz for .npz, else minari (a folder).
-    source_format: layout of the source, the `format` of `read`.
+    format: layout to write; default: d4rl for .hdf5 and .h5, npz for .npz, else minari (a folder).
+    source_format: layout of the source; passed to `read` as `format`.
     drop_unusable: leave out time-out rows whose next observation is unknown. The observation of
     such a row becomes the next observation of the row before it.
-    options: those of `read`.
-    Raises UserError; if the target exists, nothing is written.
+    options: options of `read`.
+    Raises UserError, also if the target exists.
     """
     target = Path(target).expanduser()
     if target.exists():
@@ -58,7 +58,7 @@ def convert(
     if layout not in get_args(Format):
         raise UserError(unknown("format", layout, get_args(Format)))
     if layout != "minari" and dataset_id is not None:
-        raise UserError(f"dataset_id is Minari's; the format is {layout}. Leave it out.")
+        raise UserError(f"dataset_id is only for format=minari, not {layout}. Leave it out.")
     if source_format is not None:
         options["format"] = source_format
     data = load(source, data_dir, **options)
@@ -69,7 +69,7 @@ def convert(
     gaps = ~data.usable & ~data.terminated & ~data.truncated
     if gaps.any():
         data = replace(data, truncated=data.truncated | gaps)
-        notes.append(f"{gaps.sum():,} gaps end an episode, because no layout here stores gaps")
+        notes.append(f"{gaps.sum():,} gaps end an episode, because the layouts cannot store gaps")
     if layout == "minari":
         if unusable := int((~data.usable).sum()):
             raise UserError(
@@ -98,9 +98,10 @@ def convert(
 
 
 def required_next(data: Dataset) -> Following:
-    """Return the next observations that a D4RL file must store, so that it is read as this data.
+    """Return which next observations a D4RL file must store, so that reading it gives `data`.
 
-    Raises UserError if no file can be: only some of the time-out rows have a next observation.
+    Raises UserError if no such file exists, because only some time-out rows have a next
+    observation.
     """
     if data.usable.all():
         return "all"
@@ -108,8 +109,8 @@ def required_next(data: Dataset) -> Following:
     follows = data.next_index == np.arange(1, data.num_rows + 1)
     if data.usable[data.truncated].any() or not follows[~last].all():
         raise UserError(
-            f"{data.path or data.name}: {(~data.usable).sum():,} rows have no next observation and "
-            f"others have one. D4RL's layout cannot store both. Leave the former out with "
-            f"drop_unusable=true."
+            f"{data.path or data.name}: {(~data.usable).sum():,} rows have no next observation, "
+            f"and others have one. D4RL's layout cannot store both kinds. Leave out rows without "
+            f"one: drop_unusable=true."
         )
     return "none"

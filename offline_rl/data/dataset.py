@@ -1,15 +1,16 @@
 """A data set of transitions in memory: flat arrays with one row per step, episode after episode.
 
-    row            0    1    2    3    4         The true observation after the last step of an
-    episode        |--- A ---|    |- B -|        episode is an extra row at the end of
-    terminated               x                   `observations`. `next_index` gives, for each
-    truncated                          x         step, the row of its next observation.
+    row            0    1    2    3    4         The observation after an episode's last step is
+    episode        |--- A ---|    |- B -|        stored in an extra row at the end of
+    terminated               x                   `observations`. `next_index` is, for each step,
+    truncated                          x         the row of its next observation.
 
 Observations are one array, or a mapping of named channels (`policies.channels`): vectors, and
 uint8 images.
 
 `terminated` means that the task ended: the value of the next observation is 0. `truncated` means
-that the recording stopped (time limit, end of file): the value bootstraps.
+that only the recording stopped (time limit, end of file): algorithms bootstrap from the value of
+the next observation.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ from policies.channels import Observations
 from policies.spec import Spec
 
 ARRAYS = ("observations", "next_index", "actions", "rewards", "terminated", "truncated")
-NO_REWARDS = "no rewards are stored: all are 0"  # the note of a file without rewards
+NO_REWARDS = "no rewards are stored: all are 0"  # note for files without rewards
 
 
 class Summary(NamedTuple):
@@ -68,19 +69,19 @@ class Dataset:
     """
 
     observations: Observations  # [M, *obs] float32 (or uint8 images): N rows, then extra rows
-    next_index: np.ndarray  # [N] int64, row of the next observation; -1 where it is unknown
+    next_index: np.ndarray  # [N] int64, row of the next observation; -1: it is not stored
     actions: np.ndarray  # [N, A] float32 in [-1, 1]
     rewards: np.ndarray  # [N] float32
     terminated: np.ndarray  # [N] bool
-    truncated: np.ndarray  # [N] bool, never where terminated
+    truncated: np.ndarray  # [N] bool, False where terminated
     name: str = "data"
     path: str | None = None
-    sha256: str | None = None  # of the file
+    sha256: str | None = None  # SHA-256 of the file
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # [N, ...] each, e.g. costs
-    notes: tuple[str, ...] = ()  # what the reader left out or assumed, and warnings
+    notes: tuple[str, ...] = ()  # what was left out or assumed in reading, and warnings
     spec: Spec | None = None  # names, units, control rate, and the range of the actions
 
-    # The constructors that read files. `data/load.py` sets them, because readers build a Dataset.
+    # Constructors that read files. `data/load.py` defines them, because it imports this module.
     load: ClassVar[Callable[..., "Dataset"]]  # see `data.load.load_dataset`
     from_minari: ClassVar[Callable[..., "Dataset"]]  # see `data.load.load_minari`
 
@@ -112,16 +113,16 @@ class Dataset:
         channels; images are uint8, [N, H, W, C].
         actions: [N, A] in [-1, 1].
         rewards, terminated, truncated: [N] or [N, 1].
-        final_observations: [episodes, *obs], the observation after each episode's last row. They
-        replace next_observations if all others are simply the next rows.
-        terminals, timeouts: D4RL's names of terminated and truncated.
-        action_scale, action_range: the units of the actions, as in `read`; without a spec, the
-        data set's spec gets this range.
-        spec: names, units and control rate; they are stored in bundles trained on this data.
+        final_observations: [episodes, *obs], the observation after each episode's last row. Use it
+        instead of next_observations if all other next observations are the next rows'.
+        terminals, timeouts: D4RL's names for terminated and truncated.
+        action_scale, action_range: units of the actions, as in `read`. If `spec` is None, the spec
+        of the data set has this range.
+        spec: names, units and control rate. Policy bundles trained on this data store them.
         keys: the names of the arrays in error messages, if they differ from the argument names.
 
-        If the last row has no flag, it counts as truncated. Without next and final observations,
-        the next observation of a truncated row is unknown, and the row is not a usable transition.
+        If the last row has no flag, it is truncated. Without next and final observations, the next
+        observation of a truncated row is unknown, so the row is not a usable transition.
         Raises UserError at the first problem.
         """
         terminated = _choose_alias("terminated", terminated, "terminals", terminals)
@@ -137,9 +138,9 @@ class Dataset:
         }
         where = path or name
         keys = keys or {}
-        for word in ("observations", "actions", "rewards", "terminated"):
-            if arrays[word] is None:
-                raise UserError(f"{where}: {word} is None; an array is expected")
+        for column in ("observations", "actions", "rewards", "terminated"):
+            if arrays[column] is None:
+                raise UserError(f"{where}: {column} is None. Pass an array.")
         c = as_columns(channels.flatten({k: v for k, v in arrays.items() if v is not None}))
         c, notes = convert_to_float32(c, keys)
         bounds = None
@@ -197,7 +198,7 @@ class Dataset:
 
     @property
     def has_rewards(self) -> bool:
-        """False if the file stores no rewards and `rewards` are zeros instead."""
+        """False if the file stores no rewards; then all rewards are 0."""
         return NO_REWARDS not in self.notes
 
     @property
@@ -208,13 +209,14 @@ class Dataset:
     def usable(self) -> np.ndarray:
         """Mask of the rows that are transitions, [N] bool.
 
-        The next observation of such a row is stored, or not needed because the row terminates.
+        A row is a transition if its next observation is stored, or not needed because the row is
+        terminated.
         """
         return self.next_index >= 0
 
     @property
     def next_observations(self) -> Observations:
-        """Next observation of each row, [N, *obs]. Raises UserError if any is not `usable`."""
+        """Next observation of each row, [N, *obs]. Raises UserError if a row is not `usable`."""
         missing = int((~self.usable).sum())
         if missing:
             raise UserError(
@@ -244,7 +246,8 @@ class Dataset:
     def monte_carlo_returns(self, discount: float, tail: np.ndarray | None = None) -> np.ndarray:
         """Return G_t = r_t + discount * G_{t+1} within each episode, [N] float32.
 
-        tail: [E], G after the last row of each episode that did not terminate; default 0.
+        tail: [E], return after the last row of each episode, by default 0; ignored for episodes
+        that terminated.
         """
         tail = np.zeros(self.num_episodes) if tail is None else tail
         tail = np.where(self.terminated[self.episode_ends], 0, tail)
@@ -263,21 +266,21 @@ class Dataset:
     def top_episodes(self, fraction: float) -> "Dataset":
         """Return the int(fraction * E) episodes with the highest returns, in file order.
 
-        This is the data of 10%-BC.
+        With fraction 0.1, this is the data of 10%-BC.
         """
         count = int(_check_fraction(fraction) * self.num_episodes)
         if count == 0:
             raise UserError(
                 f"{self.path or self.name}: a fraction of {fraction:g} of {self.num_episodes} "
-                f"episodes is less than one. Take a larger fraction."
+                f"episodes is less than one. Use a larger fraction."
             )
         return self.select(np.argsort(-self.episode_returns(), kind="stable")[:count])
 
     def top_timesteps(self, fraction: float) -> "Dataset":
-        """Return the best episodes whose total length is below the fraction of all rows.
+        """Return the episodes with the highest returns, up to this fraction of all rows.
 
-        The best episode is always included. This is the rule of
-        kzl/decision-transformer:gym/experiment.py (`pct_traj`).
+        Their total length is below the fraction of all rows, but the best episode is always
+        included. This is the rule of kzl/decision-transformer:gym/experiment.py (`pct_traj`).
         """
         order = np.argsort(-self.episode_returns(), kind="stable")
         total = np.cumsum(self.episode_lengths()[order])
@@ -292,9 +295,9 @@ class Dataset:
         return self.take(np.flatnonzero(np.repeat(selected, self.episode_lengths())))
 
     def take(self, rows: np.ndarray) -> "Dataset":
-        """Return these rows (increasing). A row that becomes the last of its episode is truncated.
+        """Return a data set of these rows, which must increase.
 
-        Terminated rows stay terminated.
+        A row that becomes the last of its episode is truncated, unless it is terminated.
         """
         after = self.next_index[rows]  # in the old numbering
         renumbered = np.full(channels.size(self.observations), -1)
@@ -347,56 +350,58 @@ class Dataset:
         )
 
 
-def _choose_alias(word: str, array: Any, alias: str, other: Any) -> Any:
-    """Return the argument that was passed. Raises UserError if both were."""
+def _choose_alias(column: str, array: Any, alias: str, other: Any) -> Any:
+    """Return the argument that was passed. Raises UserError if both were passed."""
     if array is not None and other is not None:
-        raise UserError(f"{word}= and {alias}= are one; give one of them.")
+        raise UserError(f"{column}= and {alias}= are the same argument. Give one of them.")
     return other if array is None else array
 
 
 def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Convert numbers to float32 and scalars from [N, 1] to [N].
+    """Convert numbers to float32, and scalars of shape [N, 1] to [N].
 
-    Images (uint8) and flags keep their types. So do non-negative integers with one action per
-    step, which may be discrete actions. Arrays that would lose precision in float32 are not
-    converted: `convert_to_float32` converts them and adds a note, or `find_errors` refuses them.
+    Images (uint8) and flags keep their types. Actions keep their type if they are one non-negative
+    integer per step, because they may be discrete. Arrays that would lose precision in float32 are
+    not converted here: `convert_to_float32` converts them and adds a note, or `find_errors` reports
+    an error.
     """
     columns = {}
-    for word, values in arrays.items():
+    for column, values in arrays.items():
         array = as_array(values)
         if (
-            not word.partition("/")[0].endswith(("observations", "actions"))
+            not column.partition("/")[0].endswith(("observations", "actions"))
             and array.ndim == 2
             and array.shape[1] == 1
         ):
             array = array[:, 0]
         image = array.dtype == np.uint8 and array.ndim > 2
-        discrete = word == "actions" and array.dtype.kind in "iu" and array.size == len(array)
+        discrete = column == "actions" and array.dtype.kind in "iu" and array.size == len(array)
         discrete = discrete and not (array < 0).any()
-        if array.dtype.kind in "fiub" and word not in FLAGS and not image and not discrete:
+        if array.dtype.kind in "fiub" and column not in FLAGS and not image and not discrete:
             if find_precision_losses(array):
-                columns[word] = array
+                columns[column] = array
                 continue
             with np.errstate(over="ignore"):  # overflow becomes infinite; `find_errors` refuses it
                 array = array.astype(np.float32, copy=False)
-        columns[word] = array
+        columns[column] = array
     return columns
 
 
 def convert_to_float32(
-    columns: Mapping[str, np.ndarray], names: Mapping[str, str], numbers: Sequence[str] = ()
+    columns: Mapping[str, np.ndarray], names: Mapping[str, str], components: Sequence[str] = ()
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Convert arrays to float32 if they keep enough precision; return all columns, and notes.
+    """Convert arrays to float32 if enough precision remains; return all columns, and notes.
 
-    names: the file's names of the columns.  numbers: its names of an observation's components.
+    names: column -> the file's name of it.  components: the file's names of the components of an
+    observation.
     """
     converted, notes = dict(columns), []
-    for word, array in columns.items():
-        lost = find_precision_losses(array) if word not in FLAGS else []
+    for column, array in columns.items():
+        lost = find_precision_losses(array) if column not in FLAGS else []
         if lost and not any(loss.refused for loss in lost):
-            converted[word] = array.astype(np.float32)
-            sentence = lost[0].describe(array, component_names(word, numbers))
-            notes.append(f"{names.get(word, word)}: {sentence}")
+            converted[column] = array.astype(np.float32)
+            sentence = lost[0].describe(array, component_names(column, components))
+            notes.append(f"{names.get(column, column)}: {sentence}")
     return converted, notes
 
 
@@ -407,7 +412,7 @@ def _successors(
     where: str,
     keys: Mapping[str, str],
 ) -> tuple[Observations, np.ndarray]:
-    """Return extra rows of observations, and `next_index` into all rows, the extra rows last."""
+    """Return the extra rows of observations, and `next_index` with extra rows after all others."""
     num_rows, last = len(ended), ended | cut
     index = np.arange(1, num_rows + 1)
     extra = np.zeros(num_rows, bool)
@@ -425,14 +430,14 @@ def _successors(
                 f"{last.sum():,} episodes."
             )
     else:
-        index[ended] = np.flatnonzero(ended)  # has no effect, because the discount is 0 there
+        index[ended] = np.flatnonzero(ended)  # any row will do, because the discount is 0 there
         index[cut] = -1
     index[extra] = num_rows + np.arange(int(extra.sum()))
     return rows, index
 
 
 def differs_from_next(stored: Observations, observations: Observations) -> np.ndarray:
-    """Return where the stored next observation is not exactly the next row's, [N] bool.
+    """Return a mask of the rows whose stored next observation is not the next row's, [N] bool.
 
     The last row counts as different.
     """
@@ -448,5 +453,5 @@ def _rows_differ(stored: np.ndarray, array: np.ndarray) -> np.ndarray:
 
 def _check_fraction(fraction: float) -> float:
     if not 0 < fraction <= 1:
-        raise UserError(f"fraction={fraction:g}: a share of the data in (0, 1] is expected.")
+        raise UserError(f"fraction={fraction:g} is out of range. Use a number above 0, at most 1.")
     return fraction

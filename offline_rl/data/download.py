@@ -1,10 +1,11 @@
-"""Downloading the files of cards over HTTP: with resuming, verification and several URLs per file.
+"""Downloads of the files of cards over HTTP, with several URLs per file, resuming and verification.
 
-A file is written as `<name>.part` next to its final path. `<name>.part.json` records the URL and
+A file is written as `<name>.part` next to its final path. `<name>.part.json` holds the URL and
 version, and is locked by the process that writes. A later attempt requests the rest of the same
 version (RFC 9110, Range with If-Range), and starts again if the server cannot send it. A complete
-file must have the card's checksum or, if the card has none, be readable as a data set; only then is
-it renamed. Proxies are taken from the usual environment variables; certificates are verified.
+file is verified by the card's checksum; if the card has none, it must be readable as a data set.
+Then it is renamed. Proxies are taken from the usual environment variables. Certificates are
+verified.
 """
 
 import http.client
@@ -34,7 +35,7 @@ from offline_rl.version import __version__
 if TYPE_CHECKING:
     from envs.cards import Card, File
 
-BLOCK = 1 << 20  # bytes; an attempt that receives fewer counts as failed
+BLOCK = 1 << 20  # bytes read at a time; an attempt that receives fewer counts as failed
 TEMPORARY = {408, 425, 429, 500, 502, 503, 504}  # HTTP status codes after which a retry may succeed
 Say = Callable[[str], object]
 
@@ -60,11 +61,11 @@ def download(
     patience: Patience | None = None,
     show: bool = True,
 ) -> list[Path]:
-    """Return the paths of all files of the cards (or of their names); download missing ones.
+    """Download the missing files of the cards; return the paths of all their files.
 
-    show: print a progress bar on a terminal, and a line for each URL and each failure.
-    An interrupted download is resumed. Raises UserError; if a file cannot be downloaded, only after
-    all other files.
+    cards: cards or names of cards. show: print a progress bar on a terminal, and a line for each
+    URL and each failure. Interrupted downloads are resumed. Raises UserError; if a file cannot be
+    downloaded, the other files are downloaded first.
     """
     from envs.cards import CardError, UnknownName, card
 
@@ -92,11 +93,12 @@ def _fetch(
     file = card_file(card, split)
     if path := find_stored(card, data_dir, split=split):
         if not (file.sha256 or file.md5) and (errors := find_read_errors(path)):
-            raise UserError(f"{errors[0]} Delete it and run the same command again.")
+            raise UserError(f"{errors[0]} Delete the file and run the same command again.")
         return path
     if not file.urls:
         raise UserError(
-            f"{card.name}: {file.name} is not published anywhere; see offline-rl generate --help."
+            f"{card.name}: {file.name} is not published. To generate it, see offline-rl generate "
+            "--help."
         )
     target = data_folder(data_dir) / file.path
     note = target.with_name(f"{target.name}.part.json")
@@ -133,8 +135,8 @@ def _download_file(
             part.finish(target)
             return
     raise Undelivered(
-        f"{name}: no address delivered {file.name} ({'; '.join(failed)}). Try again later, or get "
-        f"the file in another way and save it as {target}."
+        f"{name}: {file.name} could not be downloaded ({'; '.join(failed)}). Try again later, or "
+        f"get the file in another way and save it as {target}."
     )
 
 
@@ -163,7 +165,7 @@ def _try_url(
 
 def _receive(url: str, file: "File", part: "Part", silence_s: float, show: bool) -> None:
     """Send one request for the missing bytes. Raises _Failure if some are still missing."""
-    if part.version.url != url or not part.version.mark:  # the version is another or unknown
+    if part.version.url != url or not part.version.mark:  # the part may be of another version
         offset = 0
     elif part.size == part.version.size_bytes:
         return
@@ -179,7 +181,7 @@ def _receive(url: str, file: "File", part: "Part", silence_s: float, show: bool)
         elif response.status == 200:
             part.restart(Version(url, _version_mark(response), size))
         else:
-            raise _Failure(f"unexpected answer {response.status} {response.reason}")
+            raise _Failure(f"unexpected response {response.status} {response.reason}")
         part.check_space(size)
         with tqdm(
             desc=file.name,
@@ -233,7 +235,7 @@ def _request(url: str, part: "Part", offset: int, silence_s: float) -> http.clie
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Return an opener for HTTP and HTTPS only, also after redirects."""
+    """Return an opener that uses only HTTP and HTTPS, also after redirects."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,
@@ -266,14 +268,14 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def _total_size(response: http.client.HTTPResponse, file: "File") -> int | None:
     """Return the size of the complete file. Raises _Failure if the card states another one."""
     if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
-        raise _Failure(f"sends the file in another coding ({coding})")
+        raise _Failure(f"sends the file with the content encoding {coding}, which is not supported")
     if response.status == 206:
         total = re.fullmatch(r"bytes \d+-\d+/(\d+)", response.headers.get("Content-Range", ""))
         size = int(total[1]) if total else None
     else:
         size = response.length
     if size is not None and file.size_bytes not in (None, size):
-        raise _Failure(f"has {size:,} bytes, where the card says {file.size_bytes:,}")
+        raise _Failure(f"has {size:,} bytes, but the card states {file.size_bytes:,}")
     return size
 
 
@@ -283,7 +285,7 @@ def _first_byte(response: http.client.HTTPResponse) -> int | None:
 
 
 def _version_mark(response: http.client.HTTPResponse) -> str | None:
-    """Return what identifies a version in If-Range: a strong ETag, or else Last-Modified."""
+    """Return the identifier of the version for If-Range: a strong ETag, or else Last-Modified."""
     tag = response.headers.get("ETag", "")
     return tag if tag.startswith('"') else response.headers.get("Last-Modified")
 
@@ -291,7 +293,7 @@ def _version_mark(response: http.client.HTTPResponse) -> str | None:
 def _verify(file: "File", part: "Part", *, temporary: bool) -> None:
     """Check the part. If it is not the card's file, discard it and raise _Failure."""
     if file.size_bytes not in (None, part.size):
-        sentence = f"sent {part.size:,} bytes, where the card says {file.size_bytes:,}"
+        sentence = f"sent {part.size:,} bytes, but the card states {file.size_bytes:,}"
     elif file.sha256 or file.md5:
         difference = checksum_mismatch(part.path, file)
         sentence = f"sent another file: {difference}" if difference else ""
@@ -305,7 +307,7 @@ def _verify(file: "File", part: "Part", *, temporary: bool) -> None:
 
 def _describe_error(error: object, silence_s: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"silent for {silence_s:g} s"
+        return f"no data for {silence_s:g} s"
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
@@ -314,7 +316,7 @@ class Version:
     """The version of the file that a part belongs to."""
 
     url: str | None = None
-    mark: str | None = None  # ETag or date, for If-Range
+    mark: str | None = None  # ETag or date of the version, for If-Range
     size_bytes: int | None = None
 
 
@@ -326,7 +328,7 @@ class Part:
         self._note, self._locked = note, locked
         try:
             self.version = Version(**json.loads(locked.read() or b"{}"))
-        except (TypeError, ValueError):  # incomplete after a crash, or another program's file
+        except (TypeError, ValueError):  # incomplete after a crash, or written by another program
             self.version = Version()
         self._file = self.path.open("ab", buffering=0)
 

@@ -17,7 +17,7 @@ from policies.spec import VECTOR, Conversion
 
 
 def spec_of(env: VectorEnv) -> Spec:
-    """Return the spec of an environment; without a stated action range, it is [-1, 1]."""
+    """Return the spec of an environment. If it states no action range, the range is [-1, 1]."""
     ones = np.ones(env.action_dim)
     low = -ones if env.action_low is None else env.action_low
     high = ones if env.action_high is None else env.action_high
@@ -38,15 +38,15 @@ def spec_of(env: VectorEnv) -> Spec:
 
 
 def stated_spec(env: VectorEnv) -> Spec:
-    """Return `spec_of(env)`, with an empty action range if the environment states none."""
+    """Return the spec of an environment. If it states no action range, the range is empty."""
     spec = spec_of(env)
     return spec if env.action_low is not None else replace(spec, action_low=(), action_high=())
 
 
 def action_conversion(policy: Spec, env: VectorEnv, what: str) -> Conversion | None:
-    """Return the map from a policy's actions to those of `env`; None if they are equal.
+    """Return the map from the policy's actions to actions of `env`; None if none is needed.
 
-    what: the policy's name in errors. Raises UserError if the ranges cannot be converted.
+    what: name of the policy in error messages. Raises UserError if the ranges cannot be converted.
     """
     target = stated_spec(env)
     try:
@@ -60,33 +60,32 @@ def action_conversion(policy: Spec, env: VectorEnv, what: str) -> Conversion | N
 
 
 def note_on_normalized_actions(spec: Spec | None, target: Spec, task: str) -> str | None:
-    """Return a note if normalized actions are interpreted as fractions of the range of `target`."""
+    """Return a note if `spec` has normalized actions and `target` states a range, else None."""
     if (spec is not None and not spec.is_normalized) or target.is_normalized:
         return None
     return f"actions are normalized: -1 and 1 stand for the range of {task}, {target.action_range}"
 
 
 def map_to_range(data: Dataset, target: Spec, task: str, *, option: str | None) -> Dataset:
-    """Return `data` with its actions converted to the action range of `target`, and a note of it.
+    """Return `data` with actions converted to the action range of `target`, and a note about it.
 
-    target: the spec of an environment, from `stated_spec`, or of other data.  task: its name.
-    If both sides state a range, the units are compared. Normalized actions, of a file that states
-    no range or [-1, 1], are fractions of any range; then a note says so.
-    option: the option that states the range of the data, `action_scale` or `action_range`, if any.
-    Raises UserError, with both ranges, if they cannot be converted.
+    target: spec of an environment, from `stated_spec`, or of other data.  task: name of `target`.
+    option: `action_scale` or `action_range` if this option states the range of the data, else None.
+    If data and target both state a range, their units are compared. If the data states no range, or
+    [-1, 1], its actions are normalized: they are interpreted as fractions of the target's range,
+    with a note. Raises UserError that names both ranges if they cannot be converted.
     """
     spec, where = data.spec, data.path or data.name
     if spec is None or spec.is_normalized:
         note = None if option else note_on_normalized_actions(spec, target, task)
         return data if note is None else replace(data, notes=(*data.notes, note))
     if spec.action_dim != target.action_dim or (option and target.is_normalized):
-        return data  # different action dimensions are refused when the specs are compared
+        return data  # a later comparison of the specs refuses different action dimensions
     uses_extremes = REACHED in data.notes
     if uses_extremes and not target.action_low:
         raise UserError(
-            f"{where}: its actions reach {spec.action_range}, and the range of "
-            f"{task} is not known in these units. Give it with action_range=[low,high], or use "
-            "task=none"
+            f"{where}: the actions span {spec.action_range}, and the action range of {task} is not "
+            "known in these units. Give it with action_range=[low,high], or use task=none"
         )
     try:
         convert = spec.conversion(target, data.actions)

@@ -36,9 +36,9 @@ def list_cards(data_dir: str | Path | None = None) -> str:
 
 
 def info(source: str | Path, data_dir: str | Path | None = None, **options: Any) -> str:
-    """Describe a file (or the file of a task): rows, episodes, returns, flags, checksum.
+    """Describe the data of a file, task or card: rows, episodes, returns, flags, checksum.
 
-    options: those of `read`.
+    options: options of `read`.
     """
     data = load(source, data_dir, **options)
     s, rate = data.summary(), data.spec.rate_hz if data.spec is not None else None
@@ -52,8 +52,8 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
         *([("limits", limits)] if (limits := describe_action_range(data)) else []),
         ("rows", f"{s.rows:,}{unusable}"),
         *(
-            (word, f"{list(array.shape[1:])} {array.dtype}")
-            for word, array in channels.flatten({"observations": data.observations}).items()
+            (column, f"{list(array.shape[1:])} {array.dtype}")
+            for column, array in channels.flatten({"observations": data.observations}).items()
         ),
         *([("rate", f"{rate:g} actions a second")] if rate is not None else []),
         ("rewards", f"from {s.reward_min:.4g} to {s.reward_max:.4g}"),
@@ -79,7 +79,7 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
 
 
 def describe_action_range(data: Dataset) -> str | None:
-    """Describe the actions that -1 and 1 stand for, in the file's units; None if -1 and 1."""
+    """Describe the actions that became -1 and 1, in the file's units; None if not scaled."""
     spec = data.spec
     if spec is None or not spec.action_low or {*spec.action_low, *spec.action_high} == {-1, 1}:
         return None

@@ -1,4 +1,4 @@
-"""Loading the data set of a task, a card, a path or another library, and finding its file."""
+"""Data sets of tasks, cards, paths and other libraries: find the file and load it."""
 
 import os
 from inspect import signature
@@ -27,11 +27,11 @@ def load(
 ) -> Dataset:
     """Load the data set of a task, a card, or a file.
 
-    source: a task or card, or its name; a path, `file:<path>`, or `minari:<id>` and
-    `lerobot:<repository>`, which those libraries have stored on this machine.
-    split: the card's file to load, train or val.
-    options: those of `read`.
-    A card's file is cut to the episodes that its benchmark uses. Raises UserError.
+    source: a task or card, or the name of one; a path or `file:<path>`; or `minari:<id>` or
+    `lerobot:<repository>`, data sets that these libraries have stored on this machine.
+    split: which file of a card to load, train or val.
+    options: options of `read`.
+    If a benchmark uses only the first episodes of a file, only these are loaded. Raises UserError.
     """
     card = source if not isinstance(source, str | Path) else _resolve_source(source)
     if isinstance(card, Path):
@@ -48,7 +48,7 @@ def load(
         return data
     if data.num_episodes < count:
         raise UserError(
-            f"{path}: {data.num_episodes} episodes, where {card.name} needs the first {count}."
+            f"{path} holds {data.num_episodes} episodes, but {card.name} needs the first {count}."
         )
     return data.select(range(count))
 
@@ -58,8 +58,8 @@ def load_dataset(source: str | Path, data_dir: str | Path | None = None, **optio
 
     source: a path, a name such as `gym/hopper-medium-replay`, `minari:<id>` or
     `lerobot:<repository>`.
-    data_dir: the folder of the cards' files.
-    options: those of `offline_rl.data.read.read`, such as `action_range` or `observation_keys`;
+    data_dir: folder of downloaded and generated data.
+    options: options of `offline_rl.data.read.read`, such as `action_range` or `observation_keys`;
     split="val" loads a card's validation file.
     Raises UserError.
     """
@@ -73,8 +73,8 @@ def load_dataset(source: str | Path, data_dir: str | Path | None = None, **optio
 def load_minari(dataset: Any) -> Dataset:
     """Load a Minari data set that is on this machine.
 
-    dataset: its id, or a `minari.MinariDataset`; of a filtered one, the remaining episodes are
-    loaded. Raises UserError.
+    dataset: an id, or a `minari.MinariDataset`. If it was filtered, only the remaining episodes
+    are loaded. Raises UserError.
     """
     if isinstance(dataset, str):
         return load(f"minari:{dataset}")
@@ -87,14 +87,14 @@ Dataset.from_minari = staticmethod(load_minari)
 
 
 def find_file(card: "Card", data_dir: str | Path | None = None, *, split: str = "train") -> Path:
-    """Return the card's file: in the data folder, or else among the embedded data sets.
+    """Return the path of the card's file, in the data folder or among the embedded data sets.
 
-    If the card has a checksum, the file must have it. Raises UserError.
+    Raises UserError if the file is missing, or does not have the card's checksum.
     """
     file = card_file(card, split)
     if path := find_stored(card, data_dir, split=split):
         return path
-    folders = ", nor ".join(str(path.parent) for path in _places(file, data_dir))
+    folders = ", nor ".join(str(path.parent) for path in _candidate_paths(file, data_dir))
     option = f" data_dir={data_dir}" if data_dir else ""
     remedy = f"offline-rl data download {card.name}{option}, or " if file.urls else ""
     if recipe := recipe_of(card):
@@ -107,7 +107,7 @@ def find_file(card: "Card", data_dir: str | Path | None = None, *, split: str = 
 
 
 def recipe_of(card: "Card") -> str | None:
-    """Return the arguments of `generate` that make the card's file; None if no recipe does."""
+    """Return the arguments of `offline-rl generate` for the card's file; None without a recipe."""
     for path in sorted((share("configs") / "recipe").glob("*.yaml")):
         recipe = read_yaml(path)
         suite = recipe.get("suite", "gym")
@@ -126,11 +126,11 @@ def find_stored(
     Raises UserError if a file of that name has another checksum.
     """
     file = card_file(card, split)
-    for path in _places(file, data_dir):
+    for path in _candidate_paths(file, data_dir):
         if path.is_file():
             if sentence := checksum_mismatch(path, file):
                 raise UserError(
-                    f"{path}: not the published file of {card.name}: {sentence}. Delete it and "
+                    f"{path} is not the published file of {card.name}: {sentence}. Delete it and "
                     f"run offline-rl data download {card.name}, or use it as it is with "
                     f"dataset={path}."
                 )
@@ -146,15 +146,15 @@ def card_file(card: "Card", split: str) -> "File":
 
 
 def checksum_mismatch(path: Path, file: "File") -> str | None:
-    """Return how the checksum of the file at `path` differs from the card's; None if it agrees."""
+    """Describe how the checksum of the file differs from the card's; None if they are equal."""
     for kind, expected in (("sha256", file.sha256), ("md5", file.md5)):
         if expected and (actual := checksum(path, kind)) != expected:
-            return f"its {kind.upper()} is {actual}, the card's {expected}"
+            return f"its {kind.upper()} is {actual}, and the card states {expected}"
     return None
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
-    """Return `data_dir`, else OFFLINE_RL_DATA, else the user's cache folder."""
+    """Return the folder of data: `data_dir`, or else OFFLINE_RL_DATA, or else the cache folder."""
     folder = data_dir or os.environ.get("OFFLINE_RL_DATA")
     if folder:
         return Path(folder).expanduser()
@@ -162,7 +162,7 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
 
 
 def user_cache() -> Path:
-    """Return the user's cache folder of this package, the default folder of data."""
+    """Return this package's folder in the user's cache, the default folder of data."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "offline_rl"
 
@@ -187,26 +187,27 @@ def lerobot_folder(repository: str) -> Path:
     hub = home / "hub" / f"datasets--{repository.replace('/', '--')}"
     main = hub / "refs" / "main"
     snapshots = [hub / "snapshots" / main.read_text().strip()] if main.is_file() else []
-    place = home / repository
-    download = f"hf download --repo-type dataset {repository} --local-dir {place}"
-    return _first_folder([place, *snapshots], download)
+    folder = home / repository
+    download = f"hf download --repo-type dataset {repository} --local-dir {folder}"
+    return _first_folder([folder, *snapshots], download)
 
 
 LIBRARIES = {"minari": minari_folder, "lerobot": lerobot_folder}
 
 
-def _first_folder(places: list[Path], remedy: str) -> Path:
-    for place in places:
-        if place.is_dir():
-            return place
-    folders = ", nor ".join(map(str, places))
+def _first_folder(candidates: list[Path], remedy: str) -> Path:
+    for folder in candidates:
+        if folder.is_dir():
+            return folder
+    folders = ", nor ".join(map(str, candidates))
     raise MissingData(f"no data set in {folders}. Remedy: {remedy}")
 
 
 def _resolve_source(source: str | Path) -> "Path | Task":
-    """Return the path that `source` means, or else the task of that name.
+    """Return the path or the task that `source` names.
 
-    A path is a library's data set, an existing file, or a name with the ending of a data file.
+    It names a path if it is a library's data set, an existing file, or has the extension of a data
+    file.
     """
     text = str(source)
     library, _, name = text.partition(":")
@@ -226,12 +227,12 @@ def _resolve_source(source: str | Path) -> "Path | Task":
         raise MissingData(f"no such file, and {error}") from None
 
 
-def _places(file: "File", data_dir: str | Path | None) -> list[Path]:
-    places = [data_folder(data_dir) / file.path]
+def _candidate_paths(file: "File", data_dir: str | Path | None) -> list[Path]:
+    paths = [data_folder(data_dir) / file.path]
     try:
-        return [*places, share("datasets") / "embedded" / file.name]
+        return [*paths, share("datasets") / "embedded" / file.name]
     except FileNotFoundError:
-        return places
+        return paths
 
 
 def known_cards() -> "dict[str, Card]":
@@ -245,7 +246,7 @@ def known_cards() -> "dict[str, Card]":
 
 
 def locate(source: str | Path, data_dir: str | Path | None = None) -> Path:
-    """Return the file of a path, a card or a task's name."""
+    """Return the path of the data that `source` names: a path, a card or a task."""
     target = _resolve_source(source)
     if isinstance(target, Path):
         return target

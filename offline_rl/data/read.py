@@ -1,4 +1,4 @@
-"""Reading a data file or folder as a `Dataset`; its layout is recognized by content."""
+"""Data files and folders, read as a `Dataset`. The layout is recognized by the content."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,8 +25,8 @@ from offline_rl.utils.options import FileFormat, to_python
 from policies import channels
 from policies.spec import VECTOR, Channel, Spec
 
-# The note of a file that states the extremes of its actions, but not their limits.
-REACHED = "actions: -1 and 1 stand for the minimum and maximum of each that the file states"
+# Note for files that state the minimum and maximum of their actions, but not their limits.
+REACHED = "actions: -1 and 1 stand for the minimum and maximum of each action, as the file states"
 
 
 def read(
@@ -45,23 +45,24 @@ def read(
 ) -> Dataset:
     """Read the data set at `path`.
 
-    max_episode_steps: if the file has no time-outs, an episode of this many steps is truncated.
-    Without this option and time-outs, an episode ends where a stored next observation is not the
-    next row's observation.
-    d4rl_compatible: return exactly the transitions of D4RL's `qlearning_dataset`. It drops
-    time-out rows and the last row, and ignores stored next observations: the next observation of
-    a terminal row is the next row's. Episode returns lack the rewards of the dropped rows.
-    terminate_on_end: with d4rl_compatible, what D4RL's option of that name actually does: time-out
-    rows are kept, are not terminated, and get the next episode's first observation as their next.
-    action_scale: actions are divided by this number; 1 stands for it.
-    action_range: [low, high], numbers or one list each for all actions, which -1 and 1 stand for;
-    "data": the minimum and maximum of each action in the file.
-    Without either, the limits that the file states are mapped to [-1, 1].
-    observation_keys: the file's arrays that make up an observation, concatenated in this order.
+    max_episode_steps: if the file has no time-outs, truncate episodes after this many steps. If
+    the file has no time-outs and this is None, an episode ends where a stored next observation is
+    not the next row's observation.
+    d4rl_compatible: return exactly the transitions of D4RL's `qlearning_dataset`. That function
+    drops time-out rows and the last row, and ignores stored next observations: the next observation
+    of a terminal row is the next row's. Episode returns lack the rewards of the dropped rows.
+    terminate_on_end: with d4rl_compatible, do what D4RL's option of this name actually does. Time-
+    out rows remain and are not terminated, and their next observation is the first one of the next
+    episode.
+    action_scale: divide actions by this number, which thereby becomes 1.
+    action_range: [low, high], the actions that become -1 and 1: two numbers, or two lists with a
+    number per action. "data": the minimum and maximum of each action in the file.
+    By default, the limits that the file states become -1 and 1.
+    observation_keys: arrays of the file that make up an observation, concatenated in this order.
     subset: a split that the file defines, such as train.
-    infos: keep the per-step arrays under infos/ in `extras` (costs are always kept).
-    format: layout of the file; by default it is recognized by its content.
-    Raises UserError, one sentence, at the first problem.
+    infos: store the arrays of infos/ in `extras` (costs are always stored).
+    format: layout of the file; by default it is recognized by the content.
+    Raises UserError at the first problem.
     """
     action_range = to_python(action_range)
     options = ReadOptions(
@@ -88,7 +89,7 @@ def read(
         notes.append(
             f"-1 and 1 stand for the actions {round_for_display(low)} and {round_for_display(high)}"
         )
-    if not d4rl_compatible:  # D4RL's transitions are returned without warnings
+    if not d4rl_compatible:  # with this option, D4RL's transitions are intended: no warnings
         notes += find_warnings(columns, parsed.keys, max_episode_steps, notes)
     extras = parsed.extras
     if "costs" in columns:
@@ -111,12 +112,14 @@ def read(
         return data
     rows = np.flatnonzero(parsed.qlearning_rows(columns["terminated"]))
     if not len(rows):
-        raise UserError(f"{raw.where}: d4rl_compatible leaves none of its {data.num_rows:,} rows.")
+        raise UserError(
+            f"{raw.where}: d4rl_compatible leaves none of the {data.num_rows:,} rows. Leave it out."
+        )
     return replace(data, next_index=np.arange(1, data.num_rows + 1)).take(rows)
 
 
 def make_spec(columns: Columns, parsed: ParsedFile, bounds: Bounds | None) -> Spec | None:
-    """Build a `Spec` from what the file states.
+    """Build a `Spec` from names, units, limits and rate in the file.
 
     Returns None if an observation is neither a vector nor a set of channels.
     """
@@ -143,7 +146,7 @@ def make_spec(columns: Columns, parsed: ParsedFile, bounds: Bounds | None) -> Sp
 
 
 def bound_per_action(bound: Any, count: int) -> tuple[float, ...]:
-    """Return the bound of each action; an empty tuple if there is no bound."""
+    """Return the bound of each action; an empty tuple if `bound` is empty."""
     return tuple(np.broadcast_to(bound, count).astype(float).tolist()) if np.size(bound) else ()
 
 

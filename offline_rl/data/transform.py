@@ -1,4 +1,4 @@
-"""Preprocessing of observations, rewards and actions, applied to data and environments alike.
+"""Preprocessing of observations, rewards and actions, the same for data and environments.
 
 A transform is fitted once on the offline data, applied to all training data, and stored in every
 checkpoint. Scores are always computed from raw rewards.
@@ -29,13 +29,14 @@ Normalize = bool | Literal["min_max"]
 
 
 ROWS = 100_000  # maximum number of rows that are checked, evenly spaced
-# Minimum standard deviations of network inputs. Measured with bc and iql, action = sign(column):
-# above these the mean error is below 0.05 of 0.5 (normalized) and 0.2 of 0.5 (raw).
+# Minimum standard deviations of network inputs, measured with bc and iql on data whose action is
+# sign(column). Above them the mean error is below 0.05 (normalized) and 0.2 (raw); without any
+# effect of the column it would be 0.5.
 NORMALIZED = 0.25
 RAW = 0.02
-ACTIONS = 5e-3
-SPAN = 5  # a column with a range of +-SPAN times the limit is visible, whatever its deviation
-REWARDS = 1e-3  # smallest difference of rewards that critics, with initial errors of 0.1, resolve
+ACTIONS = 5e-3  # minimum standard deviation of actions
+SPAN = 5  # no warning for a range of +-SPAN times the minimum, whatever the standard deviation
+REWARDS = 1e-3  # minimum difference of rewards that critics resolve; their initial errors are 0.1
 SHOWN = 5  # maximum number of columns that a message names
 
 
@@ -47,9 +48,9 @@ class Preprocessing(Checked):
     min_std: Positive | None = None  # minimum standard deviation of a z-score; null: std + 0.001
     normalize_returns: bool = False  # rewards * 1000 / (best - worst return), then scale and shift
     center_rewards: bool = False  # subtract the mean reward; only for data without terminations
-    reward_scale: Number = 1.0  # rewards * reward_scale + reward_shift
-    reward_shift: Number = 0.0  # see reward_scale
-    clip_actions: ActionClip = 1.0  # the data's actions are clipped to +- this number
+    reward_scale: Number = 1.0  # training uses rewards * reward_scale + reward_shift
+    reward_shift: Number = 0.0  # training uses rewards * reward_scale + reward_shift
+    clip_actions: ActionClip = 1.0  # clip the actions of the data to +- this number
 
 
 def range_of_returns(dataset: Dataset) -> float:
@@ -59,21 +60,22 @@ def range_of_returns(dataset: Dataset) -> float:
     if spread <= 1e-6 * np.abs(returns).max():
         raise UserError(
             f"{dataset.path or dataset.name}: every episode has the return {returns.max():g}, so "
-            "rewards cannot be divided by a range; set algorithm.normalize_returns=false"
+            "rewards cannot be divided by the range of returns. Set "
+            "algorithm.normalize_returns=false"
         )
     return spread
 
 
 def center_of(dataset: Dataset) -> float:
-    """Return the mean reward, which can be subtracted if no episode terminates.
+    """Return the mean reward. Raises UserError if episodes terminate.
 
-    Then every value decreases by the same amount. If episodes terminate, centering would reward or
-    penalize ending them. Raises UserError in that case.
+    Subtracting it decreases every value by the same amount if no episode terminates. Otherwise it
+    would reward or penalize ending an episode.
     """
     if count := int(dataset.terminated.sum()):
         raise UserError(
             f"{dataset.path or dataset.name}: {count:,} episodes terminate, and centered rewards "
-            "would reward or penalize ending them; set algorithm.center_rewards=false"
+            "would reward or penalize ending them. Set algorithm.center_rewards=false"
         )
     return float(dataset.rewards.mean(dtype=np.float64))
 
@@ -89,9 +91,9 @@ class Transform:
 
     @classmethod
     def fit(cls, cfg: Preprocessing, dataset: Dataset | None, shape: Any) -> Transform:
-        """Fit the statistics on `dataset`; without data nothing is normalized.
+        """Fit the statistics on `dataset`. Without a data set, nothing is normalized.
 
-        shape: of an observation, or of each channel.
+        shape: shape of an observation, or {channel: shape}.
         Raises UserError if `normalize_returns` is set and all returns are equal, or if
         `center_rewards` is set and episodes terminate.
         """
@@ -134,7 +136,7 @@ class Transform:
         return normalizer.by_channel if isinstance(normalizer, Normalizers) else normalizer
 
     def invert(self, dataset: Dataset) -> Dataset:
-        """Invert `apply`, except for rounding and for clipped actions."""
+        """Invert `apply`, except for rounding. Clipped actions stay clipped."""
         return replace(
             dataset,
             observations=self.normalizer.inverse(dataset.observations),
@@ -142,7 +144,7 @@ class Transform:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return numbers and lists; float32 values are exact."""
+        """Return the transform as JSON values, which represent float32 exactly."""
         return {
             "kind": channels.map_channels(lambda part: part.kind, self.parts),
             "mean": channels.map_channels(lambda part: part.mean.tolist(), self.parts),
@@ -173,13 +175,14 @@ def small_columns(
 ) -> list[str]:
     """Return a warning with a remedy for each kind of column whose variation is too small.
 
-    A network expects inputs of about unit scale. A z-score divides by the standard deviation plus
-    0.001, so a column with a standard deviation of 1e-5, for example in meters or amperes, reaches
-    the network with a standard deviation of 0.01. Dividing by the standard deviation alone is not a
-    safe default: a sensor that only jitters in the data and moves in the environment could reach
-    the network as 10,000. Therefore the user decides.
+    A network expects inputs of about unit scale. By default, a z-score divides by the standard
+    deviation plus 0.001. A column with a standard deviation of 1e-5, for example in meters or
+    amperes, then has a standard deviation of 0.01 at the network's input. Dividing by the standard
+    deviation alone is not a safe default: if a sensor only jitters in the data and moves in the
+    environment, the network's input could be 10,000. Therefore the user decides.
 
-    data: raw, if any.  cfg: the algorithm's config.  rewards: True if the algorithm uses rewards.
+    data: raw data, or None.  cfg: the algorithm's config.  rewards: True if the algorithm uses
+    rewards.
     """
     if data is None:
         return []
@@ -201,7 +204,7 @@ def small_columns(
                 f"Set {format_remedy(normalizer, min_std)} to scale {it} to 1"
             )
     scale = np.ones(spec.action_dim)
-    if hasattr(cfg, "action_low"):  # scaled to the data's range
+    if hasattr(cfg, "action_low"):  # the algorithm scales actions to their range in the data
         ends = zip(data.actions.min(0), data.actions.max(0), strict=True)
         scale = np.array([center_and_half_width(float(low), float(high))[1] for low, high in ends])
     actions = sample_rows(data.actions).astype(np.float64)
@@ -228,25 +231,25 @@ def sample_rows(values: np.ndarray) -> np.ndarray:
 
 
 def hardly_vary(values: np.ndarray, scale: np.ndarray, limit: float) -> np.ndarray:
-    """Return the columns [k] that vary by less than `limit` after division by `scale`.
+    """Return the indices of columns with a standard deviation below `limit * scale`, [k].
 
     Constants, and rounding noise around constants, are not included.
     values: [N, columns]; scale: [columns].
     """
-    deviation, half = values.std(0), np.ptp(values, axis=0) / 2
+    std, half_range = values.std(0), np.ptp(values, axis=0) / 2
     rounding = np.finfo(np.float32).eps * np.abs(values).max(0)
-    small = (deviation < limit * scale) & (half < SPAN * limit * scale)
-    return np.flatnonzero(small & (deviation > rounding))
+    small = (std < limit * scale) & (half_range < SPAN * limit * scale)
+    return np.flatnonzero(small & (std > rounding))
 
 
 def describe_columns(names: Sequence[str], values: np.ndarray, columns: np.ndarray) -> str:
     """Return a sentence that names the columns with their standard deviations."""
-    deviations = [f"{values[:, k].std():.1e}" for k in columns]
+    stds = [f"{values[:, k].std():.1e}" for k in columns]
     if len(columns) == 1:
-        small = f"{names[columns[0]]} has a standard deviation of {deviations[0]}"
+        small = f"{names[columns[0]]} has a standard deviation of {stds[0]}"
     else:
-        pairs = zip(columns[:SHOWN], deviations, strict=False)
-        shown = ", ".join(f"{names[k]} {deviation}" for k, deviation in pairs)
+        pairs = zip(columns[:SHOWN], stds, strict=False)
+        shown = ", ".join(f"{names[k]} {std}" for k, std in pairs)
         more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
         small = f"{shown}{more} (standard deviations) vary little"
     return f"{small} and will barely affect training"

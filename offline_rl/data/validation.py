@@ -17,13 +17,13 @@ from offline_rl.data.formats.recognize import parse
 from offline_rl.utils.errors import UserError
 from policies import channels
 
-HUGE = 1e8  # its square still fits into float32; Q-values of several such rewards do not
+HUGE = 1e8  # squares of such numbers fit into float32, squares of Q values of such rewards do not
 
 
 class Problem(NamedTuple):
     """An error or a warning, as one sentence."""
 
-    severity: Literal["error", "warning"]  # `read` refuses errors and returns warnings as notes
+    severity: Literal["error", "warning"]  # `read` raises errors and returns warnings as notes
     sentence: str
 
 
@@ -56,14 +56,14 @@ def validate(
 
 
 def find_read_errors(path: Path) -> list[str]:
-    """Return why a file cannot be read completely: damage, unknown layout, missing array."""
+    """Return the reasons why a file cannot be read: damage, an unknown layout, a missing array."""
     return _parse_readable(path, ReadOptions())[-1]
 
 
 def _parse_readable(
     path: Path, options: ReadOptions
 ) -> tuple[ParsedFile, Bounds | None, list[str]]:
-    """Return what can be read, the actions' limits, and why other arrays cannot be read."""
+    """Return the readable arrays, the actions' limits, and why other arrays cannot be read."""
     sentences: list[str] = []
     try:
         check_options(options)
@@ -77,7 +77,7 @@ def _parse_readable(
 
 
 def columns_of(data: Dataset) -> dict[str, np.ndarray]:
-    """Return the arrays of a data set, as a file would store them."""
+    """Return the arrays of a data set by the argument names of `Dataset.from_arrays`."""
     columns: dict[str, Any] = {
         "observations": channels.take(data.observations, slice(data.num_rows)),
         "actions": data.actions,
@@ -97,8 +97,8 @@ def find_warnings(
 ) -> Iterator[str]:
     """Yield a warning for each suspicious property of valid arrays, for `data check` and `train`.
 
-    names: the file's names of the arrays.  max_episode_steps: longer episodes are reported.
-    notes: the notes of reading the file.
+    names: column -> the file's name of it.  max_episode_steps: longer episodes are reported.
+    notes: notes from reading the file.
     """
     if (note := describe_overshoot(columns["actions"])) is not None:
         yield f"{names.get('actions', 'actions')} {note}"
@@ -108,8 +108,8 @@ def find_warnings(
     terminals = names.get("terminated", "terminated")
     if "truncated" not in columns and max_episode_steps is None:
         yield (
-            f"there are no time-outs (timeouts or truncated), so episodes end only at {terminals}. "
-            f"If the environment has a time limit, give max_episode_steps=..."
+            f"no time-outs are stored (timeouts or truncated), so episodes end only at "
+            f"{terminals}. If the environment has a time limit, give max_episode_steps=..."
         )
     if not last.any():
         yield f"no row is flagged as an end: all {len(ended):,} rows count as one episode."
@@ -122,11 +122,11 @@ def find_warnings(
     if max_episode_steps is not None and lengths.max() > max_episode_steps:
         yield (
             f"{(lengths > max_episode_steps).sum():,} episodes are longer than the limit of "
-            f"{max_episode_steps:,} steps, the longest has {lengths.max():,}: ends are missing."
+            f"{max_episode_steps:,} steps (the longest has {lengths.max():,}): ends are missing."
         )
-    for word, array in columns.items():
-        checked = word.partition("/")[0] in ("observations", "actions", "rewards")
-        absent = word == "rewards" and NO_REWARDS in notes
+    for column, array in columns.items():
+        checked = column.partition("/")[0] in ("observations", "actions", "rewards")
+        absent = column == "rewards" and NO_REWARDS in notes
         if not checked or array.dtype == np.uint8 or absent:
             continue
         flat = array.reshape(len(last), -1)
@@ -135,20 +135,20 @@ def find_warnings(
             worst = low if -low > high else high
             row = int((flat == worst).any(axis=1).argmax())
             yield (
-                f"{names.get(word, word)} reach {worst:.3g} in row {row:,}. Training on such "
+                f"{names.get(column, column)} reach {worst:.3g} in row {row:,}. Training on such "
                 f"numbers overflows. Check for a sensor error or a wrong unit."
             )
         constant = np.flatnonzero((flat == flat[0]).all(axis=0))
         if len(constant) and len(flat) > 1 and flat.shape[1] == 1:
             yield (
-                f"{names.get(word, word)}: {flat[0, 0]:g} in every row. Check for a dead sensor "
-                f"or a field that was never set."
+                f"{names.get(column, column)}: {flat[0, 0]:g} in every row. Check for a dead "
+                f"sensor or a field that was never set."
             )
         elif len(constant) and len(flat) > 1:
             shown = ", ".join(map(str, constant[:8])) + (", ..." if len(constant) > 8 else "")
             yield (
-                f"{names.get(word, word)}: {len(constant)} of {flat.shape[1]} columns never change "
-                f"({shown}). Check for a dead sensor or a field that was never set."
+                f"{names.get(column, column)}: {len(constant)} of {flat.shape[1]} columns never "
+                f"change ({shown}). Check for a dead sensor or a field that was never set."
             )
 
 
@@ -168,13 +168,13 @@ def _check_continuity(
     jumped = find_jumps(observations, stored) & ~last
     if jumped.any():
         yield (
-            f"{key} in row {int(jumped.argmax()):,} is not the observation of the row after it, "
-            f"and no end is flagged ({jumped.sum():,} such rows). A time-out flag, a terminal flag "
-            f"or rows are missing."
+            f"{key} in row {int(jumped.argmax()):,} is not the observation of the next row, and "
+            f"the row is not flagged as an end ({jumped.sum():,} such rows). A time-out flag, a "
+            f"terminal flag or rows are missing."
         )
     continues = ~differs_from_next(stored, observations) & last
     if continues.any():
         yield (
             f"row {int(continues.argmax()):,} is flagged as an end, but its {key} is the "
-            f"observation of the row after it ({continues.sum():,} such rows)."
+            f"observation of the next row ({continues.sum():,} such rows)."
         )

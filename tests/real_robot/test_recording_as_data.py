@@ -164,7 +164,7 @@ def test_a_recording_without_motion_is_refused_and_a_truncated_one_is_read(
 ) -> None:
     path = tmp_path / "a.rec"
     recorded(path, [1])
-    with pytest.raises(UserError, match="no two ticks"):
+    with pytest.raises(UserError, match="fewer than two ticks"):
         read(path)
     path.unlink()
     recorded(path, [1, 1, 1])

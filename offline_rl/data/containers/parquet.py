@@ -1,4 +1,4 @@
-"""Reading columns of Parquet files as arrays, one row per step; encoded images are decoded."""
+"""Columns of Parquet files, read as arrays with one row per step; encoded images are decoded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def _array(column: Any) -> np.ndarray:
     while types.is_list(cells.type) or types.is_fixed_size_list(cells.type):
         lengths = pyarrow.compute.list_value_length(cells).unique().to_pylist()
         if len(lengths) > 1:
-            raise ValueError(f"its lists differ in length: {sorted(lengths)[:4]}")
+            raise ValueError(f"lists of different lengths, {sorted(lengths)[:4]}")
         shape.append(lengths[0] if lengths else 0)
         cells = cells.flatten()
     return cells.to_numpy(zero_copy_only=False).reshape(shape)
@@ -65,5 +65,5 @@ def _decode_images(encoded: list[bytes | None]) -> np.ndarray:
         raise ValueError(f"{missing:,} images are separate files and not in the table")
     images = [np.asarray(imageio.v3.imread(content)) for content in contents]
     if len(shapes := sorted({image.shape for image in images})) > 1:
-        raise ValueError(f"its images differ in size: {[list(shape) for shape in shapes[:2]]}")
+        raise ValueError(f"images of different sizes, {[list(shape) for shape in shapes[:2]]}")
     return np.stack(images)

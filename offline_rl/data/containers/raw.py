@@ -1,9 +1,9 @@
-"""Opening a data file as named arrays; the type of container is recognized by its content.
+"""Data files opened as named arrays. The type of container is recognized by its content.
 
 Containers: an HDF5 file, an NPZ archive, a Zarr store (a folder or a ZIP archive), a folder with
-an HDF5 file or with Parquet files, a robot's recording. Nothing is ever unpickled, external links
-of an HDF5 file are not followed, and an array is read only when it is requested. Any damage raises
-a `UserError` that names the file and the array.
+an HDF5 file or with Parquet files, a robot's recording. Pickles are never loaded, external links of
+an HDF5 file are not followed, and an array is read only when it is requested. Damaged files raise a
+`UserError` that names the file and the array.
 """
 
 import hashlib
@@ -31,8 +31,8 @@ RECORDING = b"RRTICKS\n"  # the first bytes of a robot's recording
 EPISODE = re.compile(r"[^.]*\d+(\.(hdf5|h5|npz|npy))?")  # a file or folder that may be one episode
 AGAIN = "Copy or download it again."
 PICKLE = (
-    "Loading a pickle can run any code, so none is ever loaded. If you trust it, load it yourself "
-    "and save its arrays: numpy.savez('data.npz', observations=…, actions=…, rewards=…, "
+    "Pickles are not loaded, because loading one can run any code. If you trust it, load it "
+    "yourself and save the arrays: numpy.savez('data.npz', observations=…, actions=…, rewards=…, "
     "terminals=…, timeouts=…)."
 )
 JOIN = (
@@ -72,9 +72,9 @@ def open_raw(path: Path) -> Iterator[Raw]:
 
 
 def check_card(path: Path) -> str | None:
-    """Compare a file with the card next to it, which `generate` writes.
+    """Compare a file with the card next to it, a JSON file that `offline-rl generate` writes.
 
-    Returns a note if the card cannot be read. Raises UserError if the checksum is another one.
+    Returns a note if the card cannot be read. Raises UserError if the checksums differ.
     """
     card = path.with_suffix(".json")
     if path.is_dir() or not card.is_file():
@@ -87,16 +87,17 @@ def check_card(path: Path) -> str | None:
         return None  # another kind of JSON file
     if facts["sha256"] != (actual := checksum(path)):
         raise UserError(
-            f"{path}: its SHA-256 is {actual}, its card {card} says {facts['sha256']}: one of the "
+            f"{path} has SHA-256 {actual}, but its card {card} says {facts['sha256']}: one of the "
             f"two is damaged or was changed. {AGAIN} To use the file as it is, remove the card."
         )
     return None
 
 
 def checksum_of(files: Sequence[Path]) -> str:
-    """Return the SHA-256 of a file, or of a list of files.
+    """Return the SHA-256 of a file, or one SHA-256 for several files.
 
-    For several files it is the SHA-256 of their lines "<SHA-256>  <path below their folder>".
+    For several files, it is the SHA-256 of a text with a line per file,
+    "<SHA-256>  <path below the common folder>".
     """
     if len(files) == 1:
         return checksum(files[0])
@@ -181,8 +182,8 @@ def _open_file(path: Path, where: str) -> Iterator[Raw]:
         raise UserError(f"{where}: a table of text. {TABLE.format('csv')}")
     else:
         raise UserError(
-            f"{where}: not a data set: it begins with {start[:16]!r}, and neither HDF5 nor NPZ "
-            f"does. {AGAIN}"
+            f"{where}: not a data set. It begins with {start[:16]!r}, unlike an HDF5 or NPZ file. "
+            f"{AGAIN}"
         )
 
 
@@ -194,9 +195,9 @@ def _read_recording(path: Path, where: str) -> Raw:
     keys = recording.rows.dtype.names or ()
     notes = []
     if recording.lost:
-        notes.append(f"{recording.lost:,} ticks were never written: the disk was too slow")
+        notes.append(f"{recording.lost:,} ticks were never written, because the disk was too slow")
     if recording.cut_at is not None:
-        notes.append(f"damaged or incomplete from byte {recording.cut_at:,} on: read up to there")
+        notes.append(f"damaged or incomplete from byte {recording.cut_at:,} on; read up to there")
     return Raw(
         where,
         "recording",
@@ -286,12 +287,12 @@ def _keys(file: h5py.File, where: str) -> tuple[str, ...]:
 
 
 def _guarded(where: str, keys: Sequence[str], get: Callable[[str], T]) -> Callable[[str], T]:
-    """Return `get` with a check of the key; all failures are `UserError`s that name the array."""
+    """Wrap `get` so that an unknown key, or damage, raises a `UserError` that names the array."""
     valid_keys = frozenset(keys)
 
     def guarded(key: str) -> T:
         if key not in valid_keys:
-            raise UserError(f"{where}: no array {key!r}. Was the recording saved completely?")
+            raise UserError(f"{where}: no array {key!r}. Check that it was saved completely.")
         try:
             return get(key)
         except DAMAGED as error:

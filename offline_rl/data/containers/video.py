@@ -13,14 +13,14 @@ AGAIN = "Copy or download it again."
 
 
 def decode_frames(path: Path, frames: np.ndarray, fps: float) -> np.ndarray:
-    """Return the images of a video at some frame numbers, [N, H, W, 3] uint8.
+    """Return images of a video, [N, H, W, 3] uint8.
 
-    frames: [N], frame numbers; the number of a frame is its time in the video times `fps`.
+    frames: [N], frame numbers. A frame's number is its time in the video in seconds times `fps`.
     Raises UserError if the file or a frame is missing or cannot be decoded.
     """
     av = import_extra("av", "lerobot", f"{path}: decoding a video")
     if not path.is_file():
-        raise UserError(f"{path}: there is no such video. {AGAIN}")
+        raise UserError(f"{path}: the video is missing. {AGAIN}")
     rows: Mapping[int, int] = {int(frame): row for row, frame in enumerate(frames)}
     images: np.ndarray | None = None
     decoded, last, rate = np.zeros(len(frames), bool), int(max(frames)), None
@@ -63,8 +63,8 @@ def encode_video(path: Path, images: np.ndarray, fps: int) -> None:
     height, width = images.shape[1:3]
     if height % 2 or width % 2 or images.shape[3] != 3:
         raise UserError(
-            f"{path}: images of shape {list(images.shape[1:])} cannot be written as a video, which "
-            f"needs an even height and width and three colors. Write them as images."
+            f"{path}: images of shape {list(images.shape[1:])} cannot be written as a video. A "
+            f"video needs an even height and width and three colors. Write them as images."
         )
     options = {"crf": "18", "g": "2"}  # every other frame is a key frame, so that seeking is fast
     with av.open(str(path), "w") as container:

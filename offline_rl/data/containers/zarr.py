@@ -1,7 +1,7 @@
-"""Reading Zarr stores of formats 2 and 3, in a folder or a ZIP archive, with zarr-python.
+"""Zarr stores of formats 2 and 3, in a folder or a ZIP archive, read with zarr-python.
 
-An array is opened when it is requested. Before that, its metadata are checked: the type must be a
-number, and the codecs must be in `CODECS`. A codec of numcodecs that is not in it unpickles data.
+An array is opened when it is requested. Its metadata are checked first: the type must be a number,
+and all codecs must be in `CODECS`. That list leaves out a codec of numcodecs that unpickles data.
 """
 
 import contextlib
@@ -99,12 +99,12 @@ class Group:
             for codec in _codecs(meta):
                 if codec.removeprefix("numcodecs.") not in CODECS:
                     raise UserError(
-                        f"{self.where}: {key} is stored with the codec {codec!r}; read are "
-                        f"{', '.join(CODECS)}. Save it again with one of these."
+                        f"{self.where}: {key} is stored with the unsupported codec {codec!r}. Save "
+                        f"it again with one of {', '.join(CODECS)}."
                     )
             array = self.opened[key]
             if 0 in (array.shards or array.chunks):
-                raise ValueError("its chunks are empty")
+                raise ValueError("chunks of size 0")
         return array
 
 
@@ -133,7 +133,7 @@ def open_archive(where: str, path: Path, file: zipfile.ZipFile) -> Group:
 
 
 def is_root(name: str) -> bool:
-    """Return True if a file of this name is the metadata of a store or of a group in one."""
+    """Return True if `name` is that of a metadata file of a store, or of a group in a store."""
     return name.rpartition("/")[2] in (".zgroup", "zarr.json")
 
 
@@ -145,8 +145,8 @@ def _explain_errors(what: str) -> Iterator[None]:
     except FAULTS as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"{what} has metadata that cannot be read ({reason}). Arrays of numbers in chunks are "
-            f"expected. Copy it again, or save it with Zarr's defaults."
+            f"{what} has metadata that cannot be read ({reason}). Copy it again, or save it as "
+            f"arrays of numbers with Zarr's defaults."
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""The input and output of every layout's `parse`, and helpers that several layouts share."""
+"""Arguments and result of the layouts' `parse` functions, and helpers that several layouts use."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,39 +19,39 @@ Columns = dict[str, np.ndarray]
 
 
 class NoArraysToChoose(UserError):
-    """Raised for `observation_keys` if the file's observations are a single array."""
+    """Error for `observation_keys` if the file's observations are a single array."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """Options of reading a file, except for its layout."""
 
-    max_episode_steps: int | None = None  # end episodes after so many steps if no time-outs exist
-    d4rl_compatible: bool = False  # exactly the transitions of D4RL's qlearning_dataset
-    terminate_on_end: bool = False  # qlearning_dataset with this option; needs d4rl_compatible
-    action_scale: float | None = None  # actions are divided by this number, so that it becomes 1
+    max_episode_steps: int | None = None  # truncate episodes after this many steps if no time-outs
+    d4rl_compatible: bool = False  # read exactly the transitions of D4RL's qlearning_dataset
+    terminate_on_end: bool = False  # qlearning_dataset's option; needs d4rl_compatible
+    action_scale: float | None = None  # divide actions by this number, which becomes 1
     action_range: ActionRange | None = (
-        None  # [low, high]: the actions that become -1 and 1; data: their minimum and maximum
+        None  # [low, high]: actions that become -1 and 1; data: minimum and maximum in the data
     )
     observation_keys: list[str] | None = None  # arrays that make up an observation, in this order
     subset: str | None = None  # a split that the file defines, such as train
-    infos: bool = False  # keep other per-step arrays in `extras`
+    infos: bool = False  # also read other per-step arrays, as `extras`
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(Reading):
     """Options of reading a file."""
 
-    format: FileFormat | None = None  # layout of the file; default: recognized by its content
+    format: FileFormat | None = None  # layout of the file; default: recognized by the content
 
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """The arrays of a file by our names, and what else the file states."""
+    """The arrays of a file by the argument names of `Dataset.from_arrays`, and its metadata."""
 
     layout: str
-    columns: Columns  # arrays by our names, the arguments of `Dataset.from_arrays`
-    keys: Mapping[str, str]  # our names -> the file's names
+    columns: Columns  # arrays by the argument names of `Dataset.from_arrays`
+    keys: Mapping[str, str]  # column -> the file's name of it
     extras: Columns = field(default_factory=dict)  # [N, ...] each
     notes: Sequence[str] = ()  # sentences about what was left out or assumed
     action_range: Bounds | None = None  # limits of the actions in the file's units, if stated
@@ -63,21 +63,21 @@ class ParsedFile:
     rate_hz: float | None = None  # steps per second, if stated
     action_offset: float | None = None  # steps until an action is reached, if stated
     unknown_next: np.ndarray | None = None  # [N] bool: rows before a gap inside an episode
-    files: tuple[Path, ...] = ()  # further files that were read
-    finish: Callable[[Columns], Columns] = lambda columns: columns  # called on checked columns
-    qlearning_rows: Callable[[np.ndarray], np.ndarray] | None = None  # [N] terminals -> [N] bool
+    files: tuple[Path, ...] = ()  # further files that were read, such as metadata and videos
+    finish: Callable[[Columns], Columns] = lambda columns: columns  # last step, after the checks
+    qlearning_rows: Callable[[np.ndarray], np.ndarray] | None = None  # terminals -> mask, [N] bool
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file. Raises UserError if it holds anything else."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise UserError(f"{path}: a JSON object is expected; found {str(value)[:40]}.")
+        raise UserError(f"{path} holds {str(value)[:40]}, but a JSON object is expected.")
     return value
 
 
 def numbered_groups(raw: Raw, prefix: str) -> dict[int, str]:
-    """Return the groups `<prefix><number>` of a file, sorted by number."""
+    """Return the groups `<prefix><number>` of a file, {number: group}, sorted by number."""
     pattern = re.compile(rf"{re.escape(prefix)}(\d+)/")
     groups = {int(m[1]): m[0].rstrip("/") for key in raw.keys if (m := pattern.match(key))}
     return dict(sorted(groups.items()))
@@ -103,18 +103,18 @@ def choose_observations(
     options: ReadOptions,
     default: Sequence[str] | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Return the arrays that make up an observation, and notes about those left out.
+    """Return the arrays that make up an observation, and notes about arrays left out.
 
-    shapes: the shape of one step of each array.
-    default: the arrays without `observation_keys`; None: all that are not images. A single array
-    is always used.
+    shapes: {array: shape of one step}.
+    default: the arrays to use without `observation_keys`; None: all that are not images. If there
+    is a single array, it is used.
     """
     keys = options.observation_keys
     if keys is None:
         flat = [key for key in shapes if not channels.is_image(shapes[key])]
         keys = list(shapes if len(shapes) == 1 else flat if default is None else default)
     if not shapes:
-        raise UserError(f"{where}: it holds no array of numbers to observe.")
+        raise UserError(f"{where}: no array of numbers can be an observation.")
     unknown = [key for key in keys if key not in shapes]
     if unknown or not keys:
         what = f"no {', '.join(unknown)} to observe" if unknown else "the observation is not stated"
@@ -127,33 +127,36 @@ def choose_observations(
 
 
 def concatenate_parts(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Flatten and concatenate the parts [N, ...] to [N, O]; a single image part stays as it is."""
+    """Flatten and concatenate the parts [N, ...] to [N, O]. A single image is not flattened."""
     if len(parts) == 1 and channels.is_image(parts[0].shape[1:]):
         return to_uint8(parts[0])
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
-def observation_columns(word: str, parts: Mapping[str, np.ndarray]) -> Columns:
-    """Build the observation columns from the parts [N, ...] by name.
+def observation_columns(column: str, parts: Mapping[str, np.ndarray]) -> Columns:
+    """Build the columns of an observation from its parts, {name: [N, ...]}.
 
-    Vectors alone are concatenated to one column `word`. If a part is an image, each part is a
-    channel `<word>/<name>`; a part without a name is the column `word`.
+    If no part is an image, the parts are concatenated to one column `column`. Otherwise each part
+    is a channel `<column>/<name>`. A part with an empty name is the only one, and is the column.
     """
     if "" in parts or not any(channels.is_image(part.shape[1:]) for part in parts.values()):
-        return {word: concatenate_parts(list(parts.values()))}
+        return {column: concatenate_parts(list(parts.values()))}
     return {
-        f"{word}/{channel(name)}": to_uint8(part)
+        f"{column}/{channel(name)}": to_uint8(part)
         if channels.is_image(part.shape[1:])
         else part.reshape(len(part), -1)
         for name, part in parts.items()
     }
 
 
-def file_names(word: str, columns: Columns, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the file's names of the columns from `observed`; names: those of the parts."""
-    if word in columns:
-        return {word: " + ".join(names.values())}
-    return {f"{word}/{channel(name)}": key for name, key in names.items()}
+def file_names(column: str, columns: Columns, names: Mapping[str, str]) -> dict[str, str]:
+    """Return {column: the file's name of it} for the result of `observation_columns`.
+
+    names: part -> the file's name of it.
+    """
+    if column in columns:
+        return {column: " + ".join(names.values())}
+    return {f"{column}/{channel(name)}": key for name, key in names.items()}
 
 
 def channel(name: str) -> str:
@@ -174,20 +177,20 @@ def concatenate_episodes(where: str, episodes: Iterable[Columns]) -> Columns:
     """Concatenate the columns of episodes. Raises UserError if their shapes differ."""
     all_episodes = list(episodes)
     columns = {}
-    for word in all_episodes[0]:
-        shapes = {episode[word].shape[1:] for episode in all_episodes}
+    for column in all_episodes[0]:
+        shapes = {episode[column].shape[1:] for episode in all_episodes}
         if len(shapes) > 1:
             both = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
-            raise UserError(f"{where}: {word} have shapes {both} per step in different episodes.")
-        columns[word] = np.concatenate([episode[word] for episode in all_episodes])
+            raise UserError(f"{where}: {column} have shapes {both} per step in different episodes.")
+        columns[column] = np.concatenate([episode[column] for episode in all_episodes])
     return columns
 
 
 def check_lengths(where: str, arrays: Columns, expected: int) -> None:
-    """Raise UserError that names the arrays which do not have `expected` rows."""
+    """Raise UserError that names the arrays without `expected` rows, if there are any."""
     rows = {key: array.shape[0] if array.ndim else 0 for key, array in arrays.items()}
     problems = [
-        f"{key} has {count:,} rows where {expected:,} are expected"
+        f"{key} has {count:,} rows, but {expected:,} are expected"
         for key, count in rows.items()
         if count != expected
     ]
@@ -214,9 +217,9 @@ def to_flag(where: str, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def check_count(where: str, what: str, count: int, stated: Any) -> None:
-    """Raise UserError if a count in a file is not the one that its metadata state."""
+    """Raise UserError if a count in the file differs from the one stated in the metadata."""
     if stated is not None and not np.array_equal(count, stated):
         raise UserError(
-            f"{where}: {count:,} {what} where its metadata state {stated}. Was it copied "
-            f"or saved completely?"
+            f"{where}: {count:,} {what}, but the metadata state {stated}. Was it copied or saved "
+            f"completely?"
         )

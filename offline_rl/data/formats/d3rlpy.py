@@ -1,7 +1,7 @@
 """d3rlpy's HDF5 files, written by `ReplayBuffer.dump`: one set of arrays per episode.
 
     observations_<n> actions_<n> rewards_<n>   N rows each        columns, num_episodes, version
-    terminated_<n>                             one flag: terminated, otherwise truncated
+    terminated_<n>                             one flag: 1 terminated, 0 truncated
 
 `takuseno/d3rlpy:d3rlpy/dataset/io.py`, version 2.1. The observation after an episode's last row is
 not stored, so the last row of a truncated episode is not a transition. Version 1 is D4RL's layout
@@ -26,13 +26,13 @@ from offline_rl.utils.errors import UserError
 
 NAME = "d3rlpy"
 TAKES = ()
-WORDS = ("observations", "actions", "rewards")
+COLUMNS = ("observations", "actions", "rewards")
 
 
 def mismatch(raw: Raw) -> str | None:
     """Return why `raw` is not of this layout; None if it is."""
     if raw.kind != "HDF5":
-        return f"no HDF5 file, but {raw.kind}"
+        return f"{raw.kind}, not HDF5"
     if "observations_0" in raw.keys:  # sufficient, even if other arrays are missing
         return None
     return None if {"columns", "num_episodes"} <= {*raw.keys} else "no array 'num_episodes'"
@@ -43,12 +43,12 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
     for name in ("columns", "num_episodes"):
         if name not in raw.keys:
             raise UserError(
-                f"{raw.where}: d3rlpy's file, but its array `{name}` is missing. Was it saved "
+                f"{raw.where}: a file of d3rlpy without the array `{name}`. Was it saved "
                 f"completely?"
             )
     count = int(raw.get("num_episodes"))
     if count < 1:
-        raise UserError(f"{raw.where}: num_episodes is {count}; there is nothing to learn from.")
+        raise UserError(f"{raw.where}: num_episodes is {count}, so the file holds no data.")
     stored = sum(bool(re.fullmatch(r"actions_\d+", key)) for key in raw.keys)
     check_count(raw.where, "episodes", stored, count)
     if "observations_0_0" in raw.keys:
@@ -58,8 +58,8 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
         )
     episodes = []
     for n in range(count):
-        arrays = {word: raw.get(f"{word}_{n}") for word in WORDS}
-        named = {f"{word}_{n}": array for word, array in arrays.items()}
+        arrays = {column: raw.get(f"{column}_{n}") for column in COLUMNS}
+        named = {f"{column}_{n}": array for column, array in arrays.items()}
         rows = arrays["rewards"].shape[0] if arrays["rewards"].ndim else 0
         check_lengths(raw.where, named, rows)
         ends = np.arange(rows) == rows - 1

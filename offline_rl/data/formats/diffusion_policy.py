@@ -1,11 +1,11 @@
 """diffusion_policy's Zarr stores: all steps in sequence, with the end of each episode.
 
     data/<key>          [N, ...] each: action, state, obs, img, ...
-    meta/episode_ends   [E] row after the last of each episode; the last one is N
+    meta/episode_ends   [E] index of the row after each episode's last row; the last entry is N
 
 `real-stanford/diffusion_policy:diffusion_policy/common/replay_buffer.py`; Chi et al.,
-arXiv:2303.04137. These are demonstrations without a success flag, so no row terminates. Each
-episode is truncated at its last row, whose next observation is unknown.
+arXiv:2303.04137. The files hold demonstrations without a success flag, so no row is terminated.
+The last row of each episode is truncated, and its next observation is unknown.
 """
 
 from collections.abc import Callable
@@ -28,21 +28,21 @@ from offline_rl.utils.errors import UserError
 NAME = "diffusion_policy"
 TAKES = ("observation_keys",)
 ENDS = "meta/episode_ends"
-STATE = ("state", "obs")  # default observations; the first one present is used
+STATE = ("state", "obs")  # default observations: the first of these that is present
 REWARD = "reward"
 
 
 def mismatch(raw: Raw) -> str | None:
     """Return why `raw` is not of this layout; None if it is."""
     if raw.kind != "Zarr":
-        return f"no Zarr store, but {raw.kind}"
+        return f"{raw.kind}, not Zarr"
     if missing := [key for key in (ENDS, "data/action") if key not in raw.keys]:
         return f"no array {' nor '.join(missing)}"
     return None
 
 
 def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> ParsedFile:
-    """Read all episodes; rewards are data/reward, or 0."""
+    """Read all episodes. Rewards are data/reward, or 0 if it is missing."""
     names = [key for key in keys_below(raw, "data") if key not in ("action", REWARD)]
     shapes = {key: raw.shape(f"data/{key}")[1:] for key in names}
     states = [key for key in STATE if key in shapes]
@@ -55,10 +55,10 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
     ends = raw.get(ENDS).reshape(-1)
     if ends.dtype.kind not in "iu" or not len(ends) or (np.diff(ends, prepend=0) <= 0).any():
         raise UserError(
-            f"{raw.where}: {ENDS} must rise from above 0; found {ends[:4].tolist()} and so on."
+            f"{raw.where}: {ENDS} must be positive and increase; found {ends[:4].tolist()}, …"
         )
     rows = int(ends[-1])
-    check_lengths(f"{raw.where}: by {ENDS}", arrays, rows)
+    check_lengths(f"{raw.where}: compared with {ENDS}", arrays, rows)
     truncated = np.zeros(rows, bool)
     truncated[ends - 1] = True
     if not has_reward:
@@ -69,6 +69,6 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
         "terminated": np.zeros(rows, bool),
         "truncated": truncated,
     }
-    words = file_names("observations", columns, {key: f"data/{key}" for key in keys})
-    words["actions"] = "data/action"
-    return ParsedFile("diffusion_policy", as_columns(columns), words, notes=notes)
+    stored_names = file_names("observations", columns, {key: f"data/{key}" for key in keys})
+    stored_names["actions"] = "data/action"
+    return ParsedFile("diffusion_policy", as_columns(columns), stored_names, notes=notes)

@@ -1,24 +1,25 @@
 """Flat layouts: arrays at the root of an HDF5 or NPZ file, all steps of all episodes in sequence.
 
     D4RL      HDF5 or NPZ: observations actions rewards terminals [timeouts] [next_observations]
-              [infos/...]; github.com/Farama-Foundation/D4RL, all suites; in d3rlpy's version 1
-              episode_terminals mark ends of either kind
-    DSRL      as D4RL, with costs; github.com/liuzuxin/DSRL
+              [infos/...]; github.com/Farama-Foundation/D4RL, all suites. d3rlpy's version 1 has
+              episode_terminals, which mark terminated and truncated rows
+    DSRL      like D4RL, with costs; github.com/liuzuxin/DSRL
     NeoRL-2   NPZ: obs action reward done truncated next_obs [index]; github.com/polixir/NeoRL2
-    plain     any of these names; terminated and truncated for terminals and timeouts; several
-              channels are observations/<channel> and so on
+    plain     any of these names, or terminated and truncated instead of terminals and timeouts;
+              several channels are observations/<channel>, next_observations/<channel>
 
 Stored next observations are used, so that a time-out row remains a transition and bootstraps.
-D4RL's own loader ignores them and drops the row; so does `d4rl_compatible=True`. The flags of two
-suites differ from their names, and are corrected:
+D4RL's own loader ignores stored next observations and drops time-out rows; `d4rl_compatible=True`
+does the same. In two suites, the flags do not mean what their names say. They are corrected:
 
-    kitchen   has no timeouts; terminals mark the end of every demonstration. An episode terminates
-              if its last reward counts all four subtasks; otherwise it is truncated.
-    antmaze   terminals mean "at the goal", even if the time-out is set in the same row; both flags
-              together mean terminated.
+    kitchen   `timeouts` is missing, and `terminals` marks the end of every demonstration. An
+              episode terminates if its last reward counts all four subtasks; otherwise it is
+              truncated.
+    antmaze   `terminals` means "at the goal", even if the time-out is set in the same row. A row
+              with both flags is terminated.
 
 Kitchen is recognized by its dimensions and by rewards that count subtasks. NeoRL-2 is recognized by
-`done` together with `truncated` or `index`: `done` alone may include time limits.
+`done` together with `truncated` or `index`, because `done` alone may include time limits.
 """
 
 import difflib
@@ -34,7 +35,7 @@ from offline_rl.utils.errors import UserError
 from policies import channels
 from policies.channels import Observations
 
-WORDS = {  # our names -> names in files; the first one present is used
+FILE_NAMES = {  # column -> possible names in files; the first one present is used
     "observations": ("observations", "obs"),
     "actions": ("actions", "action"),
     "rewards": ("rewards", "reward"),
@@ -46,23 +47,23 @@ WORDS = {  # our names -> names in files; the first one present is used
 }
 REQUIRED = ("observations", "actions", "rewards", "terminated")
 KITCHEN = (60, 9, 4)  # observation dimension, action dimension, number of subtasks
-JUMP = 1e-6  # a larger relative distance from the next row's observation is an episode boundary
+JUMP = 1e-6  # relative distance to the next row's observation above which an episode ends
 TAKES = ("max_episode_steps", "d4rl_compatible", "terminate_on_end", "infos")
 NAME = "D4RL, DSRL, NeoRL-2 or plain arrays"
 SUITES = {"d4rl": "D4RL", "kitchen": "kitchen", "maze": "maze", "neorl2": "NeoRL-2"}
 SUITES["plain"] = "plain"
 FORMAT_NAMES = tuple(SUITES)  # values of `format=`
 READ_AS_KITCHEN = (
-    "read as D4RL's kitchen: terminals are the ends of demonstrations, which terminate where the "
-    "reward is 4; format=plain reads them as terminals"
+    "read as D4RL's kitchen: terminals mark the ends of demonstrations, which terminate where the "
+    "reward is 4. With format=plain, every row with terminals=1 terminates"
 )
 
 
 def mismatch(raw: Raw) -> str | None:
     """Return why `raw` is not of this layout; None if it is."""
     if raw.kind not in ("HDF5", "NPZ"):
-        return f"neither HDF5 nor NPZ, but {raw.kind}"
-    if any(similar_keys(raw, WORDS[word]) for word in REQUIRED):
+        return f"{raw.kind}, not HDF5 or NPZ"
+    if any(similar_keys(raw, FILE_NAMES[column]) for column in REQUIRED):
         return None
     return "no array like observations, actions, rewards or terminals"
 
@@ -73,9 +74,9 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
     for sentence in sentences:
         report(sentence)
     arrays: Columns = {}
-    for word, key in keys.items():
+    for column, key in keys.items():
         try:
-            arrays[word] = raw.get(key)
+            arrays[column] = raw.get(key)
         except UserError as error:
             report(str(error))
     columns = as_columns(arrays)
@@ -112,29 +113,29 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
 
 
 def recognize(raw: Raw, format: str | None) -> tuple[str, dict[str, str], list[str]]:
-    """Return the suite, the file's arrays by our names, and a sentence per missing required one."""
-    words = dict(WORDS)
+    """Return the suite, {column: array of the file}, and a sentence per missing required column."""
+    names = dict(FILE_NAMES)
     sentences = []
     present = set(raw.keys)
     neorl2 = {"obs", "next_obs", "done"} <= present and bool({"truncated", "index"} & present)
     if format is not None:
         neorl2 = format == "neorl2"
     if neorl2:
-        words["terminated"] = ("done",)
+        names["terminated"] = ("done",)
     keys = {}
-    for word, candidates in words.items():
+    for column, candidates in names.items():
         present_keys = [key for key in candidates if key in raw.keys]
         groups = [key for key in raw.keys if key.startswith(f"{candidates[0]}/")]
         if present_keys:
-            keys[word] = present_keys[0]
-        elif groups and word.endswith("observations"):
+            keys[column] = present_keys[0]
+        elif groups and column.endswith("observations"):
             keys |= {key: key for key in groups}
-        elif word in REQUIRED and not (word == "rewards" and format == "plain"):
+        elif column in REQUIRED and not (column == "rewards" and format == "plain"):
             sentences.append(f"{raw.where}: {_describe_missing(candidates, raw)}")
     if format is not None:
         return SUITES[format], keys, sentences
-    name = "NeoRL-2" if neorl2 else "unknown" if sentences else _recognize_suite(raw, keys)
-    return name, keys, sentences
+    suite = "NeoRL-2" if neorl2 else "unknown" if sentences else _recognize_suite(raw, keys)
+    return suite, keys, sentences
 
 
 def correct_flags(layout: str, columns: Columns) -> Columns:
@@ -155,10 +156,10 @@ def correct_flags(layout: str, columns: Columns) -> Columns:
 def qlearning_rows(
     terminals: np.ndarray, timeouts: np.ndarray | None, max_episode_steps: int | None
 ) -> np.ndarray:
-    """Return the mask of the rows that D4RL's `qlearning_dataset` keeps, [N] bool.
+    """Return a mask of the rows that D4RL's `qlearning_dataset` returns, [N] bool.
 
-    Without time-outs, D4RL counts steps, and starts at 1 instead of 0 after a terminal. This is
-    reproduced here.
+    If a file has no time-outs, D4RL counts the steps of an episode. After a terminal row the count
+    starts at 1 instead of 0, which is reproduced here.
     """
     mask = np.ones(len(terminals), bool)
     mask[-1] = False
@@ -173,9 +174,9 @@ def qlearning_rows(
 
 
 def find_jumps(observations: Observations, next_observations: Observations) -> np.ndarray:
-    """Return where the next observation is further than JUMP from the next row's, [N] bool.
+    """Return a mask of the rows whose next observation is not the next row's, [N] bool.
 
-    The last row is False.
+    Differences up to JUMP are allowed. The last row is False.
     """
     return channels.any_channel(
         channels.map_channels(_find_row_jumps, observations, next_observations)
@@ -212,9 +213,9 @@ def _describe_missing(candidates: tuple[str, ...], raw: Raw) -> str:
     if "terminals" in candidates and {*similar} & {"dones", "done"}:
         return (
             f"no array {names}, but {' and '.join(map(repr, similar))}, which may mark the end of "
-            f"the task or of the recording. If all are ends of the task, rename it 'terminals'. "
-            f"Otherwise move the time limits to a separate array 'timeouts'."
-            + " format=neorl2 reads 'done' as in NeoRL-2, the end of the task."
+            f"the task or of the recording. If every mark is an end of the task, rename the array "
+            f"'terminals'. Otherwise move the time limits to a separate array 'timeouts'."
+            + " With format=neorl2, 'done' marks the end of the task, as in NeoRL-2."
             * ("done" in similar)
         )
     if similar:
@@ -224,7 +225,7 @@ def _describe_missing(candidates: tuple[str, ...], raw: Raw) -> str:
         )
     shown = ", ".join(raw.keys[:12]) + (", ..." if len(raw.keys) > 12 else "")
     missing = f"no array {names} in this {raw.kind} file, which holds {shown or 'nothing'}."
-    if "rewards" in candidates and _has_word(raw, "observations") and _has_word(raw, "actions"):
+    if "rewards" in candidates and _has_column(raw, "observations") and _has_column(raw, "actions"):
         remedy = "Add format=plain if every row is a step."
         if ogbench.mismatch(raw) is None:
             remedy += " Add format=ogbench if the last row of each episode is only the final state."
@@ -232,17 +233,17 @@ def _describe_missing(candidates: tuple[str, ...], raw: Raw) -> str:
     return f"{missing} A data set needs observations, actions, rewards and terminals."
 
 
-def _has_word(raw: Raw, word: str) -> bool:
-    """Return True if the file has an array, or channels, for our name `word`."""
-    words = WORDS[word]
-    return any(key in words or key.startswith(f"{words[0]}/") for key in raw.keys)
+def _has_column(raw: Raw, column: str) -> bool:
+    """Return True if the file has an array, or channels, for this column."""
+    names = FILE_NAMES[column]
+    return any(key in names or key.startswith(f"{names[0]}/") for key in raw.keys)
 
 
 def _recognize_suite(raw: Raw, keys: Mapping[str, str]) -> str:
     if "infos/goal" in raw.keys and "truncated" in keys:
         return "maze"
     if keys.keys() & {"truncated", "next_observations"} == set() and "observations" in keys:
-        widths = tuple(raw.shape(keys[word])[-1:] for word in ("observations", "actions"))
+        widths = tuple(raw.shape(keys[column])[-1:] for column in ("observations", "actions"))
         if widths == ((KITCHEN[0],), (KITCHEN[1],)):
             rewards = raw.get(keys["rewards"])
             if np.isin(rewards, np.arange(KITCHEN[2] + 1)).all():
@@ -255,13 +256,13 @@ def _recognize_suite(raw: Raw, keys: Mapping[str, str]) -> str:
 def _truncate_at_starts(
     columns: Mapping[str, np.ndarray], starts: np.ndarray, where: str
 ) -> np.ndarray:
-    """Return the stored time-outs, plus the row before each episode start that `index` lists."""
+    """Return the time-outs: the stored ones, and the row before each episode start in `starts`."""
     num_rows = len(columns["terminated"])
     rows = starts.astype(np.int64)
     if rows.ndim != 1 or (rows < 0).any() or (rows >= num_rows).any():
         raise UserError(
             f"{where}: index must list the first row of each episode, from 0 to {num_rows - 1:,}; "
-            f"found {rows.reshape(-1)[:3].tolist()} and so on, shape {list(rows.shape)}."
+            f"found {rows.reshape(-1)[:3].tolist()}, …, of shape {list(rows.shape)}."
         )
     truncated = columns["truncated"] != 0 if "truncated" in columns else np.zeros(num_rows, bool)
     truncated[rows[rows > 0] - 1] = True
@@ -271,7 +272,7 @@ def _truncate_at_starts(
 def _infer_time_outs(
     columns: Mapping[str, np.ndarray], max_episode_steps: int | None
 ) -> np.ndarray:
-    """Infer the time-outs of a file without any, by counting steps or from observation jumps."""
+    """Infer time-outs that are not stored, by counting steps or from jumps of the observations."""
     ended = columns["terminated"] != 0
     truncated = np.zeros_like(ended)
     if max_episode_steps is not None:

@@ -3,15 +3,21 @@
     data/**.parquet      one row per frame: action, observation.<name>, next.{reward, done, success,
                          truncated}, episode_index, frame_index, index
     meta/info.json       codebase_version, features and their component names, fps, counts
-    meta/stats.json      min and max of each feature; those of the actions are used as limits
+    meta/stats.json      min and max of each feature; for actions they are the limits
     meta/episodes/**     version 3: length and first row of each episode
 
 `huggingface/lerobot:src/lerobot/datasets/{utils,dataset_writer}.py`. A file may hold many episodes
-or a part of one. `next.done` means terminated or truncated (`rl/gym_manipulator.py`). A done frame
-is truncated if next.truncated is set. Otherwise it terminates: with next.success if that is set,
-else with next.truncated always, else if its reward is positive. Images are in the tables or in
-videos: videos/<key>/chunk-<c>/file-<f>.mp4 in version 3, where meta/episodes has the file and start
-time, and one file per episode in version 2.
+or a part of one. `next.done` means terminated or truncated (`rl/gym_manipulator.py`). Which one a
+frame is depends on the features of the data set:
+
+    next.truncated      frames where it is set are truncated, never terminated
+    next.success        done frames, and last frames, with success terminate
+    no next.success     with next.truncated, all other done frames terminate; without it, done
+                        frames with a positive reward terminate
+
+All other done and last frames are truncated. Images are in the tables or in videos. Version 2 has
+one video per episode; in version 3, videos/<key>/chunk-<c>/file-<f>.mp4 holds several episodes, and
+meta/episodes states the file and start time of each.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,9 +55,9 @@ VIDEO_2 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:0
 VIDEO_3 = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 INDICES = ("index", "episode_index", "frame_index")
 TIMES = (*INDICES, "timestamp", "task_index")
-ACTIONS = ("action", "actions")  # some converters outside LeRobot write the second
-NOT_OBSERVED = ("action", "next.")
-STATED_WITHIN = 1e-4  # tolerance of stated statistics, relative to the range or to 1
+ACTIONS = ("action", "actions")  # some converters outside LeRobot write "actions"
+NOT_OBSERVED = ("action", "next.")  # prefixes of features that are not observations
+STATED_WITHIN = 1e-4  # tolerance of stated minima and maxima, relative to max(range, 1)
 ENDS = ("next.reward", "next.done", "next.success", "next.truncated")
 
 
@@ -66,7 +72,10 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
     features = info.get("features", {})
     version = str(info.get("codebase_version", "unknown"))
     if not version.startswith(("v2.", "v3.")):
-        raise UserError(f"{raw.where}: codebase_version is {version}; v2 and v3 are read.")
+        raise UserError(
+            f"{raw.where}: codebase_version is {version}, which is not supported. Convert the data "
+            "to v2 or v3."
+        )
     action = _action_key(raw)
     shapes, videos, default = _find_observable(raw, features, options.observation_keys)
     keys, notes = choose_observations(raw.where, shapes, options, default)
@@ -114,7 +123,7 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
 
 
 def _channel(key: str) -> str:
-    """Return the channel of a key: top for observation.images.top, state for observation.state."""
+    """Return the channel name of a feature: top for observation.images.top."""
     return key.removeprefix(OBSERVED).removeprefix("images.")
 
 
@@ -152,7 +161,8 @@ def _decode_videos(
         paths = [str(template).format(video_key=key, **place) for place in places]
     except (LookupError, ValueError):
         raise UserError(
-            f"{raw.where}: video_path in meta/info.json is {template!r}, which names no file."
+            f"{raw.where}: video_path in meta/info.json is {template!r}, which is no valid path "
+            f"template such as {VIDEO_3!r}."
         ) from None
     frames_by_path: dict[str, list[np.ndarray]] = {}
     for episode, path in enumerate(paths):
@@ -178,12 +188,12 @@ def _check_image_size(where: str, key: str, shape: Sequence[int], stated: Sequen
     if len(shape) == 3 and list(stated) not in (list(shape), [shape[2], *shape[:2]]):
         raise UserError(
             f"{where}: {key} holds images of shape {list(shape)}, but {list(stated)} is stated. "
-            f"Was only a part copied or recorded again?"
+            f"Check whether only a part was copied or recorded again."
         )
 
 
 def _feature_names(features: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the component names of the features in sequence; empty if a feature has none.
+    """Return the component names of all features, in order; () if a feature has none.
 
     LeRobot writes a list, or, in its first versions, {"motors": [...]}.
     """
@@ -203,11 +213,11 @@ def _feature_names(features: Mapping[str, Any], keys: Sequence[str]) -> tuple[st
 def _stated_extremes(
     raw: Raw, action: str, actions: np.ndarray, options: ReadOptions
 ) -> tuple[Bounds | None, list[str]]:
-    """Return the minimum and maximum of each action in meta/stats.json, and a note if they differ.
+    """Return the minimum and maximum of each action that meta/stats.json states, and notes.
 
-    They are 1 below and above an action that never changes. The note says that the data's minimum
-    and maximum are different. Raises UserError if actions outside [-1, 1] exceed the stated ones
-    and no option states the range.
+    For an action that never changes, they are its value minus and plus 1. A note says if minimum
+    and maximum of the data differ from the stated ones. Raises UserError if actions exceed the
+    stated ones, some are outside [-1, 1], and no option states the range.
     """
     path = raw.folder / "meta" / "stats.json"
     if not path.is_file():
@@ -220,7 +230,10 @@ def _stated_extremes(
         if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
             raise ValueError
     except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path}: min and max of the actions are no lists of numbers.") from None
+        raise UserError(
+            f"{path}: min and max of the actions are not lists of finite numbers with min <= max. "
+            "Recompute the statistics."
+        ) from None
     constant = high - low < 1e-4
     bounds = low - constant, high + constant
     if len(low) != actions.shape[1] or not actions.size:
@@ -239,7 +252,7 @@ def _stated_extremes(
     )
     range_given = options.action_scale is not None or options.action_range is not None
     if range_given or not (np.abs(actions) > 1 + ROUNDING).any():
-        return bounds, [sentence]  # the statistics do not determine the range
+        return bounds, [sentence]  # the range does not depend on the statistics
     remedy = "Recompute the statistics, or set action_range=[low,high]"
     if beyond.any():
         raise UserError(f"{raw.where}: {sentence}. {remedy}.")
@@ -256,7 +269,7 @@ def _read_rate(where: str, fps: Any) -> float | None:
 
 
 def _build_columns(where: str, arrays: Columns, keys: Sequence[str]) -> Columns:
-    """Return the arrays by our names. Episodes end at their last frame and at each done frame."""
+    """Return the columns. An episode ends at its last frame and at each done frame."""
     episode = arrays["episode_index"]
     rows = len(episode)
     none, last = np.zeros(rows, bool), np.append(np.diff(episode) != 0, True)
@@ -281,7 +294,7 @@ def _build_columns(where: str, arrays: Columns, keys: Sequence[str]) -> Columns:
 
 
 def _action_key(raw: Raw) -> str:
-    """Return the name of the actions' column. Raises UserError that lists the columns."""
+    """Return the name of the column of actions. Raises UserError if it is missing."""
     for key in ACTIONS:
         if key in raw.keys:
             return key
@@ -291,7 +304,7 @@ def _action_key(raw: Raw) -> str:
         one = "Rename it to 'action'."
         remedy = "Join these columns into one, 'action'." if similar[1:] else one
     raise UserError(
-        f"{raw.where}: no array 'action' in the tables, which hold "
+        f"{raw.where}: the tables have no column 'action'. They hold "
         f"{', '.join(similar or raw.keys)}. {remedy}"
     )
 
@@ -299,10 +312,10 @@ def _action_key(raw: Raw) -> str:
 def _find_observable(
     raw: Raw, features: Mapping[str, Any], requested: Sequence[str] | None
 ) -> tuple[dict[str, list[int]], list[str], list[str] | None]:
-    """Return the shapes of possible observations, the videos among them, and the default ones.
+    """Return {feature: shape} of possible observations, those that are videos, and the default.
 
-    By default, the features that begin with `observation.` are observed. The others are included
-    if there is no such feature, or if another one is requested.
+    By default, the features that begin with `observation.` are observed. Other features are
+    possible if no such feature exists, or if one of the others is requested.
     """
     prefixed = [key for key in features if key.startswith(OBSERVED)]
     others = [
@@ -342,8 +355,8 @@ def _read_episodes(raw: Raw, arrays: Columns) -> tuple[np.ndarray, np.ndarray]:
     ) != len(starts):
         row = int(odd.argmax())
         raise UserError(
-            f"{raw.where}: frame_index is {arrays['frame_index'][row]} in row {row:,} where "
-            f"{frame[row]} is expected: frames are missing or out of order. Copy it again."
+            f"{raw.where}: frame_index is {arrays['frame_index'][row]} in row {row:,}, but "
+            f"{frame[row]} is expected: frames are missing or out of order. Copy the data again."
         )
     files = sorted((raw.folder / "meta" / "episodes").glob("**/*.parquet"))
     if files:
@@ -355,13 +368,13 @@ def _read_episodes(raw: Raw, arrays: Columns) -> tuple[np.ndarray, np.ndarray]:
         if not np.array_equal(listed, lengths):
             raise UserError(
                 f"{raw.where}: meta/episodes lists {len(listed):,} episodes of {listed.sum():,} "
-                f"frames, data holds {len(lengths):,} of {lengths.sum():,}. Copy it again."
+                f"frames, but data/ holds {len(lengths):,} of {lengths.sum():,}. Copy both again."
             )
         if not np.array_equal(named, numbers):
             row = int((named != numbers).argmax())
             raise UserError(
-                f"{raw.where}: episode_index is {named[row]} in meta/episodes where data has "
-                f"{numbers[row]}. Copy it again."
+                f"{raw.where}: episode_index is {named[row]} in meta/episodes, but {numbers[row]} "
+                f"in data/. Copy both again."
             )
     return numbers, lengths
 
@@ -372,7 +385,9 @@ def _explain_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: the table of episodes cannot be read ({error}).") from None
+        raise UserError(
+            f"{folder}: the table of episodes cannot be read ({error}). Copy it again."
+        ) from None
 
 
 def _select_split(
@@ -380,8 +395,8 @@ def _select_split(
 ) -> np.ndarray:
     """Return the mask of the frames of a split, [N] bool; a split is "first:stop" of episodes."""
     if name not in splits:
-        raise UserError(f"{where}: no subset {name!r}; it names {', '.join(splits) or 'none'}.")
+        raise UserError(f"{where}: no subset {name!r}. Subsets: {', '.join(splits) or 'none'}.")
     first, _, after = str(splits[name]).partition(":")
     if not (first.isdigit() and after.isdigit()):
-        raise UserError(f"{where}: split {name} is {splits[name]!r}; first:last is expected.")
+        raise UserError(f"{where}: split {name} is {splits[name]!r}; first:stop is expected.")
     return (episode >= int(first)) & (episode < int(after))

@@ -1,12 +1,13 @@
 """Minari's HDF5 files: one group per episode, with T + 1 observations for T steps.
 
     main_data.hdf5   episode_<n>/{observations [T+1], actions, rewards, terminations, truncations
-                     [T]}, infos/... [T+1], those of the reset first; a Dict or Tuple is a group
-    metadata.json    in the same folder: the spaces, the counts, whether images are JPEG
+                     [T]}, infos/... [T+1]. Row 0 of observations and infos is from the reset. A
+                     Dict or Tuple space is a group
+    metadata.json    in the same folder: spaces, counts, and whether images are JPEG
 
 `Farama-Foundation/Minari:minari/dataset/_storages/hdf5_storage.py`; format of versions 0.4 to 0.5.
-An episode that ends without a flag (the recording stopped) is truncated; one with both flags is
-terminated. A Dict observation is flattened in the order of its keys, as in
+An episode that ends without a flag is truncated, because the recording stopped. An episode with
+both flags is terminated. A Dict observation is flattened in the order of its keys, as in
 `gymnasium.spaces.flatten`.
 """
 
@@ -46,7 +47,7 @@ IMAGE_SIDE = 32  # smaller uint8 arrays are not stored as JPEG
 def mismatch(raw: Raw) -> str | None:
     """Return why `raw` is not of this layout; None if it is."""
     if raw.kind != "HDF5":
-        return f"no HDF5 file, but {raw.kind}"
+        return f"{raw.kind}, not HDF5"
     episodes = numbered_groups(raw, "episode_").values()
     if not episodes:
         return "no group episode_<number>"
@@ -57,12 +58,15 @@ def mismatch(raw: Raw) -> str | None:
 
 
 def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> ParsedFile:
-    """Read all episodes by number; the limits of the actions are those of the action space."""
+    """Read all episodes, sorted by number. The action space gives the limits of the actions."""
     metadata_file = raw.folder / "metadata.json"
     metadata = read_metadata(metadata_file) if metadata_file.is_file() else {}
     space = _read_space(raw, metadata, "action_space")
     if space is not None and space["type"] != "Box":
-        raise UserError(f"{raw.where}: actions are {space['type']}; continuous ones are expected.")
+        raise UserError(
+            f"{raw.where}: the action space is {space['type']}. Only continuous actions (Box) are "
+            "supported."
+        )
     episodes = list(numbered_groups(raw, "episode_").values())
     check_count(raw.where, "episodes", len(episodes), metadata.get("total_episodes"))
     first = episodes[0]
@@ -99,7 +103,7 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
 def _read_episode(
     raw: Raw, episode: str, keys: list[str], encoded: Mapping[str, bool], infos: list[str]
 ) -> Columns:
-    """Read one episode; each step has its observation and the next one."""
+    """Read one episode, with observation and next observation of each step."""
     scalars = {key: raw.get(f"{episode}/{key}") for key in SCALARS}
     steps = scalars["rewards"].shape[0] if scalars["rewards"].ndim else 0
     parts = {key: _read_observations(raw, episode, key, encoded) for key in keys}
@@ -126,7 +130,10 @@ def _read_episode(
 
 
 def _read_space(raw: Raw, metadata: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Read a space in the format of `minari/serialization.py`; version 0.4 stores it in HDF5."""
+    """Read a space, in the format of `minari/serialization.py`; None if it is not stored.
+
+    It is in metadata.json; in version 0.4 it is an attribute of the HDF5 file.
+    """
     text = metadata.get(name) or raw.attribute("/", name)
     if not text:
         return None
@@ -134,11 +141,11 @@ def _read_space(raw: Raw, metadata: Mapping[str, Any], name: str) -> dict[str, A
         space: dict[str, Any] = json.loads(text)
         if space["type"] != "Box" or space.keys() >= {"low", "high"}:
             return space
-    raise UserError(f"{raw.where}: {name} in its metadata is no space: {text!r:.80}.")
+    raise UserError(f"{raw.where}: {name} in the metadata is not a valid space: {text!r:.80}.")
 
 
 def _encoded_paths(space: Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the paths of the observations that are stored as JPEG, as keys."""
+    """Return {path: True} for the observations that are stored as JPEG."""
     if space is None or not metadata.get("jpeg_encoding", True):
         return {}
     if space["type"] in ("Dict", "Tuple"):

@@ -1,14 +1,14 @@
 """OGBench's NPZ files: trajectories without rewards, whose final state is an additional row.
 
-    row             0   1   2   3   4       The action of a trajectory's last row is a placeholder.
-    trajectory      |------ A ------|       `terminals` marks this row. It is the end of the
-    terminals       0   0   0   0   1       recording, not of the task.
-    kept            x   x   x   x           Row 3 is truncated; its next observation is row 4.
+    row             0   1   2   3   4       The last row of a trajectory is only the final state;
+    trajectory      |------ A ------|       its action is a placeholder. `terminals` marks this
+    terminals       0   0   0   0   1       row as the end of the recording, not of the task.
+    read as a step  x   x   x   x           Row 3 is truncated; its next observation is row 4.
 
 `terminals` has this meaning in no other layout. A file is recognized by its simulator states, which
 OGBench's scripts (data_gen_scripts/generate_*.py) store for tasks with continuous actions.
-`seohongpark/ogbench:ogbench/utils.py` (load_dataset, compact_dataset=False) keeps the same rows.
-Park et al., arXiv:2410.20092. The validation set is a file of the same layout.
+`seohongpark/ogbench:ogbench/utils.py` (load_dataset, compact_dataset=False) reads the same rows.
+Park et al., arXiv:2410.20092. The validation data is a separate file of the same layout.
 """
 
 from collections.abc import Callable
@@ -26,31 +26,31 @@ ARRAYS = ("observations", "actions", "terminals")
 MARKS = ("qpos", "qvel")  # simulator states, in every file with continuous actions
 STATES = (*MARKS, "button_states")
 READ_AS = (
-    "read as OGBench: the last row of each episode is only the final state, and not a step; "
-    "format=plain reads every row as a step"
+    "read as OGBench: the last row of each episode is only the final state, not a step. With "
+    "format=plain, every row is a step"
 )
 
 
 def mismatch(raw: Raw) -> str | None:
     """Return why `raw` is not of this layout; None if it is."""
     if raw.kind != "NPZ":
-        return f"no NPZ archive, but {raw.kind}"
+        return f"{raw.kind}, not NPZ"
     if missing := [key for key in ARRAYS if key not in raw.keys]:
         return f"no array {' nor '.join(map(repr, missing))}"
     if others := [key for key in raw.keys if key not in (*ARRAYS, *STATES)]:
-        return f"{others[0]!r} is none of its arrays"
+        return f"array {others[0]!r} is unknown"
     return None
 
 
 def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> ParsedFile:
-    """Read the transitions of the file; all rewards are 0, and no row terminates."""
+    """Read the transitions of the file. All rewards are 0, and no row terminates."""
     arrays = {key: raw.get(key) for key in ARRAYS}
     check_lengths(raw.where, arrays, arrays["observations"].shape[0])
     last = to_flag(raw.where, "terminals", arrays["terminals"])
     if not len(last) or not last[-1]:
         raise UserError(
-            f"{raw.where}: the last of {len(last):,} rows is not marked in terminals, as each "
-            f"trajectory's last state must be. Copy or download the file again."
+            f"{raw.where}: terminals does not mark the last of {len(last):,} rows, but must mark "
+            f"each trajectory's last state. Copy or download the file again."
         )
     rows = np.flatnonzero(~last)
     columns = as_columns(

@@ -52,20 +52,22 @@ def format_names(layout: ModuleType) -> tuple[str, ...]:
 
 
 def missing_marks(layout: ModuleType, raw: Raw) -> str | None:
-    """Return which of the layout's characteristic arrays are missing in `raw`; None if none is."""
+    """Return a phrase that names missing arrays of `layout.MARKS`; None if none is missing."""
     missing = [key for key in getattr(layout, "MARKS", ()) if key not in raw.keys]
     return f"no array {' nor '.join(map(repr, missing))}" if missing else None
 
 
 def describe_unsupported(raw: Raw) -> str | None:
-    """Describe a file of one or more episodes whose layout is known but not supported, else None.
+    """Return a sentence if the file's layout is recognized but not supported, else None.
 
-    ACT's files are those of `tonyzhaozh/act:record_sim_episodes.py`.
+    These are ACT's files of single episodes (`tonyzhaozh/act:record_sim_episodes.py`), and files
+    with a group per episode in no supported layout.
     """
     present = set(raw.keys)
     if {"action", "observations/qpos"} <= present and not {"rewards", "terminals"} & present:
         return (
-            "the file is an episode in ACT's layout (action, observations/qpos), which is not read."
+            "the file is an episode in ACT's layout (action, observations/qpos), which is not "
+            "supported."
         )
     groups = {match[1] for key in raw.keys if (match := re.match(r"(\w*?_?\d+)/", key))}
     if not groups or any(not re.match(r"\w*?_?\d+/", key) for key in raw.keys):
@@ -74,8 +76,8 @@ def describe_unsupported(raw: Raw) -> str | None:
         return None
     first = min(groups, key=lambda name: (len(name), name))
     return (
-        f"the file has groups {first}, … with {', '.join(keys_below(raw, first))}; this layout is "
-        "not read. (Minari's groups hold observations, actions, rewards, terminations, "
+        f"the file has groups {first}, … with {', '.join(keys_below(raw, first))}. This layout is "
+        "not supported. (Minari's groups hold observations, actions, rewards, terminations, "
         "truncations.)"
     )
 
@@ -89,8 +91,8 @@ def recognize(raw: Raw, format: str | None = None) -> ModuleType:
         chosen: ModuleType = next(layout for layout in FORMATS if format in format_names(layout))
         if reason := chosen.mismatch(raw):
             raise UserError(
-                f"{raw.where}: format={format} does not fit: {reason}. Leave format out, and the "
-                f"layout is recognized by what the file holds."
+                f"{raw.where}: format={format} does not fit: {reason}. Without format=, the layout "
+                f"is recognized by the content of the file."
             )
         return chosen
     if sentence := describe_unsupported(raw):
@@ -103,6 +105,6 @@ def recognize(raw: Raw, format: str | None = None) -> ModuleType:
         reasons.append(f"{layout.NAME} ({reason})")
     shown = ", ".join(raw.keys[:12]) + (", ..." if len(raw.keys) > 12 else "")
     raise UserError(
-        f"{raw.where}: a {raw.kind} container that holds {shown or 'nothing'}, in no layout known "
-        f"here. Tried: {'; '.join(reasons)}."
+        f"{raw.where}: the layout of this {raw.kind} container is unknown. It holds "
+        f"{shown or 'nothing'}. Tried: {'; '.join(reasons)}."
     )

@@ -6,16 +6,16 @@
 
 A recording has no rewards, so all are 0.
 
-A step is a tick in which a policy or an operator moved the robot. If neither ever did, for example
-because an operator guided the limp arm by hand, every tick is a step, and its action is the joint
-position one tick later. An episode is truncated where ticks are missing, because a step is one
-period.
+A step is a tick in which a policy or an operator moved the robot. If a recording has no such tick,
+for example because an operator guided the limp arm by hand, every tick is a step, and its action is
+the joint position one tick later. An episode is truncated where ticks are missing, because a step
+is one period.
 
-A tick whose reading failed is left out. Up to `BRIDGED_TICKS` such ticks in a row do not end the
-episode. The next observation of the step before such a gap is unknown, so this step is not a
-transition for learning values, and no value is interpolated. Action chunks for imitation continue
-after the gap, and lack the ticks that were left out. In an episode that was guided by hand, the
-step before a gap is left out too, because the joint position one tick later was not read.
+A tick whose reading failed is left out. A gap of up to `BRIDGED_TICKS` such ticks does not end the
+episode. Nothing is interpolated: the next observation of the step before the gap is unknown, so
+this step is not a transition for learning values. Action chunks for imitation continue after the
+gap, without the ticks that were left out. If the arm was guided by hand, the step before a gap is
+left out too, because the joint position one tick later was not read.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,8 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
     about = raw.attribute("/", "about")
     if "measured" not in about:
         raise UserError(
-            f"{raw.where}: written by an older version, without the names of its measurements."
+            f"{raw.where}: an older version wrote this recording, without the names of the "
+            "measurements. It cannot be read. Record the data again."
         )
     measured = {key: raw.get(key) for key in about["measured"]}
     moved, goals = raw.get("mode") != 0, raw.get("sent")
@@ -58,10 +59,13 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
         complete &= np.isfinite(goals).all(1)
     rows = np.flatnonzero(complete)
     if len(rows) < 2:
-        raise UserError(f"{raw.where}: no two ticks in which the robot moved and was read.")
+        raise UserError(
+            f"{raw.where}: fewer than two ticks with a successful reading while the robot moved. "
+            "Record more data."
+        )
     same_episode = np.diff(raw.get("episode")[rows]) == 0
     distance = np.diff(raw.get("tick")[rows].astype(np.int64))
-    # all ticks of the gap were recorded, and are steps whose reading failed
+    # True if all ticks of the gap were recorded and are steps; then only their readings failed
     recorded = (np.diff(rows) == distance) & (np.diff(steps.cumsum()[rows]) == distance)
     short_gap = (distance > 1) & (distance <= 1 + BRIDGED_TICKS)
     bridged = np.append(same_episode & recorded & short_gap, False)
@@ -75,7 +79,7 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
     else:
         goals = goals[rows]
     if left_out := int(steps.sum()) - len(rows):
-        notes.append(f"{left_out:,} ticks left out, whose reading failed or lacked a number")
+        notes.append(f"{left_out:,} ticks left out, because a reading failed or lacked a number")
     notes.append(NO_REWARDS)
     low, high = np.array(about["position"], np.float64)
     limits = (
@@ -86,7 +90,7 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
     if bridged.any():
         notes.append(
             f"{bridged.sum():,} gaps of at most {BRIDGED_TICKS} ticks do not end an episode; the "
-            "next observation is unknown there"
+            "next observation of the step before each gap is unknown"
         )
     columns = {
         "observations": observations[rows],

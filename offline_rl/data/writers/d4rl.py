@@ -1,4 +1,4 @@
-"""Writing a data set as one file in D4RL's layout, HDF5 or NPZ, atomically."""
+"""Writer of data sets in D4RL's layout: one HDF5 or NPZ file, written atomically."""
 
 import io
 from collections.abc import Mapping
@@ -27,9 +27,10 @@ def write(
 ) -> Path:
     """Write `data` as HDF5 in D4RL's layout; return the path.
 
-    next_observations: "all", as in D4RL's gym files; "final", only those after each episode's last
-    row, as `final_observations`, because all others are the next rows' observations; "none", so
-    that time-out rows are not transitions when the file is read.
+    next_observations: "all": store the next observation of every row, as in D4RL's gym files.
+    "final": store only the observation after each episode's last row, as `final_observations`; all
+    others must be the next rows' observations. "none": store none; time-out rows are then not
+    transitions when the file is read.
     metadata: scalars, written below metadata/ as in D4RL.
     Equal data give equal bytes (with the same versions of HDF5 and zlib).
     Raises UserError if the file cannot be written; then no partial file remains.
@@ -60,7 +61,7 @@ def write_npz(data: Dataset, path: str | Path, *, next_observations: Following =
 def to_d4rl(data: Dataset, next_observations: Following) -> dict[str, np.ndarray]:
     """Return the arrays of a data set by D4RL's names; see `write`."""
     if next_observations not in ("all", "final", "none"):
-        raise UserError(f"next_observations={next_observations!r}: all, final or none is expected.")
+        raise UserError(f"next_observations={next_observations!r}. Use all, final or none.")
     columns: dict[str, Any] = {
         "observations": channels.take(data.observations, slice(data.num_rows)),
         "actions": data.actions,
@@ -79,12 +80,12 @@ def to_d4rl(data: Dataset, next_observations: Following) -> dict[str, np.ndarray
 def final_observations(data: Dataset) -> Observations:
     """Return the observation after each episode's last row, [E, *obs].
 
-    Raises UserError if another next observation is not the next row's observation.
+    Raises UserError if a next observation within an episode is not the next row's observation.
     """
     inside = ~(data.terminated | data.truncated)
     if (data.next_index != np.arange(1, data.num_rows + 1))[inside].any():
         raise UserError(
             f"{data.path or data.name}: a next observation inside an episode is not the next row's "
-            f"observation. Only a layout with a column of all next observations can store this."
+            f"observation. Only D4RL's layout with all next observations can store this."
         )
     return channels.take(data.next_observations, data.episode_ends)

@@ -1,4 +1,4 @@
-"""Writing a data set as a LeRobotDataset of version 3, which `lerobot` and `read` can read.
+"""Writer of data sets as a LeRobotDataset of version 3, which `lerobot` and `read` can read.
 
     data/chunk-000/file-000.parquet               one row per frame, with images as PNG, or
     videos/<key>/chunk-000/file-000.mp4           images as videos, all episodes in sequence
@@ -40,7 +40,7 @@ def write_lerobot(
     A single vector becomes observation.state, a channel observation.<name>, and an image
     observation.images.<name>.
     Raises UserError if the folder exists or cannot be written, or if a next observation inside an
-    episode is not the next row's; then no partial folder remains.
+    episode is not the next row's observation; then no partial folder remains.
     """
     path = Path(path)
     parquet = import_extra("pyarrow.parquet", "lerobot", f"{path}: writing Parquet")
@@ -51,21 +51,21 @@ def write_lerobot(
             f"LeRobot's layout cannot store this."
         )
     if round(fps) != fps:
-        raise UserError(f"{path}: {fps:g} steps per second; LeRobot requires a whole number.")
+        raise UserError(f"{path}: LeRobot requires an integer fps; the data has {fps:g} steps/s.")
     observations, lengths = name_observations(data), data.episode_lengths()
-    films = {key: images for key, images in observations.items() if video and images.ndim == 4}
+    videos = {key: images for key, images in observations.items() if video and images.ndim == 4}
     frames = {**observations, "action": data.actions, **outcomes(data), **indices(lengths, fps)}
 
     def fill(folder: Path) -> None:
         for name in ("data", "meta/episodes"):
             (folder / name / FIRST).parent.mkdir(parents=True)
-        for key, images in films.items():
+        for key, images in videos.items():
             file = folder / VIDEO_3.format(video_key=key, chunk_index=0, file_index=0)
             file.parent.mkdir(parents=True)
             encode_video(file, images, int(fps))
-        in_table = {key: values for key, values in frames.items() if key not in films}
+        in_table = {key: values for key, values in frames.items() if key not in videos}
         parquet.write_table(frame_table(in_table), folder / "data" / FIRST)
-        episodes = episode_table(lengths, fps, task, list(films))
+        episodes = episode_table(lengths, fps, task, list(videos))
         parquet.write_table(episodes, folder / "meta" / "episodes" / FIRST)
         parquet.write_table(task_table(task), folder / "meta" / "tasks.parquet")
         stats = {key: statistics(values) for key, values in frames.items() if key not in TIMES}
@@ -82,9 +82,9 @@ def write_lerobot(
             "fps": int(fps),
             "splits": {"train": f"0:{data.num_episodes}"},
             "data_path": f"data/{TABLE}",
-            "video_path": VIDEO_3 if films else None,
+            "video_path": VIDEO_3 if videos else None,
             "features": {
-                key: describe_images(values, int(fps) if key in films else None)
+                key: describe_images(values, int(fps) if key in videos else None)
                 if values.ndim == 4
                 else describe_numbers(values, component_names(data).get(key))
                 for key, values in frames.items()
@@ -118,7 +118,7 @@ def component_names(data: Dataset) -> dict[str, tuple[str, ...]]:
 
 
 def outcomes(data: Dataset) -> dict[str, np.ndarray]:
-    """Return reward and flags of each step; done marks both terminated and truncated steps."""
+    """Return reward and flags of each step. next.done marks terminated and truncated steps."""
     ends = {"next.done": data.terminated | data.truncated, "next.truncated": data.truncated}
     return ({"next.reward": data.rewards} if data.has_rewards else {}) | ends
 
@@ -132,7 +132,7 @@ def indices(lengths: np.ndarray, fps: float) -> dict[str, np.ndarray]:
 
 
 def frame_table(frames: Mapping[str, np.ndarray]) -> Any:
-    """Build the table of frames; vectors are fixed-size lists, images are PNG files."""
+    """Build the table of frames. Vectors are fixed-size lists, and images are PNG files."""
     import pyarrow as pa
 
     columns = {}
@@ -158,7 +158,7 @@ def encode_png(image: np.ndarray) -> bytes:
 
 
 def task_table(task: str) -> Any:
-    """Build the table of tasks; the description is its pandas index."""
+    """Build the table of tasks. The task description is the pandas index of the table."""
     import pyarrow as pa
 
     index, number = "__index_level_0__", "task_index"
@@ -174,8 +174,8 @@ def task_table(task: str) -> Any:
     return table.replace_schema_metadata({"pandas": json.dumps(metadata)})
 
 
-def episode_table(lengths: np.ndarray, fps: float, task: str, films: list[str]) -> Any:
-    """Build the table of episodes: their rows, and their time span in each video."""
+def episode_table(lengths: np.ndarray, fps: float, task: str, videos: list[str]) -> Any:
+    """Build the table of episodes: rows of each episode, and its time span in each video."""
     import pyarrow as pa
 
     ends, first = np.cumsum(lengths), np.zeros(len(lengths), np.int64)
@@ -188,7 +188,7 @@ def episode_table(lengths: np.ndarray, fps: float, task: str, films: list[str]) 
         "dataset_from_index": ends - lengths,
         "dataset_to_index": ends,
     }
-    for key in films:
+    for key in videos:
         span: dict[str, np.ndarray] = {"chunk_index": first, "file_index": first}
         span |= {"from_timestamp": (ends - lengths) / fps, "to_timestamp": ends / fps}
         columns |= {f"videos/{key}/{name}": values for name, values in span.items()}
@@ -196,9 +196,9 @@ def episode_table(lengths: np.ndarray, fps: float, task: str, films: list[str]) 
 
 
 def statistics(values: np.ndarray) -> dict[str, Any]:
-    """Return the statistics of each component, or of each color, in [0, 1], [C, 1, 1].
+    """Return the statistics of each component; of images, those of each color, [C, 1, 1].
 
-    Statistics of images are computed from up to `SAMPLES` of them.
+    Colors are scaled to [0, 1]. Statistics of images are computed from up to `SAMPLES` images.
     """
     count = len(values)
     if values.ndim == 4:

@@ -1,4 +1,4 @@
-"""Writing a data set in Minari's HDF5 layout, which the `minari` package reads.
+"""Writer of data sets in Minari's HDF5 layout, which the `minari` package reads.
 
     <path>/data/main_data.hdf5   episode_<n>: T + 1 observations, T actions, rewards and flags
     <path>/data/metadata.json    spaces, counts, id
@@ -35,19 +35,20 @@ def write_minari(
 ) -> Path:
     """Write `data` as a Minari data set to the new folder `path`; return the path.
 
-    dataset_id: [namespace/]name-v<number>; `path` must end with it. Default: the folder's name.
-    With MINARI_DATASETS_PATH=<the folder above it>, minari.load_dataset(dataset_id) reads it.
+    dataset_id: [namespace/]name-v<number>; `path` must end with this id. Default: the folder's
+    name. minari.load_dataset(dataset_id) reads the data set if MINARI_DATASETS_PATH is the part of
+    `path` before the id.
     metadata: additional entries of metadata.json, such as algorithm_name.
     Of the extras, only costs are written, as infos/cost. Images are stored raw, not as JPEG.
-    Raises UserError if the folder exists or cannot be written, or if the data lack the observation
-    after an episode; then no partial folder remains.
+    Raises UserError if the folder exists or cannot be written, or if the observation after an
+    episode is not stored; then no partial folder remains.
     """
     path = Path(path)
     name = path.name if dataset_id is None else dataset_id
     if not IDENTITY.fullmatch(name):
         raise UserError(
-            f"{name}: names of Minari data sets are name-v0 or namespace/name-v0. Rename the "
-            f"folder, or set dataset_id=."
+            f"{name} is not a Minari id, such as name-v0 or namespace/name-v0. Rename the folder, "
+            f"or set dataset_id=."
         )
     if path.absolute().parts[-len(Path(name).parts) :] != Path(name).parts:
         raise UserError(
@@ -71,7 +72,7 @@ def write_minari(
                 "terminations": data.terminated[start:stop],
                 "truncations": data.truncated[start:stop],
             }
-            if "costs" in data.extras:  # infos begin with those of the reset
+            if "costs" in data.extras:  # the first row of infos is that of the reset
                 costs = data.extras["costs"][start:stop]
                 arrays["infos/cost"] = np.concatenate([np.zeros(1, costs.dtype), costs])
             else:

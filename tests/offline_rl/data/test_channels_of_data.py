@@ -92,8 +92,11 @@ def test_a_bad_channel_is_named(change: Any, sentence: str) -> None:
     ("change", "sentence"),
     [
         (lambda p, s: {"state": s}, "next_observations/image is missing"),
-        (lambda p, s: {"image": p, "state": s, "side": p}, "next_observations/side is without"),
-        (lambda p, s: {"image": p[:, :2], "state": s}, "The two must be equal"),
+        (
+            lambda p, s: {"image": p, "state": s, "side": p},
+            "next_observations/side has no matching",
+        ),
+        (lambda p, s: {"image": p[:, :2], "state": s}, "The two shapes must be equal"),
     ],
 )
 def test_next_observations_need_the_same_channels_and_shapes(change: Any, sentence: str) -> None:

@@ -103,7 +103,7 @@ def test_some_time_outs_with_and_some_without_a_next_observation_are_refused(tmp
     data = read(save(tmp_path / "a.hdf5", arrays))
     mixed = data.take(np.array([0, 1, 3, 4, 5, 6, 7, 8]))  # row 1 is followed by the row left out
     assert required_next(data) == "none"
-    with pytest.raises(UserError, match=r"2 rows have no next observation .*drop_unusable=true"):
+    with pytest.raises(UserError, match=r"2 rows have no next observation, .*drop_unusable=true"):
         required_next(mixed)
 
 
@@ -164,7 +164,7 @@ def test_the_files_are_exactly_in_minaris_layout(tmp_path: Path):
 
 def test_a_name_that_minari_would_not_find_is_refused(tmp_path: Path):
     data = read(with_costs(tmp_path))
-    with pytest.raises(UserError, match="hopper: names of Minari data sets are name-v0"):
+    with pytest.raises(UserError, match="hopper is not a Minari id, such as name-v0"):
         write_minari(data, tmp_path / "hopper")
     with pytest.raises(UserError, match="End the path with a/b-v0"):
         write_minari(data, tmp_path / "b-v0", dataset_id="a/b-v0")
@@ -209,7 +209,7 @@ def test_the_command_line_converts_and_prints_a_summary(
         (["a.hdf5"], "data convert: wrong arguments. See offline-rl data --help"),
         (["a.hdf5", "b.npz", "observations_keys=[a]"], "did you mean observation_keys"),
         (["a.hdf5", "b.npz", "format=rlds"], "one of d4rl, npz, minari"),
-        (["a.hdf5", "b.npz", "dataset_id=a-v0"], "dataset_id is Minari's"),
+        (["a.hdf5", "b.npz", "dataset_id=a-v0"], "dataset_id is only for format=minari"),
         (["a.hdf5", "a.hdf5"], "already exists"),
         (["nothing.hdf5", "b.npz"], "no such file"),
     ],

@@ -35,11 +35,11 @@ def test_version_1_marks_ends_of_both_kinds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("others", "match"),
     [
-        ({"rewards_1": np.ones((3, 1))}, "observations_1 has 2 rows where 3"),
+        ({"rewards_1": np.ones((3, 1))}, "observations_1 has 2 rows, but 3"),
         ({"num_episodes": 0}, "num_episodes is 0"),
         ({"observations_0_0": np.ones((3, 1))}, "of several arrays"),
-        ({"num_episodes": 3}, "2 episodes where its metadata state 3"),
-        ({"num_episodes": 1}, "2 episodes where its metadata state 1"),
+        ({"num_episodes": 3}, "2 episodes, but the metadata state 3"),
+        ({"num_episodes": 1}, "2 episodes, but the metadata state 1"),
     ],
 )
 def test_errors_in_its_files_are_named(tmp_path: Path, others: dict, match: str) -> None:
@@ -52,17 +52,17 @@ def test_an_incomplete_file_of_d3rlpy_is_recognized(tmp_path: Path, name: str) -
     path = d3rlpy(tmp_path / "a.h5")
     with h5py.File(path, "a") as file:
         del file[name]
-    with pytest.raises(UserError, match=f"d3rlpy's file, but its array `{name}` is missing"):
+    with pytest.raises(UserError, match=f"a file of d3rlpy without the array `{name}`"):
         read(path)
 
 
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (pickle.dumps({"observations": [1]}), "a pickle. Loading a pickle can run any code"),
+        (pickle.dumps({"observations": [1]}), "a pickle. Pickles are not loaded"),
         (b"PAR1\x15\x04\x15 and so on", "a Parquet table.*pandas.read_parquet"),
         (b"obs_0,obs_1,action,reward\n0.1,0.2,0,1\n", "a table of text.*pandas.read_csv"),
-        (b"\x00\x01\x02\x03 nothing", "not a data set: it begins with"),
+        (b"\x00\x01\x02\x03 nothing", "not a data set. It begins with"),
     ],
 )
 def test_unsupported_files_are_refused_with_a_remedy(

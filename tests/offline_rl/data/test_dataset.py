@@ -153,7 +153,7 @@ def test_the_best_trajectories_and_the_best_timesteps_are_different_sets():
 
 @pytest.mark.parametrize("fraction", [0, -1, 1.5, float("nan")])
 def test_a_fraction_outside_0_to_1_is_refused(fraction: float):
-    with pytest.raises(UserError, match="share of the data"):
+    with pytest.raises(UserError, match="is out of range"):
         episodes([2, 2], [0, 1]).top_episodes(fraction)
 
 

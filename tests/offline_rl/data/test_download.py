@@ -198,7 +198,7 @@ def test_a_damaged_or_different_file_at_the_target_is_named_and_kept(
     path = tmp_path / "suite" / "a.npz"
     path.parent.mkdir()
     path.write_bytes(body[:-100])
-    with pytest.raises(UserError, match=r"a\.npz.*incomplete or damaged.*Delete it"):
+    with pytest.raises(UserError, match=r"a\.npz.*incomplete or damaged.*Delete the file"):
         download([a_card(url)], tmp_path)
     with pytest.raises(UserError, match=r"not the published file.*Delete it"):
         download([a_card(url, sha256=sha256(body))], tmp_path)
@@ -225,9 +225,9 @@ def test_after_silence_the_next_url_is_tried(
     card = a_card(silent, mute, host.says("/a", send(body)))
     assert get(card, tmp_path, Patience(silence_s=0.1, tries=1)) == body
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if "silent for" in line] == [
-        f"{silent}: silent for 0.1 s, after 20,000 bytes",
-        f"{mute}: silent for 0.1 s",
+    assert [line for line in lines if "no data for" in line] == [
+        f"{silent}: no data for 0.1 s, after 20,000 bytes",
+        f"{mute}: no data for 0.1 s",
     ]
 
 
@@ -401,7 +401,7 @@ def test_a_file_of_another_length_is_refused_before_the_transfer(
 ):
     url = host.says("/a", send(body))
     sentence = refused(a_card(url, size_bytes=len(body) + 1), tmp_path)
-    assert f"{len(body):,} bytes, where the card says {len(body) + 1:,}" in sentence
+    assert f"{len(body):,} bytes, but the card states {len(body) + 1:,}" in sentence
     assert list((tmp_path / "suite").iterdir()) == []
 
 
@@ -426,7 +426,7 @@ def test_without_a_length_the_content_is_checked(host: Host, body: bytes, tmp_pa
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"<!DOCTYPE html><title>Log in first</title>", "neither HDF5 nor NPZ"),
+        (b"<!DOCTYPE html><title>Log in first</title>", "unlike an HDF5 or NPZ file"),
         (b"", "empty"),
     ],
 )
@@ -469,7 +469,7 @@ def test_if_all_urls_fail_the_error_names_each_and_the_target_path(
 def test_the_other_files_are_downloaded_if_one_fails(host: Host, body: bytes, tmp_path: Path):
     lost, there = a_card(host.says("/gone", status(404))), host.says("/a", send(body))
     other = Card("b", "s", "d4rl", {"val": File("b.npz", "s/b.npz", (there,))}, "here", "none")
-    with pytest.raises(UserError, match=r"suite/name: no address delivered a\.npz"):
+    with pytest.raises(UserError, match=r"suite/name: a\.npz could not be downloaded"):
         download([lost, other], tmp_path)
     assert (tmp_path / "s" / "b.npz").read_bytes() == body
 

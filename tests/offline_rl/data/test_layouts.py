@@ -104,7 +104,7 @@ def test_demonstrations_without_rewards_get_a_hint_to_the_right_format(
 
 def test_a_format_that_does_not_fit_or_exist_is_refused(tmp_path: Path):
     path = save(tmp_path / "a.npz", two_episodes())
-    with pytest.raises(UserError, match="format=minari does not fit: no HDF5 file, but NPZ"):
+    with pytest.raises(UserError, match="format=minari does not fit: NPZ, not HDF5"):
         read(path, format="minari")
     with pytest.raises(UserError, match="unknown format 'ogbensh'; did you mean ogbench"):
         read(path, format="ogbensh")
@@ -152,10 +152,10 @@ def test_an_unknown_file_gets_the_reason_of_every_layout(tmp_path: Path):
             str(tmp_path / name),
             "weights",
             "LeRobot (no folder with meta/info.json)",
-            "diffusion_policy (no Zarr store",
-            "Minari (no ",
-            "robomimic (no ",
-            "OGBench (no ",
+            "diffusion_policy (",
+            "Minari (",
+            "robomimic (",
+            "OGBench (",
             "no array like observations, actions, rewards or terminals",
         ):
             assert part in str(caught.value)
@@ -197,13 +197,13 @@ def test_an_option_that_means_nothing_in_a_layout_is_refused(
     "bounds", [[0], [1, 0], [0, 0], ["a", "b"], [[0, 0], [1, -1]], [[[0]], [[1]]]]
 )
 def test_an_invalid_action_range_is_refused(tmp_path: Path, bounds: list):
-    with pytest.raises(UserError, match=r"action_range=.*\[low, high\] is expected"):
+    with pytest.raises(UserError, match=r"action_range=.* is not \[low, high\]"):
         read(save(tmp_path / "a.hdf5", two_episodes()), action_range=bounds)
 
 
 def test_an_action_range_of_another_width_is_refused(tmp_path: Path):
     path = save(tmp_path / "a.hdf5", two_episodes())
-    with pytest.raises(UserError, match="there are limits for 3 actions, but the data has 2"):
+    with pytest.raises(UserError, match="limits are given for 3 actions, but the data has 2"):
         read(path, action_range=[[0, 0, 0], [1, 1, 1]])
     with pytest.raises(UserError, match="action_scale and action_range are both given"):
         read(path, action_range=[-2, 2], action_scale=2)

@@ -127,7 +127,7 @@ def test_load_selects_the_episodes_that_the_benchmark_uses(stored: Path, tmp_pat
     card = a_card(File("a.hdf5", "suite/a.hdf5", first_episodes=1))
     assert load(card, tmp_path).num_rows == 3
     card = a_card(File("a.hdf5", "suite/a.hdf5", first_episodes=9))
-    with pytest.raises(UserError, match="2 episodes, where suite/name needs the first 9"):
+    with pytest.raises(UserError, match="holds 2 episodes, but suite/name needs the first 9"):
         load(card, tmp_path)
 
 

@@ -228,15 +228,15 @@ BAD = {
     "no observations": (without("observations"), "no array 'episode_1/observations'"),
     "T observations": (
         changed("observations", np.zeros((2, 3))),
-        "episode_1: observations has 2 rows where 3 are expected",
+        "episode_1: observations has 2 rows, but 3 are expected",
     ),
     "actions short": (
         changed("actions", np.zeros((1, 2))),
-        "episode_1: actions has 1 rows where 2 are expected",
+        "episode_1: actions has 1 rows, but 2 are expected",
     ),
     "flags short": (
         changed("terminations", np.zeros(1, bool)),
-        "episode_1: terminations has 1 rows where 2 are expected",
+        "episode_1: terminations has 1 rows, but 2 are expected",
     ),
     "other widths": (
         changed("observations", np.zeros((3, 4))),
@@ -266,15 +266,15 @@ def test_a_bad_file_gets_one_sentence_that_names_it(tmp_path: Path, case: str):
 def test_discrete_actions_are_refused(tmp_path: Path):
     space = {"type": "Discrete", "dtype": "int64", "start": 0, "n": 3}
     folder = minari(tmp_path / "a-v0", changed("actions", np.zeros(2)), action_space=space)
-    with pytest.raises(UserError, match="actions are Discrete; continuous ones are expected"):
+    with pytest.raises(UserError, match="the action space is Discrete"):
         read(folder)
 
 
 @pytest.mark.parametrize(
     ("metadata", "sentence"),
     [
-        ({"total_episodes": 3}, "2 episodes where its metadata state 3"),
-        ({"total_steps": 9}, "5 steps where its metadata state 9"),
+        ({"total_episodes": 3}, "2 episodes, but the metadata state 3"),
+        ({"total_steps": 9}, "5 steps, but the metadata state 9"),
     ],
 )
 def test_fewer_episodes_than_stated_are_refused(tmp_path: Path, metadata: dict, sentence: str):
@@ -305,7 +305,9 @@ def test_metadata_that_are_not_json_are_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"metadata\.json is not readable as JSON"):
         read(folder)
     (folder / "data" / "metadata.json").write_text("[]")
-    with pytest.raises(UserError, match=r"metadata\.json: a JSON object is expected; found \[\]"):
+    with pytest.raises(
+        UserError, match=r"metadata\.json holds \[\], but a JSON object is expected"
+    ):
         read(folder)
 
 
@@ -314,5 +316,5 @@ def test_an_invalid_space_is_named(tmp_path: Path):
         folder = minari(tmp_path / f"{len(text)}-v0", episodes([3]))
         path = folder / "data" / "metadata.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"action_space": text}))
-        with pytest.raises(UserError, match="action_space in its metadata is no space"):
+        with pytest.raises(UserError, match="action_space in the metadata is not a valid space"):
             read(folder)

@@ -86,9 +86,9 @@ def nan_in_observations() -> np.ndarray:
 BAD = {
     "cut": (
         {key: array[:-2] for key, array in trajectories().items()},
-        "the last of 10 rows is not marked in terminals",
+        "terminals does not mark the last of 10 rows",
     ),
-    "rows": (changed("actions", np.zeros((11, 2))), "actions has 11 rows where 12 are expected"),
+    "rows": (changed("actions", np.zeros((11, 2))), "actions has 11 rows, but 12 are expected"),
     "NaN": (changed("observations", nan_in_observations()), "observations has nan first in row 4"),
     "range": (changed("actions", np.full((12, 2), 3.0)), "they must lie in"),
     "pickled": (

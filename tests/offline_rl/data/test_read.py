@@ -253,14 +253,14 @@ BAD = {
     "text": (changed("rewards", np.array([b"x"] * 1003)), "rewards has type .* numbers"),
     "widths": (
         changed("next_observations", np.zeros((1003, 4))),
-        r"next_observations have shape \[4\] per step and observations \[3\]",
+        r"next_observations have shape \[4\] per step, and observations have \[3\]",
     ),
-    "empty": ({key: a[:0] for key, a in two_episodes().items()}, "there are no rows"),
+    "empty": ({key: a[:0] for key, a in two_episodes().items()}, "the arrays have no rows"),
     "minari": (
         {"episode_0/actions": np.zeros(3)},
-        "the file has groups episode_0, … with actions; this layout is not read",
+        "the file has groups episode_0, … with actions. This layout is not supported",
     ),
-    "robomimic": ({"data/demo_0/actions": np.zeros(3)}, "data/demo_0 has no obs"),
+    "robomimic": ({"data/demo_0/actions": np.zeros(3)}, "data/demo_0 has no group obs"),
 }
 
 
@@ -320,7 +320,7 @@ def test_a_pickled_npz_is_never_loaded(tmp_path: Path):
     ("content", "sentence"),
     [
         (b"", "the file is empty"),
-        (b"<html>404", "neither HDF5 nor NPZ"),
+        (b"<html>404", "unlike an HDF5 or NPZ file"),
         (b"PK\x03\x04", "damaged"),
     ],
 )

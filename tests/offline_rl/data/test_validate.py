@@ -116,9 +116,9 @@ def without(arrays: Arrays, key: str) -> Arrays:
 
 DOUBTFUL = {
     "no flags": (without_flags(), "no row is flagged as an end: all 12 rows"),
-    "no time-outs": (without(short(), "timeouts"), "there are no time-outs"),
+    "no time-outs": (without(short(), "timeouts"), "no time-outs are stored"),
     "open end": (short() | {"timeouts": np.arange(12) == 7}, "no flag after its 4 rows"),
-    "jump": (unflagged_end(), "next_observations in row 7 is not the observation of the row after"),
+    "jump": (unflagged_end(), "next_observations in row 7 is not the observation of the next row"),
     "no jump": (
         end_that_is_none(),
         "row 5 is flagged as an end, but its next_observations is the observation",
@@ -206,7 +206,7 @@ def test_warnings_of_a_check_are_notes_of_the_reader(tmp_path: Path, word: str, 
     assert f"{word} reach -1e+30 in row {row}" in problem.sentence
     assert problem.sentence.endswith(read(path).notes[0])
     jumped = save(tmp_path / "b.hdf5", unflagged_end())
-    assert "is not the observation of the row after" in read(jumped).notes[0]
+    assert "is not the observation of the next row" in read(jumped).notes[0]
 
 
 def test_a_given_time_limit_is_not_requested_again(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_the_metadata_are_those_that_lerobot_requires(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"fps": 12.5}, "LeRobot requires a whole number"),
+        ({"fps": 12.5}, "LeRobot requires an integer fps"),
         ({"side": 15, "video": True}, "Write them as images"),
     ],
 )

@@ -193,7 +193,7 @@ def test_warnings_about_data_are_printed_before_training(base_keys):
     s, a, r = draw.normal(size=(6, 2)), draw.uniform(-1, 1, (6, 2)), draw.normal(size=6)
     data = Dataset.from_arrays(s, a, r, np.zeros(6, bool), next_observations=s + 1)
     plan = prepare({**base_keys, "algorithm": "bc", "dataset": data})
-    assert "is not the observation of the row after it" in headline(plan)
+    assert "is not the observation of the next row" in headline(plan)
 
 
 def test_a_time_limit_removes_the_note_that_recommends_it(base_keys, tmp_path):
