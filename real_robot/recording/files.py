@@ -1,12 +1,14 @@
-"""File format of a recording: rows in pieces of at most a second, each with a checksum.
+"""File format of a recording: a header, then pieces of rows. Each piece has a checksum.
 
-    8 bytes RRTICKS\\n, uint32 length, uint32 CRC-32 of the JSON that follows: format, fields, about
-    then pieces: 8 bytes PIECE\\r\\n\\0, uint32 CRC-32 of the rest of the piece,
-    uint32 number of rows, uint64 first, uint64 lost; the rows
+    header: 8 bytes RRTICKS\\n, uint32 length and uint32 CRC-32 of the JSON, JSON (format, fields,
+            about)
+    piece:  8 bytes PIECE\\r\\n\\0, uint32 CRC-32 of the rest of the piece, uint32 number of rows,
+            uint64 first, uint64 lost, rows
 
-All numbers are little endian. `first` is the number of the first row in the ring, from 0. `lost` is
-the number of rows before it that were overwritten in the ring before they were written to the file.
-A truncated file is read up to its last complete piece.
+All numbers are little endian. `first` is the number of the piece's first row, counted from 0 at the
+start of the run. `lost` is the number of rows since the previous piece that were overwritten in the
+ring before they could be written to the file. A truncated file is read up to its last complete
+piece.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ MAGIC, PIECE = b"RRTICKS\n", b"PIECE\r\n\0"
 FORMAT = 1
 HEAD = struct.Struct("<8sII")
 FRAME = struct.Struct("<8sIIQQ")
-SUMMED_FROM = 12  # offset in a piece at which its checksum starts
+SUMMED_FROM = 12  # the checksum covers a piece from this offset on
 
 
 class RecordingWriter:
-    """Writer of a recording file. A piece is on disk when `append` returns."""
+    """Writer of a recording file. When `append` returns, the piece is on disk."""
 
     def __init__(self, path: Path, dtype: np.dtype, about: dict[str, Any]) -> None:
-        """Create the file. Raises OSError. about: metadata, such as robot, joints, units, rate."""
+        """Create the file. about: metadata, such as robot, joints, units, rate. Raises OSError."""
         text = json.dumps({"format": FORMAT, "fields": describe(dtype), "about": about}).encode()
         self._file = path.open("xb", buffering=0)
         try:
@@ -47,13 +49,13 @@ class RecordingWriter:
             raise
 
     def append(self, rows: bytes, count: int, first: int, lost: int) -> None:
-        """Append a piece. Raises OSError if the disk is full; earlier pieces stay readable."""
+        """Append a piece. Raises OSError if the disk is full. Earlier pieces stay readable."""
         frame = FRAME.pack(PIECE, 0, count, first, lost)[SUMMED_FROM:]
         total = crc32(rows, crc32(frame))
         self._write(PIECE + struct.pack("<I", total) + frame + rows)
 
     def _write(self, data: bytes) -> None:
-        """Write all of `data`. After an OSError the file is as before."""
+        """Write all of `data`. If this raises OSError, the file is as it was before."""
         start, remaining = self._file.tell(), memoryview(data)
         try:
             while remaining:  # a write may be partial if the disk is nearly full
@@ -83,9 +85,9 @@ class RecordingWriter:
 class Recording:
     """Contents of a recording, up to its last complete piece."""
 
-    about: dict[str, Any]
+    about: dict[str, Any]  # metadata
     rows: np.ndarray  # [N], of type `rows.row_type`
-    lost: int  # number of rows that were never written because the disk was too slow
+    lost: int  # number of rows that were not written because the disk was too slow
     cut_at: int | None  # byte at which the file is damaged or truncated; None: it is complete
 
 
@@ -100,7 +102,7 @@ def read(path: str | Path) -> Recording:
     _, size, total = HEAD.unpack_from(data)
     text = data[HEAD.size : HEAD.size + size]
     if not text or len(text) != size or crc32(text) != total:
-        raise UserError(f"{path}: the recording's header is damaged")
+        raise UserError(f"{path}: the recording's header is damaged, so it cannot be read")
     header = json.loads(bytes(text))
     if header["format"] != FORMAT:
         raise UserError(f"{path}: recording format {header['format']}, this version reads {FORMAT}")

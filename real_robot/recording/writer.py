@@ -14,12 +14,12 @@ from real_robot.control.session import Session, load_session, report_errors
 from real_robot.recording.files import RecordingWriter
 from real_robot.robot import RobotSpec
 
-FLUSH_S = 0.5  # maximum loss if the computer fails
+FLUSH_S = 0.5  # length of a piece; at most this much is lost if the computer fails
 POLL_S = 0.02
 
 
 class Writer:
-    """Collector of rows that writes them as pieces."""
+    """Collector of rows from the ring. It writes them to the file in pieces."""
 
     def __init__(self, ring: Ring, path: Path, about: dict[str, Any]) -> None:
         self._reader = Reader(ring, from_start=True)
@@ -28,7 +28,7 @@ class Writer:
         self._count, self._first, self._lost = 0, 0, 0
 
     def take(self) -> int:
-        """Take all rows from the ring. Return how many wait to be written."""
+        """Copy all new rows from the ring. Return the number of rows that are not written yet."""
         while self._reader.following():
             if self._count == 0:
                 self._first = self._reader.next - 1
@@ -54,13 +54,12 @@ class Writer:
 def metadata_of(spec: RobotSpec, rate_hz: float) -> dict[str, Any]:
     """Return the metadata of a recording.
 
-    measured: field -> [name, unit] of each of its numbers. position: low and high position limits
-    of the joints.
+    Two keys need an explanation. `measured` maps a field to [name, unit] of each of its numbers.
+    `position` has the lowest and the highest positions of the joints.
     """
     measured = dict[str, dict[int, list[str]]]()
-    for name, (field, place) in places(
-        spec
-    ).items():  # the last name of a number is the most specific
+    # A number may have several names. The last one is the most specific and is kept.
+    for name, (field, place) in places(spec).items():
         measured.setdefault(field, {})[place] = [name, unit_of(spec, field, place)]
     limits = spec.limits
     return {
@@ -97,7 +96,9 @@ def write(session: Session) -> None:
         writer.close()
     except OSError as error:
         why = error.strerror or error
-        raise UserError(f"{session.recording} could not be written: {why}") from None
+        raise UserError(
+            f"{session.recording} could not be written: {why}. Check the disk, or record elsewhere"
+        ) from None
 
 
 def _wait_for_rest(shared: SharedValues) -> None:
@@ -113,7 +114,8 @@ def main(arguments: list[str]) -> None:
         try:
             write(session)
         except UserError as error:
-            if not session.recorder_needed:  # otherwise the console prints it and ends the run
+            # If the recorder is needed, the console prints the error and ends the run.
+            if not session.recorder_needed:
                 print(
                     f"\nwriter: {error}; the run continues without recording",
                     file=sys.stderr,

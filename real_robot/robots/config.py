@@ -1,6 +1,6 @@
 """Configuration of robots: read and check configs/robot/<name>.yaml or a user's file.
 
-The file's numbers are in SI units and radians. Its MJCF is in the same folder.
+The numbers in the file are in SI units and radians. The MJCF that it names is in the same folder.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LIMITS = (  # limits of a joint, by their names in a robot's file
 )
 
 
-TIMES = {  # plausible range and the likely mistake
-    "rate_hz": (5.0, 2000.0, "it is a rate in 1/s, not a period"),
-    "timeout_s": (1e-4, 1.0, "did you mean milliseconds? It is in s"),
-    "max_reading_age_s": (1e-3, 1.0, "did you mean milliseconds? It is in s"),
+TIMES = {  # plausible range, and what a number outside it probably means
+    "rate_hz": (5.0, 2000.0, "rate_hz is a rate in 1/s, not a period"),
+    "timeout_s": (1e-4, 1.0, "did you mean milliseconds? timeout_s is in s"),
+    "max_reading_age_s": (1e-3, 1.0, "did you mean milliseconds? max_reading_age_s is in s"),
 }
 
 
@@ -41,63 +41,63 @@ class Joint:
     """Entry of `joints` in a robot's file. `robot check` refuses missing limits (NaN)."""
 
     id: int | None = None  # id of the servo, 0 to 252
-    unit: Literal["rad", "m"] = "rad"
-    position: list[float] = field(default_factory=lambda: [math.nan, math.nan])  # lowest, highest
-    velocity: float = math.nan
-    acceleration: float = math.nan
-    jerk: float = math.nan
-    stop_acceleration: float = math.nan
-    stop_jerk: float = math.nan
-    tracking_error: float = math.nan
-    current: float = math.nan  # A; .inf: the joint measures no current, so there is no check
-    m_per_rad: float | None = None  # sliding joint: travel in m per rad of the servo
-    unusual: list[str] = field(
-        default_factory=list
-    )  # limits that may be outside the plausible range
+    unit: Literal["rad", "m"] = "rad"  # unit of the joint's position; m for a sliding joint
+    # lowest and highest position, in `unit`
+    position: list[float] = field(default_factory=lambda: [math.nan, math.nan])
+    velocity: float = math.nan  # limit of the goals, unit/s
+    acceleration: float = math.nan  # limit of the goals, unit/s²
+    jerk: float = math.nan  # limit of the goals, unit/s³
+    stop_acceleration: float = math.nan  # limit during a stop, at least `acceleration`
+    stop_jerk: float = math.nan  # limit during a stop, at least `jerk`
+    tracking_error: float = math.nan  # maximum distance of goal and measured position, in `unit`
+    # maximum current, A; .inf: the joint measures no current, so its current is not checked
+    current: float = math.nan
+    m_per_rad: float | None = None  # for a sliding joint: travel in m per rad of the servo
+    # names of limits that may be outside the plausible range
+    unusual: list[str] = field(default_factory=list)
     grip: dict | None = None  # for a gripper: see `GripOptions`
 
 
 @dataclass(frozen=True, kw_only=True)
 class GripOptions:
-    """The `grip:` table of a joint."""
+    """Table `grip:` of a joint."""
 
-    current: float  # A, maximum current for holding, below the joint's limit
-    squeeze: float  # rad or m, maximum distance of the goal beyond the measured position
-    closes: Literal["low", "high"]  # the end of `position` at which it is closed
+    current: float  # maximum current for holding, A; less than the joint's `current`
+    squeeze: float  # maximum distance of the goal beyond the measured position, rad or m
+    closes: Literal["low", "high"]  # the end of `position` at which the gripper is closed
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkspaceOptions:
-    """The `workspace:` table of a robot's file."""
+    """Table `workspace:` of a robot's file."""
 
-    sites: list[str]  # sites of the model that must stay inside
+    sites: list[str]  # sites of the model that must stay inside the workspace
     low: list[float]  # lowest x, y, z in m
     high: list[float]  # highest x, y, z in m
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynamixelOptions(Checked):
-    """The `dynamixel:` table of a robot's file."""
+    """Table `dynamixel:` of a robot's file."""
 
     port: str  # serial port of the servos
-    baud: int = 1_000_000
-    # bus watchdog of the servos: they stop after this time without a request. 0.02 to 2.54; 0: off;
-    # default: 0.2, for servos whose firmware has one
+    baud: int = 1_000_000  # bits per second
+    # The servos stop by themselves after this time in s without a request: 0.02 to 2.54; 0: off.
+    # Default: 0.2 if the servos' firmware has a bus watchdog
     watchdog_s: float | None = None
     calibration: str | None = None  # calibration file; default: in the user's settings folder
-    tracker: str | None = None  # ring that a tracker process writes `channels` to
-    # latency of the USB adapter, at most 0.1; default: as the system reports it
+    tracker: str | None = None  # file of the ring to which a tracker process writes the `channels`
+    # latency of the USB adapter in s, at most 0.1; default: what the system reports
     latency_s: Annotated[float, Range(0, 0.1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions(Checked):
-    """The `simulated:` table of a robot's file."""
+    """Table `simulated:` of a robot's file."""
 
-    rate_hz: Annotated[float, Range(1, 10_000)] = (
-        250.0  # rate of goals and measurements; the physics run at 1 kHz
-    )
-    folder: str | None = None  # folder of the shared memory; default: a temporary one
+    # rate of goals and measurements; the physics run at 1 kHz
+    rate_hz: Annotated[float, Range(1, 10_000)] = 250.0
+    folder: str | None = None  # folder of the shared memory; default: a temporary folder
     place: dict = field(default_factory=dict)  # body of the model -> initial position, m
 
 
@@ -105,20 +105,20 @@ class SimulationOptions(Checked):
 class Config:
     """Contents of a robot's file."""
 
-    adapter: str  # dynamixel, simulated, or your own class: mine.py:Arm, in the same folder
-    joints: dict
-    rate_hz: float
-    timeout_s: float
-    max_reading_age_s: float
+    # dynamixel, simulated, or your own class, such as mine.py:Arm in the same folder
+    adapter: str
+    joints: dict  # joint -> `Joint`
+    rate_hz: float  # nominal control rate
+    timeout_s: float  # maximum duration of reading the robot, and of sending a command
+    max_reading_age_s: float  # the robot stops if its last reading is older than this
     model: str | None = None  # MJCF in the same folder
-    workspace: dict | None = None
-    channels: dict = field(default_factory=dict)
-    dynamixel: dict = field(default_factory=dict)
-    simulated: dict = field(default_factory=dict)
+    workspace: dict | None = None  # see `WorkspaceOptions`
+    channels: dict = field(default_factory=dict)  # additional measurement -> {shape, unit}
+    dynamixel: dict = field(default_factory=dict)  # see `DynamixelOptions`
+    simulated: dict = field(default_factory=dict)  # see `SimulationOptions`
     options: dict = field(default_factory=dict)  # options of your own adapter
-    unusual: list[str] = field(
-        default_factory=list
-    )  # times that may be outside the plausible range
+    # names of the times above that may be outside the plausible range
+    unusual: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.adapter not in ADAPTERS and ":" not in self.adapter:
@@ -135,8 +135,8 @@ class Config:
             value = getattr(self, name)
             if not low <= value <= high and name not in self.unusual:
                 raise ValueError(
-                    f"{name} is {value:g}, expected {low:g} to {high:g}: {hint}; if it is right, "
-                    f"add unusual: [{name}]"
+                    f"{name} is {value:g}, expected {low:g} to {high:g}: {hint}. If {value:g} is "
+                    f"right, add unusual: [{name}]"
                 )
         if not self.joints:
             raise ValueError("joints is empty: add at least one")
@@ -153,12 +153,12 @@ class RobotDescription:
 
     @property
     def model(self) -> Path:
-        """Path of the MJCF. Raises UserError if the file names none, or it does not exist."""
+        """Path of the MJCF. Raises UserError if the robot's file names none, or it is missing."""
         if self.config.model is None:
             raise UserError(f"{self.path}: the robot's MJCF is needed: add model: <file>")
         model = self.path.parent / self.config.model
         if not model.is_file():
-            raise UserError(f"{self.path}: model {model} does not exist")
+            raise UserError(f"{self.path}: model {model} does not exist: correct its path")
         return model
 
 
@@ -171,7 +171,7 @@ def find(name: str | Path) -> Path:
     """Return the path of a robot's file, by name or path. Raises UserError."""
     if Path(name).suffix in (".yaml", ".yml"):
         if not Path(name).is_file():
-            raise UserError(f"robot file {name} does not exist")
+            raise UserError(f"robot file {name} does not exist: correct its path")
         return Path(name)
     if name not in robot_names():
         raise UserError(
@@ -181,7 +181,7 @@ def find(name: str | Path) -> Path:
 
 
 def describe(name: str | Path, **changes: Any) -> RobotDescription:
-    """Read and check a robot's file, with some values replaced. Raises UserError."""
+    """Read and check a robot's file. `changes` replace values of the file. Raises UserError."""
     path = find(name)
     values = read_yaml(path)
     config = build(Config, values | changes, f"{path.name}: ")
@@ -205,7 +205,7 @@ def describe(name: str | Path, **changes: Any) -> RobotDescription:
 
 
 def _check_units(where: str, row: Joint) -> None:
-    """Raise UserError for an unknown limit in `unusual`, or m_per_rad of a joint that turns."""
+    """Raise UserError if `unusual` names an unknown limit, or if a turning joint has m_per_rad."""
     try:
         _refuse_unknown(row.unusual, LIMITS)
     except ValueError as error:
@@ -214,8 +214,8 @@ def _check_units(where: str, row: Joint) -> None:
         return
     if row.unit != "m" or not 0 < row.m_per_rad < math.inf:
         raise UserError(
-            f"{where}.m_per_rad={row.m_per_rad:g}: expected a positive number, and unit: m; it is "
-            "the joint's travel in m per rad of its servo"
+            f"{where}.m_per_rad={row.m_per_rad:g}: expected a positive number, and unit: m. "
+            "m_per_rad is the joint's travel in m per rad of its servo"
         )
 
 
@@ -229,7 +229,7 @@ def unconfirmed_file(
 ) -> Path | None:
     """Return the path of the file of unconfirmed joints; None: the robot is simulated.
 
-    The arguments are those of `make.make`. The file: see `control.unconfirmed`.
+    `control.unconfirmed` describes the file. The arguments are those of `make.make`.
     """
     described = describe(name, **({"adapter": adapter} if adapter else {}))
     if described.config.adapter == "simulated":
@@ -241,10 +241,10 @@ def unconfirmed_file(
 
 
 def arm_identity(name: str | Path, *, adapter: str | None = None, **changes: Any) -> str:
-    """Return a text that identifies the arm that `make.make` would connect to.
+    """Return a text that identifies the arm to which `make.make` would connect.
 
-    It is the port of servos, the folder of a simulation, or else the robot's file and the adapter's
-    options. The arguments are those of `make.make`.
+    For servos, the text is the port; for a simulation, its folder. For other adapters, the text is
+    the robot's file and the adapter's options. The arguments are those of `make.make`.
     """
     described = describe(name, **({"adapter": adapter} if adapter else {}))
     config = described.config
@@ -259,7 +259,7 @@ def arm_identity(name: str | Path, *, adapter: str | None = None, **changes: Any
 
 
 def calibration_file(described: RobotDescription, options: DynamixelOptions) -> Path:
-    """Return the calibration file's path: as configured, or in the settings folder."""
+    """Return the path of the calibration file; default: in the settings folder."""
     if options.calibration:
         return Path(options.calibration)
     return settings_folder() / f"{described.spec.name}.calibration.json"
@@ -291,12 +291,12 @@ def _spec(path: Path, config: Config, joints: Mapping[str, Joint]) -> RobotSpec:
         box = build(WorkspaceOptions, config.workspace, f"{path.name}: workspace.")
         if config.model is None or len(box.low) != 3 or len(box.high) != 3:
             raise UserError(
-                f"{path.name}: workspace needs model, and 3 numbers each in low and high"
+                f"{path.name}: workspace needs model: <file>, and 3 numbers in low and in high"
             )
         if (furthest := max(map(abs, (*box.low, *box.high)))) > FURTHEST_M:
             raise UserError(
                 f"{path.name}: workspace reaches to {furthest:g} m, expected at most "
-                f"{FURTHEST_M:g}: did you mean millimeters? Write {furthest / 1e3:g}"
+                f"{FURTHEST_M:g}: did you mean millimeters? Then write {furthest / 1e3:g}"
             )
         workspace = Workspace(
             path.parent / config.model, tuple(box.sites), np.array(box.low), np.array(box.high)
@@ -331,13 +331,14 @@ def _grip(where: str, row: Joint) -> Grip:
     table = build(GripOptions, _as_table(row.grip, f"{where}.grip"), f"{where}.grip.")
     if not 0 < table.squeeze < row.tracking_error:
         raise UserError(
-            f"{where}.grip.squeeze={table.squeeze:g}: expected above 0 and below tracking_error, "
-            f"{row.tracking_error:g}: otherwise every grip would be a tracking error"
+            f"{where}.grip.squeeze={table.squeeze:g}: expected a number above 0 and below the "
+            f"joint's tracking_error, {row.tracking_error:g}. Otherwise every grip would be a "
+            "tracking error"
         )
     if not 0 < table.current < row.current:
         raise UserError(
-            f"{where}.grip.current={table.current:g}: expected above 0 and below the joint's "
-            f"current, {row.current:g} A, at which the robot stops"
+            f"{where}.grip.current={table.current:g}: expected a number above 0 and below the "
+            f"joint's current, {row.current:g} A, at which the robot stops"
         )
     return Grip(table.current, table.squeeze, 1 if table.closes == "high" else -1)
 

@@ -1,4 +1,4 @@
-"""Create a robot from its file. An adapter is imported when it is first used."""
+"""Creation of robots from their files. An adapter is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from real_robot.robots.config import (
 def make(name: str | Path, *, adapter: str | None = None, **changes: Any) -> Robot:
     """Create the robot `name`, disconnected. Raises UserError.
 
-    adapter: replaces the file's adapter. changes: options of the adapter, such as port=….
+    adapter: replaces the adapter in the robot's file. changes: options of the adapter, such as
+    port=….
     """
     described = describe(name, **({"adapter": adapter} if adapter else {}))
     config = described.config
@@ -49,10 +50,14 @@ def _load_adapter(described: RobotDescription, options: dict[str, Any]) -> Robot
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"adapter={adapter}: {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"adapter={adapter} failed: {type(error).__name__}: {error}. Check the class and its "
+            "options"
+        ) from error
     required = (name for name in vars(Robot) if not name.startswith("_"))
     if missing := [name for name in required if not hasattr(robot, name)]:
         raise UserError(
-            f"adapter={adapter}: it has no {', '.join(missing)}. Add them; see real_robot.Robot"
+            f"adapter={adapter}: the class has no {', '.join(missing)}. Add them as described in "
+            "real_robot.Robot"
         )
     return robot

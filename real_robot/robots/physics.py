@@ -10,12 +10,12 @@ import numpy as np
 class Physics:
     """Simulation of an arm.
 
-    Time is in integer nanoseconds and starts at the first `advance`. A servo without torque yields,
-    except for the friction of its gears.
+    Time is in integer nanoseconds and starts at the first `advance`. A servo without torque moves
+    freely, except for the friction of its gears.
 
     Args:
-        joints: hinges of the MJCF `model`, each with a position actuator of the same name.
-        stand: a stand carries the arm while no servo has torque.
+        joints: hinges of the MJCF `model`. Each has a position actuator of the same name.
+        stand: True: a stand carries the arm while no servo has torque.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Physics:
         self._q = np.array([hinge.qposadr[0] for hinge in hinges])
         self._dq = np.array([hinge.dofadr[0] for hinge in hinges])
         self._servo = np.array([self.model.actuator(name).id for name in joints])
-        # views: MuJoCo keeps these in place
+        # These are views: MuJoCo does not move these arrays.
         self._qpos, self._qvel, self._force = (
             self.data.qpos,
             self.data.qvel,
@@ -80,13 +80,13 @@ class Physics:
         self.model.actuator_biasprm[self._servo[index], :3] = self._bias[index] * on
 
     def push(self, index: int, torque: float) -> None:
-        """Push joint `index` from outside with `torque` N m until it is set to another value."""
+        """Apply an external torque, in N m, to joint `index` until the next call changes it."""
         self.data.qfrc_applied[self._dq[index]] = torque
 
     def grasp(self, index: int, at_rad: float, closes: int, stiffness: float = 30.0) -> None:
-        """Put an elastic object where joint `index` meets it at `at_rad` while it closes.
+        """Place an elastic object that joint `index` touches from `at_rad` on while it closes.
 
-        closes: 1 or -1, the sign of the joint's closing. stiffness: N m/rad.
+        closes: direction in which the joint closes, 1 or -1. stiffness: N m/rad.
         """
         self._objects[index] = at_rad, closes, stiffness
 
@@ -94,18 +94,18 @@ class Physics:
         for index, (at_rad, closes, stiffness) in self._objects.items():
             q, dq = self._qpos[self._q[index]], self._qvel[self._dq[index]]
             deep = max(0.0, (q - at_rad) * closes)
-            # some damping, like foam; an object never pulls
+            # The object is damped, like foam. It pushes and never pulls.
             force = max(0.0, stiffness * (deep + 0.02 * dq * closes)) if deep else 0.0
             self.data.qfrc_applied[self._dq[index]] = -closes * force
 
     def pose(self, q: np.ndarray) -> None:
-        """Set the arm to `q`, at rest; [J] rad."""
+        """Set the joint positions to `q`, [J] rad, and the velocities to 0."""
         self._qpos[self._q] = q
         self._qvel[self._dq] = 0
         self._mujoco.mj_forward(self.model, self.data)
 
     def place(self, body: str, at_m: Sequence[float]) -> None:
-        """Move a mocap body, or one with slide joints, to x, y (and z). Raises KeyError."""
+        """Move a mocap body, or a body with slide joints, to x, y (and z). Raises KeyError."""
         body_model = self.model.body(body)
         if body_model.mocapid[0] >= 0:
             self.data.mocap_pos[body_model.mocapid[0], : len(at_m)] = at_m
@@ -117,14 +117,14 @@ class Physics:
         self._mujoco.mj_forward(self.model, self.data)
 
     def position_of(self, name: str) -> np.ndarray:
-        """Return a view of a site's or body's position, [3] m, that is updated. Raises KeyError."""
+        """Return a live view of the position of a site or body, [3] m. Raises KeyError."""
         try:
             return self.data.site(name).xpos
         except KeyError:
             return self.data.body(name).xpos
 
     def advance(self, to_ns: int) -> None:
-        """Simulate complete steps, up to `to_ns`."""
+        """Simulate complete time steps until the time `to_ns`."""
         if self.now_ns is None:
             self.now_ns = to_ns
         while self.now_ns + self.period_ns <= to_ns:

@@ -1,8 +1,8 @@
-"""Simulated arm: MuJoCo in a separate process at wall-clock rate, connected by shared memory.
+"""Simulated arm: MuJoCo in a separate process in real time, connected by shared memory.
 
-The process wakes at absolute deadlines, applies the new goals, advances the physics to the present,
-and publishes the state. If it cannot keep up, it skips simulated time and publishes its real-time
-factor.
+The process wakes at absolute deadlines. It applies the new goals, advances the physics to the
+present time, and publishes the state. If it is too slow for real time, it skips simulated time. The
+published real-time factor shows this.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from real_robot.robots.config import RobotDescription, SimulationOptions, descri
 if TYPE_CHECKING:
     from real_robot.robots.physics import Physics
 
-SLOTS = 256
-START_S = 30.0
-LINGER_S = 10.0
-CATCH_UP_NS = 50_000_000  # maximum simulated time per cycle; more delay is skipped
-# channel -> body of the model; in pushing tasks, the target marks the goal
+SLOTS = 256  # number of records in a ring
+START_S = 30.0  # maximum time until the simulation has started
+LINGER_S = 10.0  # time for which the simulation continues after its parent process has died
+CATCH_UP_NS = 50_000_000  # maximum simulated time per cycle; a longer delay is skipped
+# channel -> body of the model whose position it is; in pushing tasks, the body `target` marks the
+# goal of the puck
 CHANNELS = {"target": "target", "puck": "puck", "goal": "target"}
-KINDS = {"goal": 0, "torque": 1, "place": 2}  # kinds of orders
+KINDS = {"goal": 0, "torque": 1, "place": 2}  # kinds of orders to the simulation
 
 
 def state_type(described: RobotDescription) -> np.dtype:
@@ -46,17 +47,17 @@ def state_type(described: RobotDescription) -> np.dtype:
         [
             ("time_ns", "<i8"),
             ("simulated_ns", "<i8"),
-            ("real_time_factor", "<f8"),  # over the last second; 1: no time was skipped
+            ("real_time_factor", "<f8"),  # during the last second; 1: no time was skipped
             *((name, "<f8", (joints,)) for name in ("q", "dq", "torque")),
-            ("on", "<i8", (joints,)),
-            ("tip", "<f8", (3,)),
+            ("on", "<i8", (joints,)),  # 1: the joint has torque
+            ("tip", "<f8", (3,)),  # position of the arm's tip, m
             *((name, "<f8", c.shape) for name, c in spec.channels.items()),
         ]
     )
 
 
 def order_type(described: RobotDescription) -> np.dtype:
-    """Return the type of the orders to the simulation."""
+    """Return the record type of orders to the simulation."""
     joints = len(described.spec.joints)
     return np.dtype(
         [("kind", "<i8"), ("on", "<i8"), ("q", "<f8", (joints,)), ("body", "S32"), ("at", "<f8", 3)]
@@ -66,8 +67,9 @@ def order_type(described: RobotDescription) -> np.dtype:
 class SimulatedRobot:
     """Robot in a simulation.
 
-    The first instance that connects starts the simulation and ends it with `close`. Later ones join
-    it. options.folder: its shared memory; by default one per user and robot.
+    The first instance that connects starts the simulation, and its `close` ends the simulation.
+    Later instances join it. `options.folder` is the folder of the shared memory; by default, each
+    user and robot has one.
     """
 
     def __init__(self, described: RobotDescription, options: SimulationOptions) -> None:
@@ -93,7 +95,7 @@ class SimulatedRobot:
             self._until(self._join, "did not start")
 
     def _join(self) -> bool:
-        """Join the simulation in the folder. Return False if there is none."""
+        """Join the simulation that uses the folder. Return False if there is none."""
         if not (self._folder / "orders").exists():
             return False
         self._state = Reader(Ring.open(self._folder / "state"), from_start=True)
@@ -127,7 +129,7 @@ class SimulatedRobot:
             time.sleep(0.002)
 
     def _read_state(self) -> Code:
-        """Read the newest state. Return TIMEOUT if it is missing or old."""
+        """Read the newest state. Return TIMEOUT if there is none, or if it is too old."""
         assert self._state is not None
         if self._state.newest():
             self._seq += 1
@@ -205,7 +207,7 @@ class SimulatedRobot:
         self._armed = False
 
     def place(self, body: str, at_m: np.ndarray) -> None:
-        """Move target, puck or wall."""
+        """Move a body of the model, such as the target, the puck or a wall."""
         self._order("place", body=body, at=np.resize(np.append(at_m, 0.0), 3))
 
     def close(self) -> None:
@@ -230,7 +232,7 @@ class SimulatedRobot:
 
 
 def tracker_values(physics: Physics, channels: Mapping[str, Channel]) -> dict[str, np.ndarray]:
-    """Return a tracker's measurements, m, as views of the bodies' positions. NaN: no such body."""
+    """Return the channels as live views of body positions, m. NaN: the channel has no body."""
     return {
         name: physics.position_of(CHANNELS[name])[: channel.shape[0]]
         if name in CHANNELS
@@ -242,7 +244,7 @@ def tracker_values(physics: Physics, channels: Mapping[str, Channel]) -> dict[st
 def serve(described: RobotDescription, folder: Path, rate_hz: float) -> None:
     """Simulate until SIGTERM. If the parent process dies, continue for LINGER_S.
 
-    In this time a watchdog can still hold the robot.
+    During this time a watchdog can still hold the robot.
     """
     from real_robot.robots.physics import Physics
 

@@ -1,7 +1,7 @@
-"""Tracker: measurements of a camera or tracker in another process, such as object positions.
+"""Tracker: measurements that another process supplies, such as object positions from a camera.
 
-That process writes a ring in shared memory. Its fields are `time_ns` (monotonic time of the
-measurement) and the channels of the robot's file.
+The other process writes them to a ring in shared memory. The fields of a record are `time_ns`, the
+monotonic time of the measurement, and the channels of the robot's file.
 """
 
 from collections.abc import Mapping
@@ -34,12 +34,18 @@ class Tracker:
         if self._reader.ring.dtype != record_type(channels):
             names = ", ".join(self._reader.ring.dtype.names or ())
             expected = ", ".join(record_type(channels).names or ())
-            raise UserError(f"tracker {path} writes {names}; the robot's channels are {expected}")
+            raise UserError(
+                f"tracker {path} writes {names}, but the robot's file needs {expected}: make the "
+                "tracker write these fields"
+            )
         self._max_age_ns = int(max_age_s * 1e9)
         self._unknown = {k: np.full(c.shape, np.nan) for k, c in channels.items()}
 
     def read(self, now_ns: int) -> tuple[dict[str, np.ndarray], int]:
-        """Return the newest values and their time. NaN: too old, or of the future."""
+        """Return the newest values and their time in ns.
+
+        The values are NaN if the measurement is too old, or if its time is in the future.
+        """
         self._reader.newest()
         record = self._reader.record
         time_ns = int(record["time_ns"])

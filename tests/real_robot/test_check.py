@@ -251,7 +251,7 @@ def test_a_users_limits_can_only_tighten(tmp_path):
     ("own", "sentence"),
     [
         ({"speed": {"elbow": 1.0}}, "no limit 'speed'"),
-        ({"velocity": {"elbow": 30}}, "velocity of joint elbow is 30, looser than .* 2\."),
+        ({"velocity": {"elbow": 30}}, r"velocity of joint elbow is 30, looser than .* 2\."),
         ({"velocity": {"elbow": np.inf}}, "looser"),
         ({"velocity": {"elbow": np.nan}}, "velocity of joint elbow is nan, expected a number"),
         ({"velocity": {"elbow": "fast"}}, "expected a number"),

@@ -1,10 +1,14 @@
 """Half-duplex bus of servos: requests and answers. Timeouts follow from the number of bytes.
 
 The protocol has no sequence numbers, so a late answer may look like the answer to the next request.
-Three measures prevent this. The input is dropped before each request. After a timeout the line must
-be silent before the next request. If the caller can date an answer (`fresh`), one from before the
-request is dropped, and the bus waits for the right one. A timeout and a lost port are returned as
-codes.
+Three measures prevent this:
+
+- Received bytes are dropped before each request.
+- After a timeout, the bus must be silent before the next request.
+- The caller may pass a function `fresh` that dates an answer. An answer from before the request is
+  then dropped, and the bus waits for the right one.
+
+A timeout and a lost port are returned as codes.
 """
 
 import contextlib
@@ -31,10 +35,10 @@ from real_robot.robots.dynamixel.packets import (
     encode,
 )
 
-LATENCY_S = 1e-3  # latency of a USB adapter with its timer set to 1 ms
-SLACK_S = 2e-3  # allowance for delays of the host
-PATIENCE_S = 0.03  # additional timeout of requests that are not time-critical: all but sync reads
-SETTLE_S = 5e-3  # silence before the first request
+LATENCY_S = 1e-3  # latency of a USB adapter whose latency timer is set to 1 ms
+SLACK_S = 2e-3  # part of each timeout that allows for delays of the host
+PATIENCE_S = 0.03  # added to the timeout of all requests except sync reads: they are not urgent
+SILENCE_S = 5e-3  # required silence before the first request
 
 
 class PortLost(Exception):
@@ -42,7 +46,7 @@ class PortLost(Exception):
 
 
 class Port(Protocol):
-    """Byte port with a clock: `SerialPort`, or a simulated line with its own clock."""
+    """Port that sends and receives bytes and has a clock: `SerialPort`, or a simulated bus."""
 
     def now_ns(self) -> int: ...
 
@@ -59,20 +63,26 @@ class Port(Protocol):
         """Return the id of another process that has claimed the port; None: there is none."""
 
     def claim(self) -> bool:
-        """Claim the port until this process closes it or ends. False: another process has it."""
+        """Claim the port until this process closes it or ends.
+
+        Return False if another process has claimed it.
+        """
 
     def close(self) -> None: ...
 
 
 class SerialPort:
-    """Serial port, raw, 8N1."""
+    """Serial port in raw mode, 8N1."""
 
     def __init__(self, path: str, baud: int) -> None:
         """Open the port. Raises UserError if this fails."""
         self.path = path
         speed = getattr(termios, f"B{baud}", None)
         if speed is None:
-            raise UserError(f"baud={baud}: this system's serial ports do not support this rate.")
+            raise UserError(
+                f"baud={baud}: this system's serial ports do not support this rate. Use another "
+                "rate, such as 1000000"
+            )
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         except OSError as error:
@@ -88,7 +98,9 @@ class SerialPort:
             termios.tcsetattr(self._fd, termios.TCSANOW, flags)
         except termios.error as error:
             os.close(self._fd)
-            raise UserError(f"port {path} is not a serial port ({error.args[-1]}).") from None
+            raise UserError(
+                f"port {path} is not a serial port ({error.args[-1]}). Use the port of the servos"
+            ) from None
 
     def owner(self) -> int | None:
         request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -96,7 +108,7 @@ class SerialPort:
         return None if kind == fcntl.F_UNLCK else pid
 
     def claim(self) -> bool:
-        """Lock the port. The lock is advisory: the watchdog can still write to the port."""
+        """Lock the port. The lock is advisory, so the watchdog can still write to the port."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -126,7 +138,7 @@ class SerialPort:
             return b""
         except (OSError, ValueError) as error:
             raise PortLost(getattr(error, "strerror", None) or "closed") from None
-        if not data:  # readable and empty: hung up
+        if not data:  # a port that is readable but has no bytes was disconnected
             raise PortLost("hung up")
         return data
 
@@ -143,7 +155,7 @@ class SerialPort:
 
 
 def adapter_latency_s(path: str) -> float:
-    """Return the latency of a USB adapter, as set in its latency timer (FTDI)."""
+    """Return the latency of a USB adapter in s, as set in its latency timer (FTDI)."""
     name = os.path.basename(os.path.realpath(path))
     try:
         with open(f"/sys/bus/usb-serial/devices/{name}/latency_timer") as file:
@@ -153,17 +165,19 @@ def adapter_latency_s(path: str) -> float:
 
 
 class Answer(NamedTuple):
-    """Answer of one servo. `error`: its error byte, including ALERT."""
+    """Answer of one servo."""
 
     code: Code
-    error: int = 0
+    error: int = 0  # error byte of the status packet, including ALERT
     data: bytes = b""
 
 
 @dataclass
 class Counters:
+    """Counters of a bus, for diagnosis."""
+
     requests: int = 0
-    timeouts: int = 0  # requests that were not answered by all servos
+    timeouts: int = 0  # requests that not all servos answered in time
     corrupt: int = 0  # packets without a valid checksum
     strays: int = 0  # valid packets that did not answer the request
     dropped: int = 0  # bytes received without a request
@@ -172,7 +186,10 @@ class Counters:
 class Bus:
     """Bus of servos on a port.
 
-    return_delay_s: delay of the servos before an answer. latency_s: latency of the adapter.
+    Args:
+        return_delay_s: time that a servo waits before it answers.
+        latency_s: latency of the USB adapter.
+        slack_s: part of each timeout that allows for delays of the host.
     """
 
     def __init__(
@@ -189,11 +206,11 @@ class Bus:
         self._byte_ns = 10 * 1e9 / baud
         self._delay_ns = return_delay_s * 1e9
         self._slack_ns = (latency_s + slack_s) * 1e9
-        self._line_free_ns = 0  # time at which the written bytes have left
+        self._sent_ns = 0  # time at which the last byte of the request has been sent
         self._decoder = Decoder()
 
     def duration_s(self, request_bytes: int, answer_bytes: int, answers: int) -> float:
-        """Return the timeout of a request."""
+        """Return the timeout of a request in s. answers: number of servos that answer."""
         return (
             (request_bytes + answer_bytes) * self._byte_ns
             + answers * self._delay_ns
@@ -201,7 +218,7 @@ class Bus:
         ) * 1e-9
 
     def ping(self, id_: int) -> Answer:
-        """Ping a servo. data: model number (2 bytes) and firmware version (1 byte)."""
+        """Ping a servo. The answer's data are its model (2 bytes) and firmware version (1 byte)."""
         return self._transact_one(encode(id_, Instruction.PING), id_, 3)
 
     def read(self, id_: int, address: int, size: int, patience_s: float = PATIENCE_S) -> Answer:
@@ -223,17 +240,22 @@ class Bus:
         fresh: Callable[[int, bytes], bool] | None = None,
         until_ns: int = 0,
     ) -> list[Answer]:
-        """Read from several servos. Return an answer for each id, also if others are missing.
+        """Read from several servos with one request. Return an answer or timeout for each id.
 
-        fresh(id, data): True if an answer may belong to this request. until_ns: if no answer at all
-        came in time, the host is late rather than the line, and the bus waits until this time.
+        Args:
+            fresh: fresh(id, data) returns True if an answer may belong to this request.
+            until_ns: later end of the wait, used if no servo at all has answered in time. The cause
+                is then probably a delay of the host, and not the servos.
         """
         where = address.to_bytes(2, "little") + size.to_bytes(2, "little")
         request = encode(BROADCAST, Instruction.SYNC_READ, where + bytes(ids))
         return self._transact(request, ids, size, self._slack_ns, fresh, until_ns)
 
     def sync_write(self, ids: Sequence[int], address: int, values: Sequence[bytes]) -> Code:
-        """Write to several servos. They do not answer: OK means that the request was sent."""
+        """Write to several servos with one request.
+
+        Servos do not answer this request. OK means only that it was sent.
+        """
         where = address.to_bytes(2, "little") + len(values[0]).to_bytes(2, "little")
         rows = b"".join(bytes([id_]) + value for id_, value in zip(ids, values, strict=True))
         try:
@@ -242,8 +264,8 @@ class Bus:
             return Code.LOST
         return Code.OK
 
-    def settle(self, silence_s: float) -> None:
-        """Wait for `silence_s` of silence, at most twice as long. Raises PortLost."""
+    def wait_for_silence(self, silence_s: float) -> None:
+        """Wait until no byte came for `silence_s`, at most twice this time. Raises PortLost."""
         port = self.port
         end = port.now_ns() + int(2 * silence_s * 1e9)
         while (now := port.now_ns()) < end:
@@ -257,8 +279,8 @@ class Bus:
         self._decoder.clear()
         self.port.write(request)
         self.counters.requests += 1
-        start = max(self.port.now_ns(), self._line_free_ns)
-        self._line_free_ns = start + int(len(request) * self._byte_ns)
+        start = max(self.port.now_ns(), self._sent_ns)
+        self._sent_ns = start + int(len(request) * self._byte_ns)
 
     def _transact_one(
         self, request: bytes, id_: int, size: int, patience_s: float = PATIENCE_S
@@ -276,7 +298,8 @@ class Bus:
     ) -> list[Answer]:
         """Send a request and collect the answers.
 
-        Servos answer in the order of `ids`: after an answer, earlier ones can no longer come.
+        Servos answer in the order of `ids`. Once a servo has answered, those before it no longer
+        can.
         """
         answers = [Answer(Code.TIMEOUT)] * len(ids)
         counters, decoder = self.counters, self._decoder
@@ -284,7 +307,7 @@ class Bus:
         packet_ns = (OVERHEAD + 1 + size) * self._byte_ns + self._delay_ns
         try:
             self._send(request)
-            deadline = self._line_free_ns + int(len(ids) * packet_ns + slack_ns)
+            deadline = self._sent_ns + int(len(ids) * packet_ns + slack_ns)
             while next_ < len(ids):
                 data = self.port.read(deadline)
                 if not data and next_ == 0 and deadline < until_ns:
@@ -307,8 +330,8 @@ class Bus:
                         next_ += 1
             if any(answer.code is Code.TIMEOUT for answer in answers):
                 counters.timeouts += 1
-                if next_ < len(ids):  # an answer may still be on its way
-                    self.settle(2 * packet_ns * 1e-9)
+                if next_ < len(ids):  # an answer may still arrive
+                    self.wait_for_silence(2 * packet_ns * 1e-9)
         except PortLost:
             return [Answer(Code.LOST)] * len(ids)
         if (num_rejected := decoder.rejected - rejected) > 0:
@@ -321,7 +344,7 @@ class Bus:
 
 
 def _answer(packet: Packet, size: int) -> Answer | None:
-    """Return the answer in a status packet. None: it has neither `size` bytes nor an error."""
+    """Return the answer in a packet; None: it is no status packet with `size` bytes or an error."""
     if packet.instruction != Instruction.STATUS or not packet.parameters:
         return None
     error, data = packet.parameters[0], packet.parameters[1:]

@@ -1,8 +1,10 @@
 """Packets of Dynamixel protocol 2: encoding, decoding, checksum and byte stuffing.
 
-FF FF FD 00 | id | length, 2 bytes | instruction | parameters | CRC-16, 2 bytes; little endian. The
-length counts the bytes after it. A status packet has the instruction 0x55, and an error byte before
-its parameters. Between length and CRC, FF FF FD becomes FF FF FD FD, so that no header appears.
+    FF FF FD 00 | id | length, 2 bytes | instruction | parameters | CRC-16, 2 bytes
+
+Numbers are little endian. The length counts the bytes after the length field. A status packet has
+the instruction 0x55 and an error byte before its parameters. Between length and CRC, FF FF FD is
+sent as FF FF FD FD (byte stuffing), so that no header appears inside a packet.
 
 Format: emanual.robotis.com/docs/en/dxl/protocol2.
 """
@@ -16,7 +18,7 @@ MARK, STUFFED = b"\xff\xff\xfd", b"\xff\xff\xfd\xfd"
 BROADCAST = 0xFE
 MAX_ID = 252
 OVERHEAD = 10  # bytes of an instruction packet without parameters; a status packet has one more
-ALERT = 0x80  # in a status packet's error byte: the hardware error register is not 0
+ALERT = 0x80  # bit of a status packet's error byte: the hardware error register is not 0
 
 
 class Instruction(IntEnum):
@@ -48,7 +50,7 @@ class Error(IntEnum):
 class Packet(NamedTuple):
     id: int
     instruction: int
-    parameters: bytes  # without stuffing; in a status packet: the error byte, then the data
+    parameters: bytes  # without byte stuffing; in a status packet: the error byte, then the data
 
 
 def _crc_table() -> tuple[int, ...]:
@@ -80,15 +82,15 @@ def encode(id_: int, instruction: int, parameters: bytes = b"") -> bytes:
 
 
 def status(id_: int, error: int, data: bytes = b"") -> bytes:
-    """Return the bytes of a status packet, a servo's answer."""
+    """Return the bytes of a status packet. Servos answer with it."""
     return encode(id_, Instruction.STATUS, bytes([error]) + data)
 
 
 class Decoder:
-    """Decoder from bytes to packets. Noise and packets with a wrong checksum are skipped.
+    """Decoder from bytes to packets. It skips noise and packets with a wrong checksum.
 
-    max_length: maximum of the length field. A larger value counts as noise, so that the decoder
-    does not wait for bytes that never come.
+    max_length: maximum value of the length field. A larger value counts as noise, because the
+    decoder would otherwise wait for bytes that never come.
     """
 
     def __init__(self, max_length: int = 1024) -> None:
@@ -101,7 +103,7 @@ class Decoder:
         self._buffer.clear()
 
     def feed(self, data: bytes) -> Iterator[Packet]:
-        """Yield the packets that `data` completes."""
+        """Add received bytes. Yield each packet that is now complete."""
         buffer = self._buffer
         buffer += data
         while True:
@@ -129,4 +131,4 @@ class Decoder:
 
     def _reject(self) -> None:
         self.rejected += 1
-        del self._buffer[0]  # the next header may be inside this packet
+        del self._buffer[0]  # the next header may be inside the rejected packet

@@ -1,8 +1,9 @@
 """Adapter for an arm of Dynamixel X servos in position mode.
 
-One sync read per tick fetches all values. At the first reading, each servo is set up to map its
-torque switch, errors, clock, current, velocity and position to consecutive indirect addresses. The
-servo's clock dates the answer, so that one from before the request is recognized.
+One sync read per tick fetches all values. For this, the first reading sets up a mapping in each
+servo: its torque switch, errors, clock, current, velocity and position appear at consecutive
+indirect addresses. The servo's clock dates the answer, so that an answer from before the request is
+recognized.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from real_robot.robots.dynamixel import calibration, table
 from real_robot.robots.dynamixel.bus import (
     LATENCY_S,
     PATIENCE_S,
-    SETTLE_S,
+    SILENCE_S,
     Answer,
     Bus,
     Port,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from real_robot.robots.config import DynamixelOptions, RobotDescription
 
 MAPPED = (
-    table.STATUS_LEVEL,  # always 2; 0: the servo has lost its mapping
+    table.STATUS_LEVEL,  # its value is 2; if 0 is read, the servo has lost its mapping
     table.TORQUE_ENABLE,
     table.HARDWARE_ERROR,
     table.BUS_WATCHDOG,
@@ -69,27 +70,30 @@ DEFAULT_WATCHDOG_S = 0.2
 
 
 class Clock:
-    """Estimate of the offset of a servo's millisecond clock to the host's clock."""
+    """Estimate of the offset between a servo's millisecond clock and the host's clock."""
 
     TOLERANCE_MS, DRIFT = 1.0, 0.01
     FORGET_MS = 10_000  # the offset is set again after this time without an answer
 
     def __init__(self) -> None:
-        self._offset_ms: float | None = None  # host - servo
-        self._heard_ms = 0.0
+        self._offset_ms: float | None = None  # host's clock minus servo's clock
+        self._heard_ms = 0.0  # time of the last answer
 
     def within(self, tick: int, request_ns: int, now_ns: int) -> bool:
-        """Return True if the measurement may be from between the request and now.
+        """Return True if the measurement may have been taken between the request and now.
 
-        A measurement that seems to be from the future is accepted, too: the offset was set late.
+        A measurement that seems to be from the future is also accepted: its offset was estimated
+        from an answer that arrived late.
         """
         request_ms, now_ms = request_ns * 1e-6, now_ns * 1e-6
         silence_ms, self._heard_ms = now_ms - self._heard_ms, now_ms
         if self._offset_ms is None or silence_ms > self.FORGET_MS:
             self._offset_ms = request_ms - tick
             return True
-        early = _signed(request_ms - 1 - tick - self._offset_ms)  # > 0: before the request
-        late = _signed(now_ms - tick - self._offset_ms)  # < 0: after now
+        # above 0: the measurement seems to be from before the request
+        early = _signed(request_ms - 1 - tick - self._offset_ms)
+        # below 0: the measurement seems to be from the future
+        late = _signed(now_ms - tick - self._offset_ms)
         if early > self.TOLERANCE_MS + self.DRIFT * silence_ms:
             return False
         self._offset_ms += max(early, 0.0) + min(late, 0.0)
@@ -102,12 +106,12 @@ def _signed(milliseconds: float) -> float:
 
 
 class DynamixelRobot:
-    """Robot of Dynamixel servos.
+    """Robot with Dynamixel servos.
 
     Args:
-        servos: in the order of the joints.
-        open_port: called by `connect`.
-        m_per_rad: [J], travel of sliding joints per rad of the servo; None: the joint turns.
+        servos: joint -> calibration of its servo, in the order of the joints.
+        open_port: function that opens the port; `connect` calls it.
+        m_per_rad: [J], travel of a sliding joint in m per rad of the servo; None: the joint turns.
     """
 
     def __init__(
@@ -125,8 +129,8 @@ class DynamixelRobot:
         most_s = 127 * table.WATCHDOG_S
         if watchdog_s and not table.WATCHDOG_S <= watchdog_s <= most_s:
             raise UserError(f"watchdog_s={watchdog_s}, expected 0.02 to 2.54 s, or 0 (off)")
-        self._watchdog_needed = bool(watchdog_s)
-        self._watched = list[int]()  # ids of servos that use their watchdog
+        self._watchdog_needed = bool(watchdog_s)  # True: the user has set a time
+        self._watchdog_ids = list[int]()  # ids of the servos that use their bus watchdog
         watchdog_s = DEFAULT_WATCHDOG_S if watchdog_s is None else watchdog_s
         count = len(spec.joints)
         self._servos, self._ids = servos, tuple(servo.id for servo in servos.values())
@@ -141,23 +145,24 @@ class DynamixelRobot:
         self._tracker_path = tracker
         self._tracker: Tracker | None = None
         self._bus: Bus | None = None
-        self._groups: list[tuple[int, tuple[int, ...]]] = []  # indirect data's address, ids
+        # servos that can be read together: (address of the indirect data, ids)
+        self._groups: list[tuple[int, tuple[int, ...]]] = []
         self._models: list[table.Model] = []
         self._current_a = np.full(count, np.nan)
         self._armed = False
-        self._unmapped = list(range(count))  # joints whose servos have no mapping yet
+        self._unmapped = list(range(count))  # indices of joints whose servos have no mapping yet
         self._clocks = {id_: Clock() for id_ in self._ids}
         self._place = {id_: k for k, id_ in enumerate(self._ids)}
-        self._own_ticks = [(0, table.TICKS - 1)] * count  # position limits of the servos
-        self._request_ns = 0
+        self._servo_limits = [(0, table.TICKS - 1)] * count  # position limits in the servos, ticks
+        self._request_ns = 0  # time of the last sync read
         self._values = np.zeros(count, LAYOUT)
-        self._seq, self._heard_ns = 0, 0
+        self._seq, self._heard_ns = 0, 0  # number and time of the last good measurement
         self._q, self._dq = np.full(count, np.nan), np.full(count, np.nan)
         self._current = np.full(count, np.nan)
 
     @classmethod
     def from_config(cls, described: RobotDescription, line: DynamixelOptions) -> DynamixelRobot:
-        """Create the robot. Raises UserError if the calibration is missing or of another arm."""
+        """Create the robot. Raises UserError if the calibration is missing or does not match."""
         for joint, row in described.joints.items():
             if row.unit == "m" and row.m_per_rad is None:
                 raise UserError(
@@ -169,8 +174,8 @@ class DynamixelRobot:
         for joint, row in described.joints.items():
             if row.id is not None and row.id != servos[joint].id:
                 raise UserError(
-                    f"{path}: {joint} has id {servos[joint].id}, but {row.id} in "
-                    f"{described.path.name}"
+                    f"{path}: {joint} has id {servos[joint].id}, but id {row.id} in "
+                    f"{described.path.name}. Correct the id, or calibrate the robot"
                 )
         latency_s = adapter_latency_s(line.port) if line.latency_s is None else line.latency_s
         return cls(
@@ -196,7 +201,7 @@ class DynamixelRobot:
         return self._bus
 
     def connect(self) -> None:
-        """Connect; only reads. Raises UserError if a servo differs from the calibration."""
+        """Connect without writing. Raises UserError if a servo differs from the calibration."""
         if self._bus is not None:
             return
         port = self._open_port()
@@ -213,17 +218,17 @@ class DynamixelRobot:
             raise UserError(f"the port is in use by process {owner}: stop it first")
         self._bus = bus = Bus(port, self._baud, return_delay_s=508e-6, latency_s=self._latency_s)
         try:
-            bus.settle(SETTLE_S)
+            bus.wait_for_silence(SILENCE_S)
         except PortLost as error:
             raise UserError(f"the port is gone ({error}): plug it in and start again") from None
         self._models, delays, addresses = [], [], dict[int, list[int]]()
-        self._watched.clear()
+        self._watchdog_ids.clear()
         for joint, servo in self._servos.items():
             model, delay_s = self._verify_servo(joint, servo)
             self._models.append(model)
             delays.append(delay_s)
             addresses.setdefault(model.indirect_data, []).append(servo.id)
-        if len(self._watched) < len(self._ids):  # only some joints would stop by themselves
+        if len(self._watchdog_ids) < len(self._ids):  # not every joint would stop by itself
             self._spec = replace(self._spec, own_watchdog_s=None)
         self._groups = [(address, tuple(ids)) for address, ids in addresses.items()]
         self._current_a = np.array([m.current_a or np.nan for m in self._models])
@@ -259,7 +264,8 @@ class DynamixelRobot:
         model = table.MODELS.get(register(table.MODEL))
         if model is None:
             raise UserError(
-                f"{joint}: servo {servo.id} is of unknown model {register(table.MODEL)}"
+                f"{joint}: servo {servo.id} has the unknown model number {register(table.MODEL)}: "
+                "use a model listed in real_robot/robots/dynamixel/table.py"
             )
         expected = {
             "drive mode": (table.DRIVE_MODE, servo.drive_mode),
@@ -277,32 +283,32 @@ class DynamixelRobot:
             if register(item) != value:
                 raise UserError(
                     f"{joint}: servo {servo.id} has {name} {register(item)}, but the "
-                    f"calibration says {value}. The file is of another arm, or the servo was "
-                    "replaced: calibrate again"
+                    f"calibration file says {value}. The file belongs to another arm, or the servo "
+                    "was replaced: calibrate again"
                 )
         place = self._place[servo.id]
         low, high = register(table.MIN_POSITION), register(table.MAX_POSITION)
-        self._own_ticks[place] = low, high
+        self._servo_limits[place] = low, high
         if low - table.CENTER > self._low[place] or high - table.CENTER < self._high[place]:
             limits = [int(limit[place]) + table.CENTER for limit in (self._low, self._high)]
             raise UserError(
                 f"{joint}: servo {servo.id} is limited to ticks {low} to {high}, but the robot's "
-                f"limits are {limits[0]} to {limits[1]}. It would ignore goals beyond its own "
-                "limits: change registers 52 and 48, or narrow the robot's limits"
+                f"limits are {limits[0]} to {limits[1]}. The servo would ignore goals outside its "
+                "own limits: change registers 52 and 48, or narrow the robot's limits"
             )
         if servo.drive_mode & ~table.REVERSE:
             raise UserError(
-                f"{joint}: drive mode {servo.drive_mode} has other bits than the direction set: "
-                "time profiles and torque by goal are not supported. Write "
-                f"{servo.drive_mode & table.REVERSE} and calibrate again"
+                f"{joint}: drive mode {servo.drive_mode} sets more than the direction, but time "
+                "profiles and torque by goal are not supported. Write "
+                f"{servo.drive_mode & table.REVERSE} to register 10 and calibrate again"
             )
         has_watchdog = register(table.FIRMWARE) >= model.watchdog_firmware
-        if self._watchdog_s and has_watchdog and servo.id not in self._watched:
-            self._watched.append(servo.id)
+        if self._watchdog_s and has_watchdog and servo.id not in self._watchdog_ids:
+            self._watchdog_ids.append(servo.id)
         if self._watchdog_needed and not has_watchdog:
             raise UserError(
-                f"{joint}: firmware {register(table.FIRMWARE)} has no bus watchdog (needs "
-                f"{model.watchdog_firmware}): update it, or omit watchdog_s"
+                f"{joint}: firmware {register(table.FIRMWARE)} of servo {servo.id} has no bus "
+                f"watchdog. Update it to {model.watchdog_firmware} or later, or omit watchdog_s"
             )
         return model, 2e-6 * register(table.RETURN_DELAY)
 
@@ -312,33 +318,32 @@ class DynamixelRobot:
                 f"the port of {self._spec.name} is in use by another process: stop it first"
             )
         self._armed = False
-        for (
-            joint,
-            servo,
-        ) in self._servos.items():  # a servo may have been replaced, or its mode changed
+        # A servo may have been replaced since `connect`, or its mode may have been changed.
+        for joint, servo in self._servos.items():
             self._verify_servo(joint, servo)
         reading = self._read_until_ok()
         if reading.code or (reading.status & ~Status.WATCHDOG).any():
             self._refuse_to_arm(reading)
         limp = self._values["torque"] == 0
-        on = [id_ for id_, is_limp in zip(self._ids, limp, strict=True) if is_limp]
+        limp_ids = [id_ for id_, is_limp in zip(self._ids, limp, strict=True) if is_limp]
         try:
             self._set_all(table.BUS_WATCHDOG, 0)
             self._set_all(table.PROFILE_VELOCITY, 0)
             self._set_all(table.PROFILE_ACCELERATION, 0)
-            if on:  # without a new goal, a servo would jump to its last goal
+            if limp_ids:  # without a new goal, a servo would jump to its last goal
                 positions = self._values["position"][limp].tolist()
-                # one by one: sync writes have no answer, and a servo that missed one would jump
-                for id_, ticks in zip(on, positions, strict=True):
+                # Goals are written one by one. A sync write has no answer, and a servo that missed
+                # it would jump.
+                for id_, ticks in zip(limp_ids, positions, strict=True):
                     self._write_goal(id_, table.GOAL_POSITION, ticks)
-                # all together, so that the arm does not sag servo by servo; verified below
-                self.bus.sync_write(on, table.TORQUE_ENABLE.address, [b"\1"] * len(on))
-            self._set_all(table.TORQUE_ENABLE, 1)
+                # Torque goes on at all servos together, so that the arm does not sag.
+                self.bus.sync_write(limp_ids, table.TORQUE_ENABLE.address, [b"\1"] * len(limp_ids))
+            self._set_all(table.TORQUE_ENABLE, 1)  # also verifies the sync write
             if (reading := self._read_until_ok()).code:
                 self._refuse_to_arm(reading)
             for id_, ticks in zip(self._ids, self._values["position"].tolist(), strict=True):
                 self._set(id_, table.GOAL_POSITION, ticks)
-            for id_ in self._watched:
+            for id_ in self._watchdog_ids:
                 self._set(id_, table.BUS_WATCHDOG, round(self._watchdog_s / table.WATCHDOG_S))
             self._armed = True
             reading = self._read_until_ok()
@@ -346,23 +351,23 @@ class DynamixelRobot:
                 self._refuse_to_arm(reading)
         except UserError:
             self._armed = False
-            for id_ in on:  # torque was off before
+            for id_ in limp_ids:  # their torque was off before
                 self._retry(partial(self.bus.write, id_, table.TORQUE_ENABLE.address, b"\0"))
             raise
         return reading
 
     def _read_until_ok(self) -> Reading:
-        """Read, with retries: the first reading sets up the mapping of a rebooted servo."""
+        """Read with retries. The first reading may only set up the mapping of a rebooted servo."""
         for _ in range(TRIES):
             if not (reading := self.read()).code:
                 break
         return reading
 
     def read(self) -> Reading:
-        """Read all servos. Those that do not answer are asked again while `timeout_s` permits.
+        """Read all servos. Repeat the request to silent servos as long as `timeout_s` permits.
 
-        A servo without mapping is set up first: within `timeout_s` if the robot is armed, and
-        otherwise, as at the first reading, without a time limit.
+        The mapping of a servo that has none is set up first. If the robot is armed, this must also
+        fit into `timeout_s`. Otherwise it has no time limit.
         """
         port = self.bus.port
         missing = set(self._ids)
@@ -375,7 +380,7 @@ class DynamixelRobot:
             begin = port.now_ns()
             end = begin + int(self._spec.timeout_s * 1e9)
         elif port.now_ns() + self._duration_ns(missing) > end:
-            code = Code.TIMEOUT  # the mapping took too long: read in the next tick
+            code = Code.TIMEOUT  # the mapping took too long: the next tick reads the servos
         silence_ns = int(2 * (11 + SIZE) * 10e9 / self._baud)
         while missing and not code:
             alone = len(missing) == len(self._ids) and begin + 2 * self._duration_ns(missing) > end
@@ -390,16 +395,16 @@ class DynamixelRobot:
         return self._reading(code, begin, missing)
 
     def _duration_ns(self, missing: set[int]) -> int:
-        """Return the maximum duration of reading these servos, ns."""
+        """Return the maximum duration of reading the servos `missing`, ns."""
         counts = [len(missing.intersection(ids)) for _, ids in self._groups]
-        silence = 2 * (11 + SIZE)  # bytes of waiting for a missing answer
+        silence = 2 * (11 + SIZE)  # wait for silence after a missing answer, in bytes
         seconds = [self.bus.duration_s(14 + n, n * (11 + SIZE) + silence, n) for n in counts if n]
         return int(sum(seconds) * 1e9)
 
     def _read_servos(self, missing: set[int], until_ns: int) -> Code:
-        """Read servos, and remove those that answer from `missing`. Return the worst code.
+        """Read the servos `missing`. Return the worst code.
 
-        until_ns: see `Bus.sync_read`.
+        Servos that answer are removed from `missing`. until_ns: see `Bus.sync_read`.
         """
         worst = Code.OK
         for address, ids in self._groups:
@@ -416,7 +421,8 @@ class DynamixelRobot:
         return worst
 
     def _fresh(self, id_: int, data: bytes) -> bool:
-        if data[0] != 2:  # the mapping is lost, so there is no clock
+        """Return True if the answer may be from after the request."""
+        if data[0] != 2:  # the servo has lost its mapping, so the data contain no clock
             return True
         tick = data[4] | data[5] << 8
         return self._clocks[id_].within(tick, self._request_ns, self.bus.port.now_ns())
@@ -441,7 +447,7 @@ class DynamixelRobot:
             self._q = (values["position"] - table.CENTER) * self._per_tick
             self._dq = values["velocity"] * (table.RAD_S * self._per_rad)
             self._current = values["current"] * self._current_a
-            # servos measure when they receive the request, long before the last one answers
+            # Servos measure when they receive the request, long before the last servo answers.
             self._heard_ns = begin + int((14 + count) * 10e9 / self._baud)
         end, heard = self.bus.port.now_ns(), self._heard_ns
         channels: dict[str, np.ndarray] = {}
@@ -463,8 +469,9 @@ class DynamixelRobot:
     def hold(self, reason: str) -> Sequence[str]:
         """Set each goal to the measured position. `reason` is not used.
 
-        A servo ignores a goal outside its limits and would keep moving to its last goal. If it is
-        measured outside, as after an encoder leap, its torque goes off.
+        A servo ignores a goal outside its limits and would keep moving to its last goal. So the
+        torque of a servo that is measured outside its limits is switched off. This may happen after
+        an encoder jump.
         """
         present = table.PRESENT_POSITION
         waiting = list(self._ids)
@@ -487,8 +494,8 @@ class DynamixelRobot:
         return [self._spec.joints[self._ids.index(id_)] for id_ in waiting]
 
     def _accepts_goal(self, id_: int, ticks: int) -> bool:
-        """Return True if this goal is inside the servo's position limits."""
-        low, high = self._own_ticks[self._place[id_]]
+        """Return True if a goal is inside the servo's position limits."""
+        low, high = self._servo_limits[self._place[id_]]
         return low <= ticks <= high
 
     def disarm(self) -> None:
@@ -500,7 +507,10 @@ class DynamixelRobot:
             which = [
                 j for j, on in zip(self._spec.joints, holds, strict=True) if on or not answered
             ]
-            raise UserError(f"{', '.join(which)} may still hold: torque off was not confirmed")
+            raise UserError(
+                f"{', '.join(which)} may still hold, because the servos did not confirm that "
+                "torque is off: cut their power"
+            )
 
     def close(self) -> None:
         if self._bus is None:
@@ -512,17 +522,17 @@ class DynamixelRobot:
         self._bus, self._armed, self._unmapped = None, False, list(range(len(self._ids)))
 
     def _map_registers(self, end_ns: int) -> Code:
-        """Set up the mapping of servos that have none. They lose it at power-off.
+        """Set up the mapping of servos that have none. Servos lose the mapping at power-off.
 
-        end_ns: time limit for an armed robot. What does not fit is left for the next tick, with one
-        short attempt each.
+        end_ns: time limit for an armed robot. Servos for which the time is too short wait for the
+        next tick. Each gets one short attempt per tick.
         """
         if not self._unmapped:
             return Code.OK
         bus, patience_s = self.bus, 0.0 if self._armed else PATIENCE_S
         if not bus.port.claim():
             return Code.REFUSED
-        # duration of a read or a write, and of the silence after a missing answer
+        # maximum duration of a read or a write, and of the silence after a missing answer
         longest_ns = int(bus.duration_s(14 + 2 * SIZE, 5 * (11 + 2 * SIZE), 5) * 1e9)
         for k in list(self._unmapped):
             id_, at = self._ids[k], self._models[k].indirect_address
@@ -551,13 +561,13 @@ class DynamixelRobot:
             self._set(id_, item, value)
 
     def _write_goal(self, id_: int, item: table.Item, value: int) -> None:
-        """Write the goal before torque goes on. Raises UserError without an answer."""
+        """Write a goal before torque is switched on. Raises UserError without an answer."""
         data = item.pack(value)
         done = self._retry(lambda: self.bus.write(id_, item.address, data))
         if done.code:
             joint = self._spec.joints[self._place[id_]]
             raise UserError(
-                f"{joint}: servo {id_} did not accept its position as its goal "
+                f"{joint}: servo {id_} did not accept its measured position as its goal "
                 f"({done.code.name.lower()}). The arm was not armed: check that the joint is "
                 "inside its servo's position limits"
             )
@@ -571,8 +581,8 @@ class DynamixelRobot:
             joint = self._spec.joints[self._place[id_]]
             raise UserError(
                 f"{joint}: servo {id_} did not accept {value} for register "
-                f"{item.address} (error {done.error}, found {list(back.data)}). The arm was not "
-                "armed: check that the joint is inside its servo's position limits"
+                f"{item.address} (error {done.error}, register contains {list(back.data)}). The "
+                "arm was not armed: check that the joint is inside its servo's position limits"
             )
 
     def _refuse_to_arm(self, reading: Reading) -> NoReturn:
@@ -583,8 +593,8 @@ class DynamixelRobot:
         )
         what = joints or f"reading failed ({reading.code.name.lower()})"
         raise UserError(
-            f"{self._spec.name} cannot be armed: {what}. A hardware error is cleared by a reboot "
-            "or by switching the power off and on, once its cause is gone"
+            f"{self._spec.name} cannot be armed: {what}. To clear a hardware error, remove its "
+            "cause, then reboot the servo or switch its power off and on"
         )
 
 
@@ -599,7 +609,7 @@ def _restrict_limits(
     watchdog_s: float | None,
     per_tick: np.ndarray,
 ) -> RobotSpec:
-    """Return the specification with the limits restricted to the calibrated ranges."""
+    """Return the specification with position limits restricted to the calibrated ranges."""
     ranges = np.array([servo.range_rad for servo in servos.values()])
     ranges *= (per_tick / table.RAD)[:, None]
     limits = replace(

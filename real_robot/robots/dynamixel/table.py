@@ -1,7 +1,8 @@
 """Control table of the X series: addresses and units of a servo's registers.
 
-Addresses from 64 on are RAM, lost at power-off. Lower ones are EEPROM, which can be written only
-with torque off. Source: emanual.robotis.com/docs/en/dxl/x (XM430-W350 and related models).
+Addresses from 64 on are in RAM, which is lost at power-off. Lower addresses are in EEPROM, which
+can be written only while torque is off. Source: emanual.robotis.com/docs/en/dxl/x (XM430-W350 and
+related models).
 """
 
 import math
@@ -10,12 +11,14 @@ from typing import NamedTuple
 
 
 class Item(NamedTuple):
+    """Register of a servo. The comments below give the unit of one count."""
+
     address: int
     size: int  # bytes
     signed: bool = False
 
     def pack(self, value: int) -> bytes:
-        """Return `value` as little endian, two's complement. Raises OverflowError if too large."""
+        """Encode a value, little endian. Raises OverflowError if it does not fit."""
         return value.to_bytes(self.size, "little", signed=self.signed)
 
     def unpack(self, data: bytes) -> int:
@@ -42,7 +45,7 @@ TORQUE_ENABLE = Item(64, 1)
 STATUS_LEVEL = Item(68, 1)
 HARDWARE_ERROR = Item(70, 1)
 POSITION_P_GAIN = Item(84, 2)
-BUS_WATCHDOG = Item(98, 1)  # 20 ms; 0 off, 255 tripped
+BUS_WATCHDOG = Item(98, 1)  # 20 ms; 0: off, 255: fired
 GOAL_PWM = Item(100, 2, signed=True)
 GOAL_CURRENT = Item(102, 2, signed=True)
 GOAL_VELOCITY = Item(104, 4, signed=True)
@@ -51,7 +54,7 @@ PROFILE_VELOCITY = Item(112, 4)
 GOAL_POSITION = Item(116, 4, signed=True)
 REALTIME_TICK = Item(120, 2)  # ms, 0 to 32767
 MOVING = Item(122, 1)
-PRESENT_CURRENT = Item(126, 2, signed=True)  # XL430 and XC430: load, 0.1 %
+PRESENT_CURRENT = Item(126, 2, signed=True)  # on XL430 and XC430 this is the load, 0.1 %
 PRESENT_VELOCITY = Item(128, 4, signed=True)
 PRESENT_POSITION = Item(132, 4, signed=True)
 PRESENT_VOLTAGE = Item(144, 2)  # 0.1 V
@@ -63,9 +66,9 @@ CENTER = 2048
 RAD = 2 * math.pi / TICKS  # rad per count of a position
 RAD_S = 0.229 * 2 * math.pi / 60  # rad/s per count of a velocity
 RAD_S2 = 214.577 * 2 * math.pi / 3600  # rad/s² per count of a profile acceleration
-TICK_PERIOD = 32768  # ms; period of the realtime tick
-WATCHDOG_S = 0.02
-WATCHDOG_TRIPPED = 255
+TICK_PERIOD = 32768  # ms; after this time the realtime tick starts again at 0
+WATCHDOG_S = 0.02  # s per count of the bus watchdog
+WATCHDOG_TRIPPED = 255  # value of the bus watchdog once it has fired
 POSITION_MODE = 3
 MODES = {  # names of the operating modes
     0: "current",
@@ -75,18 +78,19 @@ MODES = {  # names of the operating modes
     5: "current-based position",
     16: "PWM",
 }
-REVERSE = 0x01  # bits of the drive mode
-TORQUE_BY_GOAL = 0x08
+# bits of the drive mode
+REVERSE = 0x01  # the servo counts in the other direction
+TORQUE_BY_GOAL = 0x08  # a new goal switches torque on
 
 
 @dataclass(frozen=True)
 class Model:
-    """Model of the series, with the values in which models differ."""
+    """Servo model: the values in which the models of the series differ."""
 
     name: str
-    number: int
-    current_a: float | None  # A per count of current; None: register 126 is load
-    torque_per_a: float = 0.0  # N m, from the stall torque and current at the nominal voltage
+    number: int  # model number, as in register 0
+    current_a: float | None  # A per count of current; None: register 126 is the load
+    torque_per_a: float = 0.0  # N m per A: stall torque divided by stall current, nominal voltage
     indirect_address: int = 168
     indirect_data: int = 224
     watchdog_firmware: int = 38  # first firmware with a bus watchdog

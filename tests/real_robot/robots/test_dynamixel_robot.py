@@ -303,7 +303,7 @@ def test_calibrating_sets_the_zero(make_rig: Callable[..., Any]) -> None:
     shown = rig.line.servo(2)
     assert (shown.get(table.MIN_POSITION), shown.get(table.RETURN_DELAY)) == (servo.range_min, 0)
     shown.mounting_ticks += 3000
-    with pytest.raises(UserError, match="turn its horn"):
+    with pytest.raises(UserError, match="remount its horn"):
         calibration.set_zero(bus, 2)
 
 
@@ -518,7 +518,7 @@ def test_20_every_servo_that_has_a_watchdog_uses_it_unless_it_is_off(make_rig: A
     assert old.robot.spec.own_watchdog_s is None
     old = make_rig(watchdog_s=0.1)
     old.line.servos[1]._store(table.FIRMWARE, 37)
-    with pytest.raises(UserError, match="shoulder: firmware 37 has no bus watchdog"):
+    with pytest.raises(UserError, match="shoulder: firmware 37 of servo 2 has no bus watchdog"):
         old.robot.connect()
 
 

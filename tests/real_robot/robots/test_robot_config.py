@@ -198,7 +198,7 @@ def test_a_calibration_of_other_ids_is_refused(tmp_path: Path) -> None:
         for joint, id_ in (("a", 1), ("b", 3))
     }
     calibration.save(path, servos)
-    with pytest.raises(UserError, match=r"b has id 3, but 2 in mine\.yaml"):
+    with pytest.raises(UserError, match=r"b has id 3, but id 2 in mine\.yaml"):
         make(written(tmp_path), calibration=str(path))
     with pytest.raises(UserError, match=r"did you mean dynamixel\.port"):
         make(written(tmp_path), prt="/dev/ttyUSB1")
@@ -230,7 +230,7 @@ def test_an_adapter_can_be_a_class_in_a_users_file(tmp_path: Path) -> None:
     robot: Any = make(path, port="/dev/b")
     assert (robot.spec.joints, robot.port, robot.speed) == (("a", "b"), "/dev/b", 2)
     for name, sentence in {
-        "arms.py:Half": "it has no connect, arm, read, command, hold, disarm, close",
+        "arms.py:Half": "the class has no connect, arm, read, command, hold, disarm, close",
         "arms.py:Broken": "OSError: no such port",
         "arms.py:PortLost": "has no 'PortLost'",
         "nowhere.py:Arm": "nowhere.py",
