@@ -82,7 +82,7 @@ def page(folder: Path) -> str:
     parts = [head, f"`offline-rl benchmark suite={name}`, then `python -m benchmarks.pages {name}`"]
     items = (wrap_text(f"- {item}", 110).replace("\n", "\n  ") for item in HOW)
     parts += ["How to read the tables:", "\n".join(items)]
-    acting, online_rows = online.acting(tasks), list[list[str]]()
+    acting, online_rows = online.online_tasks(tasks), list[list[str]]()
     for task, seeds in tasks.items():
         parts += [section(seeds)]
         if task in acting:
@@ -341,7 +341,7 @@ def main(arguments: Sequence[str]) -> None:
         write_text(folder / "README.md", page(folder))
         tasks = {t: s for t, s in collect([folder]).items() if any(x.curves["return"] for x in s)}
         write_atomically(folder / "curves.png", partial(draw, tasks))
-        if acting := online.acting(tasks):
+        if acting := online.online_tasks(tasks):
             write_atomically(folder / online.FIGURE, partial(online.draw, acting))
         print(folder / "README.md")
 

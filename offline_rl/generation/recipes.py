@@ -265,7 +265,7 @@ def train_agent(
 
 
 def make_set(plan: Recipe, quality: str, run: SeedFolder, sets: dict[str, Dataset]) -> Dataset:
-    """Return one set, and store it in `sets`, where sets with several parts find them."""
+    """Return one set, and store it in `sets`, from which medium-expert reuses its parts."""
     if quality not in sets:
         if quality == "medium-expert":
             parts = [make_set(plan, part, run, sets) for part in ("medium", "expert")]
@@ -332,7 +332,7 @@ def sample_actions(policy: Any, observations: np.ndarray, normal: torch.Tensor) 
 
 
 def join_datasets(parts: list[Dataset]) -> Dataset:
-    """Concatenate data sets. Their last episodes, which may be cut, are dropped except the last."""
+    """Concatenate data sets. All but the last lose their last episode, which may be cut."""
     columns: dict[str, list[np.ndarray]] = {}
     for k, part in enumerate(parts):
         data = part

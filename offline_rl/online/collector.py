@@ -106,7 +106,8 @@ class Collector:
                 "Use online.warmup_policy=policy."
             )
         count = len(engine.seeds)
-        flush = partial(torch.set_flush_denormal, True)  # per thread; replayed steps must be equal
+        # the setting is per thread; replayed steps must give the same results
+        flush = partial(torch.set_flush_denormal, True)
         self._thread = ThreadPoolExecutor(1, initializer=flush) if overlap else None
         self._pending: tuple[Observations, np.ndarray, Future[list[Step | Exception]]] | None = None
         self.envs = list[VectorEnv]()

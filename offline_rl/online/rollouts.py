@@ -41,18 +41,18 @@ class RolloutCollector:
         make: Callable[[int], VectorEnv],
         rollouts: Rollouts,
         transform: Transform,
-        kept: ReplayBuffer | None = None,
+        replay: ReplayBuffer | None = None,
         columns: Columns | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
         """Create the collector and its environments.
 
         make: creates n environments. engine: of an algorithm with `decide` and `noise_shape`.
-        kept: buffer for complete episodes, if they are stored. columns: computes the extra columns
-        of `kept` from an episode. say: called with a message for every failure.
+        replay: buffer for complete episodes, if they are stored. columns: computes the extra
+        columns of `replay` from an episode. say: called with a message for every failure.
         """
         self.engine, self.buffer, self.transform = engine, rollouts, transform
-        self.make, self.kept, self.extra_columns, self.say = make, kept, columns, say
+        self.make, self.replay, self.extra_columns, self.say = make, replay, columns, say
         algorithm: Any = engine.for_phase(ONLINE)[0]
         cfg, (_, self.envs_per_seed) = algorithm.cfg, rollouts.size
         self.n_action_steps = cfg.n_action_steps
@@ -67,7 +67,7 @@ class RolloutCollector:
 
     def _prepare(self, cfg: Any, count: int) -> None:
         """Allocate the state of `count` environments and start their first episodes."""
-        rollouts, kept = self.buffer, self.kept
+        rollouts, replay = self.buffer, self.replay
         longest = self.env.max_episode_steps
         if self.n_action_steps > longest:
             raise UserError(
@@ -75,7 +75,7 @@ class RolloutCollector:
                 "episode. Train the policy with a lower n_action_steps."
             )
         steps = rollouts.size[0] * self.n_action_steps
-        if kept is not None and steps < longest:
+        if replay is not None and steps < longest:
             raise UserError(
                 f"algorithm.decisions={cfg.decisions} in algorithm.environments={cfg.environments} "
                 f"are {steps} steps per environment, fewer than the {longest} steps of an episode. "
@@ -102,15 +102,16 @@ class RolloutCollector:
         self._played = np.zeros((count, longest, self.env.action_dim), np.float32)  # actions
         self._rewards = np.zeros((count, longest), np.float32)
         self._observations = np.zeros((count, longest + 1, *self.env.observation_shape), np.float32)
-        names = kept.columns.keys() & STEP_INFOS.keys() if kept is not None else ()
+        names = replay.columns.keys() & STEP_INFOS.keys() if replay is not None else ()
         self._infos = {name: np.zeros((count, longest), np.float32) for name in names}
         for name in ("_number", "_decisions", "_lengths", "_played", "mishaps"):
             array = torch.from_numpy(getattr(self, name))  # a view: it shares the array's memory
             rollouts.checkpoint_extras[name.lstrip("_")] = array.unflatten(0, self.shape)
         rollouts.checkpoint_extras["episodes"] = torch.from_numpy(self.episodes)
-        if kept is not None:
-            counts = {name: torch.from_numpy(getattr(kept, name)) for name in COUNTS}
-            rollouts.checkpoint_extras |= {f"kept_{k}": v for k, v in (kept.data | counts).items()}
+        if replay is not None:
+            counts = {name: torch.from_numpy(getattr(replay, name)) for name in COUNTS}
+            extras = {f"kept_{k}": v for k, v in (replay.data | counts).items()}
+            rollouts.checkpoint_extras |= extras
         self._start_episodes(np.arange(count))
 
     def _start_episodes(self, rows: np.ndarray) -> None:
@@ -262,13 +263,13 @@ class RolloutCollector:
             self.buffer.set_columns(computed, self.engine.updates)
 
     def _end_episode(self, row: int, terminated: bool, adds: bool) -> None:
-        """Record the return of a complete episode. adds: store it in the buffer `kept`."""
+        """Record the return of a complete episode. adds: store it in the buffer `replay`."""
         s, length = int(row // self.envs_per_seed), int(self._lengths[row])
         self.finished[s].append(float(self._returns[row]))
         self.mishaps[row] = 0
         if not adds:
             return
-        assert self.kept is not None
+        assert self.replay is not None
         assert self.extra_columns is not None
         last = np.arange(length) == length - 1
         rows = {"observations": self._observations[row, :length]}
@@ -277,9 +278,9 @@ class RolloutCollector:
         rows |= {"rewards": self._rewards[row, :length]}
         rows |= {"terminated": last & terminated, "truncated": last & (not terminated)}
         rows |= {name: values[row, :length] for name, values in self._infos.items()}
-        self.kept.append(s, rows)
-        if self.kept.waits_for_episode_end:
-            self.kept.release(s, self.extra_columns(self.kept.newest(s, length)))
+        self.replay.append(s, rows)
+        if self.replay.waits_for_episode_end:
+            self.replay.release(s, self.extra_columns(self.replay.newest(s, length)))
 
     def close(self) -> None:
         """Close the environments."""

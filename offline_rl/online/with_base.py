@@ -211,7 +211,7 @@ def base_of(source: str, env: VectorEnv) -> Base:
     base = code_base(source, env) if code else bundle_base(source, env)
     executor = base.new_executor()
     executor.reset(FIRST)
-    first = base.compute_actions(executor, env.reset([0], FIRST), FIRST)  # refuses NaN and infinity
+    first = base.compute_actions(executor, env.reset([0], FIRST), FIRST)  # raises for NaN
     if (largest := np.abs(first).max()) > MAX_ACTION:
         raise UserError(
             f"base={source} returned {largest:g} for the first observation, but actions must be in "

@@ -94,7 +94,7 @@ class OnlineCurve:
         return float(100 - area / (steps[-1] - steps[0]))
 
 
-def acting(tasks: Mapping[str, list[Seed]]) -> dict[str, list[Seed]]:
+def online_tasks(tasks: Mapping[str, list[Seed]]) -> dict[str, list[Seed]]:
     """Return the tasks with online training."""
     return {t: seeds for t, seeds in tasks.items() if any(seed.moments for seed in seeds)}
 

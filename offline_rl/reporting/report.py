@@ -115,7 +115,7 @@ def report(
         written.insert(0, out / "curves.png")
         write_atomically(written[0], lambda temporary: draw(scored, temporary))
         page += ["## Learning curves", f"![Learning curves]({written[0].name})"]
-    acting = online.acting(scored)
+    acting = online.online_tasks(scored)
     if acting:
         written.insert(0, out / online.FIGURE)
         write_atomically(written[0], lambda temporary: online.draw(acting, temporary))

@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Moment:
-    """One evaluation of a run that acts in an environment."""
+    """One evaluation of a run with online training."""
 
     score: float | None
     mean_return: float
@@ -119,7 +119,7 @@ def seed_of(record: Record, path: Path) -> Seed:
 
 
 def updates_before(config: dict[str, Any]) -> int:
-    """Return the number of updates of the run that a run with this flat config continues."""
+    """Return the updates of the run that this run continues; 0 without one. config: flat."""
     return int(config.get("start.updates") or 0)
 
 

@@ -37,7 +37,7 @@ def convergence_after(hyper: Mapping[str, Any], updates: int) -> float | None:
 
 
 def convergence_text(share: float | None) -> str:
-    """Return a convergence in per cent, rounded down and marked if it is too low; "" for None."""
+    """Return a convergence in per cent, rounded down. Low values are marked as unfinished."""
     if share is None:
         return ""
     return f"{math.floor(100 * share)} %" + ("" if share >= MIN_CONVERGENCE else ", unfinished")
@@ -46,8 +46,8 @@ def convergence_text(share: float | None) -> str:
 def evaluation_error(returns: np.ndarray) -> float | None:
     """Return the standard error of the mean over episodes; None for fewer than two episodes.
 
-    returns: [S, E]. Episode e has the same initial state for every seed. The E means over seeds are
-    therefore the samples.
+    returns: [S, E]. Episode e has the same initial state for every seed. Therefore the error is
+    computed from the E means over seeds.
     """
     means = np.asarray(returns, np.float64).mean(0)
     return float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None

@@ -2,7 +2,7 @@
 
     seeds: [0, 1, 2, 3, 4]                 # seeds of every cell, trained together
     keys: {eval_episodes: 100}             # options of `train` for all cells that do not set them
-    cells:                                 # lists of algorithms, tasks and data sets are crossed
+    cells:                                 # lists: all combinations of algorithm, task and dataset
       - {algorithm: [td3_bc, iql], task: [neorl2/DMSD, neorl2/Simglucose], num_updates: 300000}
       - {algorithm: wsrl, from: iql/default, task: neorl2/DMSD, num_env_steps: 30000}
 
@@ -53,9 +53,9 @@ from offline_rl.utils.options import build, coerce, format_value, unknown
 from offline_rl.utils.paths import share
 from offline_rl.utils.trees import flatten, to_json_values
 
-VERSION = 1  # of plan.json
+VERSION = 1  # format version of plan.json
 MOVING = (*CHANGING, "num_updates", "num_env_steps")  # settings of a run that may change
-SAME_DATA = (*READING, "episodes")  # options that select different data from one file
+SAME_DATA = (*READING, "episodes")  # options that determine which data is read from a file
 FILLED = ("utd", "batch_size")  # earlier versions stored these even if they were not set
 CROSSED = ("algorithm", "task", "dataset")
 
@@ -327,7 +327,7 @@ def check_data(wanted: Iterable[Cell]) -> list[str]:
 
 
 def stored_seeds(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
-    """Return cell id -> seeds whose results with enough updates are in a study's compact files.
+    """Return cell id -> seeds that a study's compact files contain with enough updates.
 
     Data and code of algorithms are not compared. Raises UserError if a cell's settings differ from
     the stored ones, or if files are missing or damaged.

@@ -48,7 +48,7 @@ class Progress:
     running: dict[str, Cell] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # label of a cell -> error
-    stopped: str | None = None  # reason for which no cell is started anymore
+    stopped: str | None = None  # reason why no more cells are started
 
 
 def run_plan(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True) -> dict[str, str]:
@@ -156,7 +156,7 @@ def _run(cell: Cell, progress: Progress, lock: IO[str], workers: int) -> str | N
                     text=True,
                     start_new_session=True,  # the terminal's Ctrl-C does not reach the process
                     env={"OMP_NUM_THREADS": threads} | os.environ,
-                    pass_fds=(lock.fileno(),),  # the lock is held while either process lives
+                    pass_fds=(lock.fileno(),),  # the lock is held until both processes end
                 )
             except OSError as fault:  # for example, out of memory
                 return f"no process could be started: {fault.strerror}"

@@ -104,7 +104,7 @@ def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update")
 def log_interval(engine: Engine, phase: str) -> int:
     """Return the number of updates of `phase` between two rows of metrics.
 
-    To write a row takes some hundred kernel launches, a synchronization with the device and writes
+    Writing a row takes some hundred kernel launches, a synchronization with the device and writes
     to two files for each seed. A GPU runs 1,000 small updates in the same time. The interval
     depends on counted operations. If it depended on measured time, two runs of the same command
     would log at different updates.

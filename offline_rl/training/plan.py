@@ -79,7 +79,7 @@ class Plan(Resolved):
     stackable: bool  # the seeds train in parallel
     starts: np.ndarray  # seeds of the evaluation episodes
     base: Base | None = None  # frozen base policy of a residual policy
-    actions: Spec | None = None  # the environment's; has an action range only if that states one
+    actions: Spec | None = None  # the environment's spec; has an action range only if it states one
     limit: str | None = None  # reason for the limit of one open environment; None: no limit
 
     def make_envs(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:

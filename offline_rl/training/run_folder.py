@@ -81,7 +81,7 @@ class Done(NamedTuple):
     """Progress of a run, by which checkpoints are sorted and named."""
 
     env_steps: int = 0  # of online training; sorted by first, because updates follow each step
-    updates: int = 0  # all phases together
+    updates: int = 0  # of all phases
 
     @property
     def file(self) -> str:

@@ -21,7 +21,7 @@ class Tracker(Protocol):
     """Interface of loggers. Values are named `group/name`.
 
     clock: updates on the dataset plus environment steps. An evaluation in the background is logged
-    when it ends, with the clock at which it started.
+    later, with the clock at which it started.
     """
 
     def log(self, values: Mapping[str, float], clock: int) -> None: ...

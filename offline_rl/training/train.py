@@ -67,7 +67,7 @@ from policies import Spec, channels
 from policies.networks.defaults import denormals_restored, torch_defaults
 from policies.networks.mlp import MLP
 
-MIN_COMPILED_UPDATES = 50  # a phase with fewer updates in all is not compiled
+MIN_COMPILED_UPDATES = 50  # a phase with fewer updates in total is not compiled
 
 
 @torch_defaults()
@@ -495,8 +495,8 @@ def load_start(engine: Engine, start: Start) -> None:
 def network_difference(algorithm: Algorithm, start: Start) -> str | None:
     """Return a difference between networks whose tensor shapes are equal; None if there is none.
 
-    Another activation is an example. Bounds of the standard deviation may differ and are not
-    compared, nor are policies that predict action chunks.
+    For example, the activations may differ. Bounds of the standard deviation may differ and are not
+    compared. Policies that predict action chunks are not compared either.
     """
     if hasattr(algorithm.modules[algorithm.policy], "plan"):
         return None

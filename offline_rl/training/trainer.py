@@ -304,7 +304,7 @@ class Trainer:
     ) -> int:
         """Run `number` updates and return how many were run.
 
-        If a stop is requested, it ends early, after a complete period.
+        A requested stop ends the updates early, after a complete period.
         count: the updates advance the clock. complete: do not end early.
         """
         build_started = time.monotonic()
