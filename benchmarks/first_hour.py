@@ -33,7 +33,7 @@ PENDULUM = "runs/env_Pendulum-v1"
 SMALL = "algorithm.network=mlp algorithm.widths=[64,64]"
 SHORT = "num_updates=200 eval_every=100 eval_episodes=2"
 
-MINE = '''"""IQL with a larger inverse temperature."""
+ALGORITHM = '''"""IQL with a larger inverse temperature."""
 from dataclasses import dataclass
 from offline_rl.algorithms import iql
 
@@ -44,7 +44,7 @@ class Config(iql.Config):
 class Mine(iql.IQL):
     Config = Config
 '''
-WORLD = """
+ENVIRONMENT = """
 import gymnasium, numpy as np
 
 class Line(gymnasium.Env):  # move to the middle
@@ -61,7 +61,7 @@ class Line(gymnasium.Env):  # move to the middle
         self.x = np.clip(self.x + action, -1, 1).astype(np.float32)
         return self.x, -abs(float(self.x[0])), False, False, {}
 """
-LOG = """
+MAKE_DATA = """
 import h5py, numpy as np
 rng, rows = np.random.default_rng(0), 3000
 with h5py.File("my.hdf5", "w") as file:
@@ -156,9 +156,13 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         (work / "examples").symlink_to(ROOT / "examples")
-        for name, text in (("mine.py", MINE), ("world.py", WORLD), ("notebook.py", NOTEBOOK)):
+        for name, text in (
+            ("mine.py", ALGORITHM),
+            ("world.py", ENVIRONMENT),
+            ("notebook.py", NOTEBOOK),
+        ):
             (work / name).write_text(text)
-        subprocess.run([sys.executable, "-c", LOG], cwd=work, check=True)
+        subprocess.run([sys.executable, "-c", MAKE_DATA], cwd=work, check=True)
         for task in tasks():
             start, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
             for number, line in enumerate(task.commands):

@@ -28,7 +28,7 @@ def imported_names(tree: ast.AST, lazy: bool) -> Iterator[str]:
 
 
 def graph(root: Path, *, lazy: bool) -> dict[str, set[str]]:
-    """Return the modules of offline_rl that each of its modules imports."""
+    """Return the imports within offline_rl: for each module, the modules that it imports."""
     files = {
         ".".join(f.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): f
         for f in (root / "offline_rl").rglob("*.py")

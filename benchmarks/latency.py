@@ -32,7 +32,7 @@ from policies.policy import BundlePolicy
 
 RUNTIMES = ("torch", "onnx")
 MIN_DECISIONS = 20  # per policy and runtime
-HEADER = ["policy", "runtime", "p50 ms", "p99 ms", "largest", "decisions"]
+HEADER = ["policy", "runtime", "p50 ms", "p99 ms", "max ms", "decisions"]
 
 
 def decisions(

@@ -1,4 +1,4 @@
-"""Compare NeoRL-2's simulators with its data: single steps, complete episodes, rewards, ends.
+"""Compare our NeoRL-2 simulators with NeoRL-2's data: steps, complete episodes, rewards, ends.
 
     python -m benchmarks.neorl2_simulators [tasks=[DMSD,Simglucose]] [speed=true]
 
@@ -73,7 +73,8 @@ class Errors(NamedTuple):
     ends: np.ndarray  # [E] bool: flags agree at every step
 
 
-Force = Callable[[Any, np.ndarray, np.ndarray], None]  # env, its observations [B, O], indices [B]
+# sets environments `indices` [B] to observations [B, O]; called with env, observations, indices
+Force = Callable[[Any, np.ndarray, np.ndarray], None]
 
 
 def replay(
@@ -296,7 +297,7 @@ def format_value(value: float | None) -> str:
 
 
 def markdown(results: list[dict[str, Any]], versions: dict[str, str], command: str) -> str:
-    lines = ["# NeoRL-2's simulators against its data", "", f"`{command}`", ""]
+    lines = ["# Our NeoRL-2 simulators compared with NeoRL-2's data", "", f"`{command}`", ""]
     lines += [
         "Largest absolute differences, in units of the observation. *One step*: every step starts "
         "from the recorded observation. *Complete episodes*: the environment is reset with the "

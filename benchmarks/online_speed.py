@@ -57,7 +57,7 @@ class Method:
     eager: str  # kind of the plain PyTorch contender in the worker
     ours: Mapping[str, Mapping[str, Any]]  # our contenders by name, with their options
     updates: float  # per environment step
-    first_ticks: int  # ticks of the first turn, which sets the number of ticks of later turns
+    first_ticks: int  # ticks of a first turn, whose time determines the length of later turns
 
 
 METHODS = {

@@ -60,7 +60,7 @@ class Options:
 
 
 def scores(algorithm: str, task: str, precision: str) -> list[float]:
-    """Return each seed's mean over its last three evaluations, as one evaluation is too noisy."""
+    """Return each seed's mean over the last three evaluations, because one is too noisy."""
     updates, changed = UPDATES[algorithm], CHANGED.get(algorithm, {})
     cfg, _ = algorithm_config(algorithm, task, changed)
     result = train(

@@ -1,4 +1,4 @@
-"""Measure environment steps per second of a residual policy, and its base policy's share.
+"""Measure environment steps per second of a residual policy, and the base policy's share of time.
 
     python -m benchmarks.residual_speed <base> [task=push/standard-expert] [seeds=3] [steps=1500]
 

@@ -271,7 +271,11 @@ class LoopVectorEnv(VectorEnv):
         )
 
     def classify_starts(self) -> Literal["seeded", "random", "alike"]:
-        """Return whether first observations follow the seed, ignore it or are all equal."""
+        """Return how first observations depend on the seed.
+
+        seeded: a seed determines the observation. random: a repeated seed gives a different one.
+        alike: two different seeds give the same one.
+        """
         one = np.arange(1)
         start, repeated, other = (first(self.reset([seed], one)) for seed in (0, 0, 1))
         if not observations_equal(start, repeated):

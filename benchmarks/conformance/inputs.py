@@ -12,7 +12,7 @@ import numpy as np
 
 OBS, ACT, BATCH, WIDTH, SAMPLES, CRITICS, WINDOW = 5, 3, 7, 8, 4, 3, 6
 SEED = 20
-EXPERT = 1000  # offset from an update's number to the seed of its expert batch
+EXPERT = 1000  # an update's expert batch has the update's number plus this as its seed
 Arrays = dict[str, np.ndarray]
 
 

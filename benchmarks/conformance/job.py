@@ -48,7 +48,7 @@ Draw = str | tuple[str, Callable[[np.ndarray], np.ndarray]]
 
 @dataclass(frozen=True)
 class Link:
-    """A parameter of the reference: its position in our parameter, its reader and its writer."""
+    """Link between a parameter of the reference and one of ours, with a reader and a writer."""
 
     name: str  # our name: <network>/<parameter>
     index: Any  # index into our parameter
@@ -79,8 +79,9 @@ class Job:
     phase: str
 
     def load(self, file: str | None = None, swaps: Mapping[str, str] = {}) -> ModuleType:
-        """Return the reference's file as a module, with `swaps` replaced in its source in memory.
+        """Import the reference's file as a module. The file itself does not change.
 
+        swaps: texts to replace in its source, and their replacements.
         Raises ValueError if a text to replace is missing.
         """
         path = self.checkout / (file or self.file)

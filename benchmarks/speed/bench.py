@@ -1,4 +1,4 @@
-"""Compare updates per second of this project with others, in turns on one machine.
+"""Compare updates per second of this project and other projects, in turns on one machine.
 
     offline-rl bench [algorithms=[td3_bc,iql]] [corl=<checkout>] …   (or python -m benchmarks.speed)
 

@@ -56,7 +56,7 @@ class PushExpert(Skilled):
     def joint_speeds(self, angles: np.ndarray, velocity: np.ndarray) -> np.ndarray:
         """Return joint speeds [B, J], as fractions of the limit, that give the tip `velocity`.
 
-        Damped least squares on the tip's Jacobian.
+        They are computed by damped least squares from the tip's Jacobian.
         """
         at = joint_positions(self.arm, angles)
         lever = at[:, -1:] - at[:, :-1]  # [B, J, 2]

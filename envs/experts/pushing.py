@@ -9,7 +9,7 @@ CLEARANCE_M = 0.025  # gap between tip and puck while the tip goes around the pu
 
 @dataclass(frozen=True)
 class Pushing:
-    """Controller that moves the tip around the puck to its far side, then pushes.
+    """Controller that moves the tip around the puck to the side away from the goal, then pushes.
 
     Speeds are in m/s, gains in 1/s.
     """

@@ -60,7 +60,7 @@ class Walk(ABC):
     def path(self, start: tuple[int, int], goal: tuple[int, int]) -> list[tuple[int, int]]:
         """Return the cells of a shortest path, both ends included.
 
-        Breadth-first search from the goal.
+        The path is found by breadth-first search from the goal.
         """
         onward: dict[tuple[int, int], tuple[int, int]] = {goal: goal}
         queue = [goal]

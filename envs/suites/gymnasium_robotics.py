@@ -75,7 +75,7 @@ class Hand(gymnasium.Wrapper):
         return observation, reward, dropped, False, {"success": success}
 
     def palm_distance(self) -> float:
-        """Return the distance from the palm to the object, m. A step costs a tenth of it."""
+        """Return the distance from the palm to the object, m. A tenth of it is each step's cost."""
         target = self.position(self.OBJECT[self.name])
         return float(np.linalg.norm(self.position("S_grasp") - target))
 

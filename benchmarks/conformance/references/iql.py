@@ -1,4 +1,4 @@
-"""Adapter to ikostrikov/implicit_q_learning and its descendants XQL, DVL and ReCOIL."""
+"""Adapter to ikostrikov/implicit_q_learning, also for XQL, DVL and ReCOIL, which derive from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDE = "jax_side"
 
 
 def learner(job: Job, **options: Any) -> Any:
-    """Return the Learner in the folder of the job's file, and its batch type."""
+    """Return an instance of the reference's Learner, and its batch type."""
     if job.file != "offline/learner_imitate.py":
         use_frozen_dicts()
     sys.path.insert(0, str((job.checkout / job.file).parent))
@@ -66,7 +66,7 @@ def read_metrics(info: Any) -> dict[str, float]:
 
 
 def make_flags(c: dict[str, Any], **options: Any) -> Any:
-    """Return the command-line options that XQL and its descendants read during an update."""
+    """Return the command-line options that XQL, DVL and ReCOIL read during an update."""
     return SimpleNamespace(
         num_v_updates=c["value_updates"],
         sample_random_times=c.get("random_actions", 0),

@@ -126,7 +126,7 @@ def soft_links(current: Current, c: dict[str, Any]) -> list[Link]:
 
 
 def wsrl(job: Job) -> Learner:
-    """Return the learner. A step leaves networks unchanged that it does not train."""
+    """Return the learner. Networks that a step does not train stay unchanged in this step."""
     module, c = load_module(job), job.config
     agent = module.SACAgent.create(
         jax.random.PRNGKey(0),
