@@ -28,20 +28,31 @@ offline-rl generate recipe=<recipe> qualities=[…]   # generate the others; rec
 offline-rl data info <name>                         # contents of a file, sources of the references
 ```
 
-Scores 0 and 100 are the reference returns of the usual normalized score. A data set without an
-environment cannot be evaluated. Without `qualities=`, all data sets of a recipe are generated.
+In the tables, `steps` is the time limit of an episode. `score 0` and `score 100` are the reference
+returns of the usual normalized score. A policy cannot be evaluated on a data set without an
+environment. Without `qualities=`, `generate` makes all data sets of a recipe.
 """
-NATIVE_NOTE = """Each of these is a task: `offline-rl train task=<name>`. Train online, or on the data of
-`dataset=`. Some need an extra (`box2d`, `robotics`, `pusht`, `ogbench`); the error message names it.
+NATIVE_NOTE = """Each of these is a task: `offline-rl train task=<name>`. Train online, or on a file
+given with `dataset=`. Some environments need an extra (`box2d`, `robotics`, `pusht`, `ogbench`);
+the error message names it.
 """
-GENERATED_NOTE = """On the same processor with the same versions (`made_with` in the card), the recipe
-of an agent generates the same bytes. Another processor rounds differently, so its agent differs:
-with AMX units, walker2d's expert reached a return of 3,612, without them 4,570.
+GENERATED_NOTE = """A recipe that trains an agent generates the same bytes on the same processor
+with the same versions (`made_with` in the card). Another processor rounds differently, so the agent
+differs.
+For example, walker2d's expert reached a return of 3,612 on a processor with AMX units, and 4,570
+without.
 
-A replay data set holds all steps of an agent until its policy reached medium quality. They are
-smaller than D4RL's: 200,000 rows of hopper, 150,000 of walker2d and 100,000 of halfcheetah, instead
-of 402,000, 302,000 and 202,000. Such a short training (`medium_after` in `configs/recipe`) takes
-hours on a CPU.
+A replay data set holds all steps of an agent until its policy reached medium quality. The agents
+trained for fewer steps (`medium_after` in `configs/recipe`) than those of D4RL, which still takes
+hours on a CPU. So the replay data sets have fewer rows:
+
+| replay data set | rows | rows in D4RL |
+|---|---|---|
+| hopper | 200,000 | 402,000 |
+| walker2d | 150,000 | 302,000 |
+| halfcheetah | 100,000 | 202,000 |
+
+The cards of the generated data sets, from one machine:
 """
 
 
@@ -51,7 +62,7 @@ def number(x: float) -> str:
 
 
 def row(card: Card) -> str:
-    """Return a card's line of its suite's table."""
+    """Return the row of a card in the table of the suite."""
     low, high = ("", "")
     if card.reference is not None:
         low, high = number(card.reference.min), number(card.reference.max)
@@ -62,13 +73,13 @@ def row(card: Card) -> str:
 
 
 def generated_sets() -> list[str]:
-    """Return the table of the committed cards of generated files, from one machine."""
+    """Return the table of generated data sets, from the committed cards of one machine."""
     lines = ["| set | rows | episodes | mean return | score | bytes | SHA-256 |", "|---" * 7 + "|"]
     for path in sorted(CARDS.glob("*/*.json")):
         card = json.loads(path.read_text())
         name, score = f"{card['recipe'].get('suite', 'gym')}/{card['set']}", ""
-        if (its_task := task(name)).reference is not None:
-            score = f"{its_task.score(card['return_mean']):.1f}"
+        if (card_task := task(name)).reference is not None:
+            score = f"{card_task.score(card['return_mean']):.1f}"
         cells = [f"`{name}`", f"{card['rows']:,}", f"{card['episodes']:,}"]
         cells += [f"{card['return_mean']:.4g}", score, f"{card['size_bytes']:,}"]
         lines.append("| " + " | ".join([*cells, f"`{card['sha256'][:12]}…`"]) + " |")

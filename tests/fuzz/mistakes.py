@@ -270,7 +270,7 @@ MORE = {
     "train dataset=demos.hdf5 task=none action_range=[1,2,3]": "action_range=[1.0, 2.0, 3.0]",
     "train dataset=demos.hdf5 task=none action_range=512": "action_range=512: expected a list [a",
     "train dataset=demos.hdf5 task=none action_range=data action_scale=2": "both given",
-    "train dataset=demos.hdf5 task=none action_range=[[0,0,0],[1,1,1]]": "limits are given for 3 actions",
+    "train dataset=demos.hdf5 task=none action_range=[[0,0,0],[1,1,1]]": "limits are given for 3",
     "train action_range=data": "action_range=data needs task=none … than that of neorl2/DMSD",
     "train action_scale=0": "action_scale=0.0 is not above 0",
     "train observation_keys=[obs]": "small.npz: observation_keys has no meaning in the layout of",

@@ -116,7 +116,7 @@ def test_extremes_of_the_data_are_not_the_range_of_a_normalized_environment(tmp_
         prepare({**QUICK, "task": "unit", "dataset": data})
     silent = envs.make_vector("unit", 1)
     silent.action_low = silent.action_high = None
-    with pytest.raises(UserError, match=r"reach \[2, 8\].*not known in these units"):
+    with pytest.raises(UserError, match=r"span \[2, 8\].*not known in these units"):
         map_to_range(read(data), stated_spec(silent), "task silent", option=None)
     plan = prepare({**QUICK, "task": "unit", "dataset": data, "action_range": [0, 10]})
     assert plan.dataset is not None
