@@ -78,7 +78,7 @@ class Case:
 # names of draws (Case.draws) that several cases share, in order
 SOFT = ("temperature", "policy", "next")
 ROBUST = (*SOFT[:2], "policy_noise", "next", "q_noise", "ood_noise", "ood")
-PENALTY = ("policy", "next", "here", "there", "uniform")
+PENALTY = ("policy", "next", "current_samples", "next_samples", "uniform")
 NORM = "layer normalization: 1e-6 added to the variance -> 1e-5"
 SHARED = "separate action samples for each loss -> the same samples for all losses"
 START = "short windows are right-aligned -> left-aligned"
@@ -116,14 +116,14 @@ CHUNK |= {
     "kl_weight": 0.1,
 }
 CHUNK |= {"num_decoder_layers": 2, "max_grad_norm": 0.1}
-DROPPED = (*(f"style_{i}" for i in range(4)), "z", *(f"seen_{i}" for i in range(4)))
-DROPPED += tuple(f"chunk_{i}" for i in range(12))
+DROPPED = (*(f"vae_encoder_{i}" for i in range(4)), "z", *(f"encoder_{i}" for i in range(4)))
+DROPPED += tuple(f"decoder_{i}" for i in range(12))
 JUMPED = {
     name: tuple(f"{name}_{k}" for k in range(16))
     for name in ("target", "target_rest", "jump", "rest", "denoised")
 }
-PATH = ("place", "later", "noise", *JUMPED["target"], *JUMPED["target_rest"])
-PATH += ("half", "deviation", "noised")
+PATH = ("time_index", "later_index", "noise", *JUMPED["target"], *JUMPED["target_rest"])
+PATH += ("dsm_index", "noise_level", "dsm_noise")
 PATH += JUMPED["jump"] + JUMPED["rest"] + JUMPED["denoised"]
 STATE = "observations with the robot state only: refused -> allowed"
 OTHERS = "the reference's network and optimizer -> an MLP and AdamW"
@@ -199,7 +199,7 @@ CASES = (
         "diffusion_policy",
         "consistency",
         "consistency_policy/teacher/edm_policy.py",
-        ("deviation", "noise"),
+        ("noise_level", "noise"),
         {
             "process": "edm",
             "n_obs_steps": 2,
@@ -666,7 +666,7 @@ CASES = (
         "mcq",
         "mcq",
         "offlinerl/algo/modelfree/MCQ.py",
-        ("vae", "policy", "next", "own", "pseudo", "policy"),
+        ("vae", "policy", "next", "policy_samples", "pseudo", "policy"),
         adapted=(
             EPSILON,
             "pseudo targets clamped to at least 0 -> not clamped",

@@ -63,14 +63,14 @@ def stack_updates(results: Sequence[Arrays]) -> Arrays:
 
 
 def windows(update: int, *, full: bool) -> Arrays:
-    """Return a batch of windows [BATCH, WINDOW, …]; `real` is the mask of steps without padding.
+    """Return a batch of windows [BATCH, WINDOW, …]; `valid` is the mask of steps without padding.
 
     full: all windows have WINDOW steps; otherwise windows may end early, with their episode.
     """
     rng, columns = np.random.RandomState([SEED, update, 2]), batch(update, 1.0, (BATCH, WINDOW))
     first, steps = rng.randint(0, 5, (BATCH, 1)), np.arange(WINDOW)
     count = np.full((BATCH, 1), WINDOW) if full else rng.randint(1, WINDOW + 1, (BATCH, 1))
-    return columns | {"timesteps": first + steps, "real": steps < count}
+    return columns | {"timesteps": first + steps, "valid": steps < count}
 
 
 def chunks(update: int, n_obs_steps: int, horizon: int) -> Arrays:
@@ -79,7 +79,7 @@ def chunks(update: int, n_obs_steps: int, horizon: int) -> Arrays:
     Observations are [BATCH, n_obs_steps, OBS], actions [BATCH, horizon, ACT].
     """
     columns = windows(update, full=False)
-    for name, count in (("observations", n_obs_steps), ("actions", horizon), ("real", horizon)):
+    for name, count in (("observations", n_obs_steps), ("actions", horizon), ("valid", horizon)):
         columns[name] = columns[name][:, :count]
     return columns
 

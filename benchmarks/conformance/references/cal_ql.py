@@ -69,6 +69,6 @@ def cal_ql(job: Job) -> Learner:
 
     order = [
         "policy",
-        *((name, swap_axes) for name in ("next", "uniform", "here", "there")),
+        *((name, swap_axes) for name in ("next", "uniform", "current_samples", "next_samples")),
     ]
     return Learner(links, update, order * len(t.model_keys))

@@ -93,7 +93,7 @@ def diffusion_policy(job: Job) -> Learner:
 
     links = unet_links("model/network", policy.model)
     links += unet_links("policy/network", average.averaged_model)
-    return Learner(links, update, ["deviation", "noise"])
+    return Learner(links, update, ["noise_level", "noise"])
 
 
 def consistency(job: Job) -> Learner:
@@ -146,8 +146,8 @@ def consistency(job: Job) -> Learner:
 
     links = unet_links("model/network", policy.model)
     teacher = unet_links("teacher/network", policy.teacher)
-    order = ["place", "later", "noise", *masks(*JUMPS[:4])]
-    order += ["half", "deviation", "noised", *masks(JUMPS[4])]
+    order = ["time_index", "later_index", "noise", *masks(*JUMPS[:4])]
+    order += ["dsm_index", "noise_level", "dsm_noise", *masks(JUMPS[4])]
     return Learner([*links, *link_copies("policy", links), *teacher], update, order)
 
 

@@ -149,7 +149,7 @@ def cql(job: Job) -> Learner:
 
     order = [
         "policy",
-        *((name, swap_axes) for name in ("next", "uniform", "here", "there")),
+        *((name, swap_axes) for name in ("next", "uniform", "current_samples", "next_samples")),
     ]
     return Learner(links, update, order)
 

@@ -47,6 +47,6 @@ def cql(job: Job) -> Learner:
         links += mlp("critic/net", critics[k], k) + mlp("critic_target/net", critics[2 + k], k)
     order = [
         "policy",
-        *((name, swap_axes) for name in ("next", "uniform", "here", "there")),
+        *((name, swap_axes) for name in ("next", "uniform", "current_samples", "next_samples")),
     ]
     return Learner(links, update, order)

@@ -55,10 +55,12 @@ def decision_transformer(job: Job) -> Learner:
     )
 
     def update(b: Any) -> dict[str, float]:
-        returns = align_right(b.mc_returns[..., None] / c["return_scale"], b.real)
+        returns = align_right(b.mc_returns[..., None] / c["return_scale"], b.valid)
         returns = torch.cat([returns, returns[:, :1]], 1)  # the reference drops the last
-        s, a, mask = (align_right(x, b.real) for x in (b.observations, b.actions, b.real.double()))
-        current.rows = s, a, None, None, returns, align_right(b.timesteps, b.real), mask
+        s, a, mask = (
+            align_right(x, b.valid) for x in (b.observations, b.actions, b.valid.double())
+        )
+        current.rows = s, a, None, None, returns, align_right(b.timesteps, b.valid), mask
         loss = t.train_step()
         schedule.step()
         return {"policy_loss": float(loss)}
@@ -79,12 +81,12 @@ def decision_transformer(job: Job) -> Learner:
     return Learner(links, update, [f"dropout_{i}" for i in range(1 + 3 * c["num_layers"])])
 
 
-def align_right(x: Tensor, real: Tensor) -> Tensor:
+def align_right(x: Tensor, valid: Tensor) -> Tensor:
     """Return windows [B, T, …] with the padding moved from the end to the start, as zeros.
 
-    real: mask of the steps without padding.
+    valid: mask of the steps without padding.
     """
     aligned = torch.zeros_like(x)
-    for row, count in enumerate(real.sum(1).tolist()):
+    for row, count in enumerate(valid.sum(1).tolist()):
         aligned[row, len(x[row]) - count :] = x[row, :count]
     return aligned

@@ -86,7 +86,7 @@ def act(job: Job) -> Learner:
     def update(b: Any) -> dict[str, float]:
         state = b.observations.flatten(1)
         batch = {module.OBS_STATE: state, module.OBS_ENV_STATE: state, module.ACTION: b.actions}
-        loss, info = policy(batch | {"action_is_pad": ~b.real})
+        loss, info = policy(batch | {"action_is_pad": ~b.valid})
         loss.backward()
         # as in LeRobot's training loop
         nn.utils.clip_grad_norm_(policy.parameters(), c["max_grad_norm"])
@@ -95,9 +95,9 @@ def act(job: Job) -> Learner:
         return {"policy_loss": loss.item(), "l1_loss": info["l1_loss"], "kl": info["kld_loss"]}
 
     links = act_links("model", policy.model)
-    order: list[Draw] = [*layer_draws("latent_dim", 2), "z", *layer_draws("seen", 2)]
+    order: list[Draw] = [*layer_draws("vae_encoder", 2), "z", *layer_draws("encoder", 2)]
     for k in range(c["num_decoder_layers"]):
-        order += layer_draws("chunk", 3, 6 * k)
+        order += layer_draws("decoder", 3, 6 * k)
     return Learner(links + link_copies("policy", links), update, order)
 
 
@@ -214,7 +214,7 @@ def flow_policy(job: Job) -> Learner:
     adam = torch.optim.AdamW(network.parameters(), c["lr"], betas, 1e-8, c["weight_decay"])
 
     def update(b: Any) -> dict[str, float]:
-        batch = {module.ACTION: b.actions, "action_is_pad": ~b.real}
+        batch = {module.ACTION: b.actions, "action_is_pad": ~b.valid}
         loss = objective.compute_loss(network, batch, b.observations.flatten(1))
         loss.backward()
         adam.step()

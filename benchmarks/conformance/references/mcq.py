@@ -51,8 +51,8 @@ def mcq(job: Job) -> Learner:
     for k, (q, target) in enumerate(pairs):
         links += mlp("critic/net", q, k) + mlp("critic_target/net", target, k)
     halves: list[Draw] = [
-        ("own", current_half),
-        ("own", next_half),
+        ("policy_samples", current_half),
+        ("policy_samples", next_half),
         ("pseudo", current_half),
         ("pseudo", next_half),
     ]

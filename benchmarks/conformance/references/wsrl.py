@@ -229,8 +229,8 @@ def cql(job: Job) -> Learner:
         "next",
         "next_subset",
         ("uniform", swap_axes),
-        "here",
-        "there",
+        "current_samples",
+        "next_samples",
         "subset",
     ]
     return Learner(soft_links(current, c), update, [*order, "policy"])
