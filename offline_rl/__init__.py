@@ -73,7 +73,7 @@ class _HiddenFolders:
     def find_spec(name: str, *rest: object) -> None:
         """Raise ImportError if `name` is a module in a user's folder that our package hides.
 
-        Such a folder has no __init__.py. Python would find a folder with one first.
+        Such a folder has no __init__.py: Python finds a folder with this file before our package.
         """
         package, _, module = name.partition(".")
         if package not in _NEIGHBORS or not module:

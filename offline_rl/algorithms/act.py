@@ -128,7 +128,7 @@ class ACT(ChunkCloning):
         a, random = self.normalize_actions(batch.actions), state.random  # [B, T, A]
 
         def policy_loss(model) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            chunk, mean, log_variance = model(batch.observations, a, batch.real, random)
+            chunk, mean, log_variance = model(batch.observations, a, batch.valid, random)
             error = self.masked_mean((chunk - a).abs()[None], batch)
             divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp())
             kl = divergence.sum(-1).mean()  # sum over dimensions, mean over the batch

@@ -116,12 +116,12 @@ class BC(Algorithm):
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update the policy by regression on actions."""
 
-        def policy_loss(policy):  # mean over batch, actions and real steps
+        def policy_loss(policy):  # mean over batch, actions and valid steps
             actions = policy(batch.observations, state.random)  # random: image crops
             error = (actions - batch.actions).square()
-            if batch.real is None:
+            if batch.valid is None:
                 return error.mean()
-            return (error.mean(-1) * batch.real).sum() / batch.real.sum()
+            return (error.mean(-1) * batch.valid).sum() / batch.valid.sum()
 
         state, policy_value = minimize(state, "policy", policy_loss)
         return state, {"policy_loss": policy_value}

@@ -127,15 +127,15 @@ class DT(Algorithm):
         return {"policy": Adam(cfg.lr, weight_decay=decay, max_grad_norm=norm, schedule=schedule)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update the policy by regression on every real step of the windows."""
-        s, a, real = batch.observations, batch.actions, batch.real  # [B, T, O], [B, T, A], [B, T]
+        """Update the policy by regression on every valid step of the windows."""
+        s, a, valid = batch.observations, batch.actions, batch.valid  # [B, T, O], [B, T, A], [B, T]
         assert batch.timesteps is not None
-        assert real is not None
+        assert valid is not None
         returns, timesteps = batch.mc_returns, batch.timesteps.long()
 
-        def policy_loss(policy):  # mean over real steps and action dimensions
-            error = policy(s, a, returns, timesteps, real, state.random) - a
-            return (error.square().mean(-1) * real).sum() / real.sum()
+        def policy_loss(policy):  # mean over valid steps and action dimensions
+            error = policy(s, a, returns, timesteps, valid, state.random) - a
+            return (error.square().mean(-1) * valid).sum() / valid.sum()
 
         state, policy_value = minimize(state, "policy", policy_loss)
         return state, {"policy_loss": policy_value}

@@ -14,7 +14,7 @@ SCALARS = ("rewards", *FLAGS, "costs")  # columns with one number per step
 COLORS = (1, 3, 4)  # valid numbers of color channels
 TOLERANCE = 1e-5  # float32 rounding can move a bounded action this far beyond 1
 ROUNDING = 2**-7  # bfloat16 rounding can move it this far beyond 1: one step of bfloat16
-Bounds = tuple[np.ndarray | float, np.ndarray | float]  # the actions that -1 and 1 stand for
+Bounds = tuple[np.ndarray | float, np.ndarray | float]  # actions that are scaled to -1 and 1
 
 # Policies compute in float32, which has 24 significant bits. The distance between neighboring
 # numbers is 0.5 near 5,572,094, and 128 near today's Unix time. A column with such an offset loses

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 20  # bytes read at a time; an attempt that receives fewer counts as failed
 TEMPORARY = {408, 425, 429, 500, 502, 503, 504}  # HTTP status codes after which a retry may succeed
-Say = Callable[[str], object]
+Log = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Patience:
 
 
 class Undelivered(UserError):
-    """Raised when no URL of a file delivers it."""
+    """Error if a file cannot be downloaded from any of its URLs."""
 
 
 def download(
@@ -69,7 +69,7 @@ def download(
     """
     from envs.cards import CardError, UnknownName, card
 
-    say: Say = (lambda line: tqdm.write(line, file=sys.stderr)) if show else lambda _: None
+    log: Log = (lambda line: tqdm.write(line, file=sys.stderr)) if show else lambda _: None
     try:
         requested = [card(c) if isinstance(c, str) else c for c in cards]
     except (CardError, UnknownName) as error:
@@ -78,7 +78,7 @@ def download(
     for one in requested:
         for split in one.files:
             try:
-                paths.append(_fetch(one, split, data_dir, patience or Patience(), say, show))
+                paths.append(_fetch(one, split, data_dir, patience or Patience(), log, show))
             except Undelivered as error:
                 failed.append(str(error))
     if failed:
@@ -87,7 +87,7 @@ def download(
 
 
 def _fetch(
-    card: "Card", split: str, data_dir: str | Path | None, patience: Patience, say: Say, show: bool
+    card: "Card", split: str, data_dir: str | Path | None, patience: Patience, log: Log, show: bool
 ) -> Path:
     """Return the path of one file; download it if it is missing."""
     file = card_file(card, split)
@@ -106,12 +106,12 @@ def _fetch(
         target.parent.mkdir(parents=True, exist_ok=True)
         with (
             open_exclusively(
-                note, lambda: say(f"{file.name}: another process is downloading it")
+                note, lambda: log(f"{file.name}: another process is downloading it")
             ) as locked,
             Part(note, locked) as part,
         ):
             if not find_stored(card, data_dir, split=split):  # else the other process has finished
-                _download_file(file, card.name, target, part, patience, say, show)
+                _download_file(file, card.name, target, part, patience, log, show)
     except OSError as error:
         raise UserError(
             f"{target} cannot be written: {error.strerror or error}. Free some space, or choose "
@@ -121,15 +121,15 @@ def _fetch(
 
 
 def _download_file(
-    file: "File", name: str, target: Path, part: "Part", patience: Patience, say: Say, show: bool
+    file: "File", name: str, target: Path, part: "Part", patience: Patience, log: Log, show: bool
 ) -> None:
     """Download from the first URL that works, and rename the part to `target`."""
     failed = []
     for url in sorted(file.urls, key=lambda url: url != part.version.url):  # the part's URL first
         try:
-            _try_url(url, file, part, patience, say, show)
+            _try_url(url, file, part, patience, log, show)
         except _Failure as failure:
-            say(f"{url}: {failure}")
+            log(f"{url}: {failure}")
             failed.append(f"{url}: {failure}")
         else:
             part.finish(target)
@@ -141,10 +141,10 @@ def _download_file(
 
 
 def _try_url(
-    url: str, file: "File", part: "Part", patience: Patience, say: Say, show: bool
+    url: str, file: "File", part: "Part", patience: Patience, log: Log, show: bool
 ) -> None:
     """Request one URL repeatedly until the part is complete and verified. Raises _Failure."""
-    say(f"{file.name}: from {url}")
+    log(f"{file.name}: from {url}")
     failures, max_size = 0, part.size
     while True:
         resumed = part.size > 0
@@ -159,7 +159,7 @@ def _try_url(
                 raise
             pause_s = max(patience.pause_s * 2 ** (failures - 1), failure.pause_s)
             pause_s = min(pause_s, patience.longest_pause_s)
-            say(f"{url}: {failure}; again in {pause_s:.3g} s")
+            log(f"{url}: {failure}; again in {pause_s:.3g} s")
             time.sleep(pause_s)
 
 

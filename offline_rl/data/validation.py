@@ -17,7 +17,7 @@ from offline_rl.data.formats.recognize import parse
 from offline_rl.utils.errors import UserError
 from policies import channels
 
-HUGE = 1e8  # squares of such numbers fit into float32, squares of Q values of such rewards do not
+HUGE = 1e8  # larger numbers give a warning: squares and sums of them can overflow in training
 
 
 class Problem(NamedTuple):

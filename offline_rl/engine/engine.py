@@ -157,7 +157,7 @@ class Engine:
             self.done[phase] = self.done.get(phase, 0) + period
 
     def _enter(self, phase: str) -> None:
-        """Make `State.done` count the updates of `phase`. Waits for the device if it differs."""
+        """Make `State.done` count the updates of `phase`. A change waits for the device."""
         if phase != self._entered:
             others = self.updates - self.done.get(phase, 0)
             self.state["counters"][ELSEWHERE].fill_(others)

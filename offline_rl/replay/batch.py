@@ -17,7 +17,7 @@ class Batch:
     `discount` is gamma, or gamma**n for n-step transitions, and 0 where the episode terminated.
     Observations are a tensor, or {channel: tensor}; images are uint8. In sequences
     (`chunks.Sequences`) every column is [B, H, …]. Sequences and chunks have the padding mask
-    `real`.
+    `valid`.
     """
 
     observations: Any  # [B, O]
@@ -31,7 +31,7 @@ class Batch:
     next_actions: Tensor | None = None  # [B, A]; the last row of an episode repeats its action
     held_out: Tensor | None = None  # [B], 1 for validation rows, on which models are not fitted
     timesteps: Tensor | None = None  # [B], index of the step within its episode, from 0
-    real: Tensor | None = None  # [B, H] bool, padding mask: False where a step is only repeated
+    valid: Tensor | None = None  # [B, H] bool, padding mask: False where a step is only repeated
     expert: Batch | None = None  # a batch of the same size from an expert's data
 
 

@@ -24,8 +24,8 @@ class Chunks:
     """A source of batches of action chunks; the current step of each is a uniformly sampled row.
 
     A batch has observations and next observations [B, n_obs_steps, *obs], actions [B, horizon, A],
-    and the padding mask `real` [B, horizon]. Before the start of an episode, the first row is
-    repeated; after the end, the last row is repeated. `real` is False there.
+    and the padding mask `valid` [B, horizon]. Before the start of an episode, the first row is
+    repeated; after the end, the last row is repeated. `valid` is False there.
 
     Rewards are the discounted sum over m steps, starting with the current one. m is
     `n_action_steps`, or fewer if the episode ends before. Additional columns are combined as
@@ -63,7 +63,7 @@ class Chunks:
             data["rewards"]
         )
         observed, _ = rows_around(data, present, 1 - self.n_obs_steps, 0)
-        rows, real = rows_around(data, present, self.first, self.first + self.horizon - 1)
+        rows, valid = rows_around(data, present, self.first, self.first + self.horizon - 1)
         executed, inside = rows_around(data, present, 0, self.n_action_steps - 1)
         last, count = executed[:, -1], inside.sum(1)
         power = torch.arange(self.n_action_steps, device=present.device)
@@ -83,7 +83,7 @@ class Chunks:
             actions=data["actions"][rows],
             discount=discount**count * (1 - data["terminated"][last]),
             next_observations=observations_at(data, next_rows),
-            real=real,
+            valid=valid,
             **columns,
         )
 
@@ -92,7 +92,7 @@ class Sequences:
     """A source of batches of sequences of `length` steps; each starts at a uniformly sampled row.
 
     All columns are [B, length, …]. If the episode ends within a sequence, the last step is
-    repeated, and the padding mask `real` is False there.
+    repeated, and the padding mask `valid` is False there.
     """
 
     def __init__(self, buffer: Source, length: int) -> None:
@@ -110,7 +110,7 @@ class Sequences:
         start = (data["oldest"] + random.integers(data["size"], (batch_size,))) % len(
             data["rewards"]
         )
-        rows, real = rows_around(data, start, 0, self.length - 1)
+        rows, valid = rows_around(data, start, 0, self.length - 1)
         columns: dict[str, Any] = {name: data[name][rows] for name in COLUMNS if name in data}
         return Batch(
             observations=observations_at(data, rows),
@@ -118,6 +118,6 @@ class Sequences:
             rewards=data["rewards"][rows],
             discount=discount * (1 - data["terminated"][rows]),
             next_observations=observations_at(data, data["next_index"][rows]),
-            real=real,
+            valid=valid,
             **columns,
         )

@@ -43,7 +43,7 @@ MAX_FLOAT = float_info.max
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an option accepts. NaN is never accepted; infinity only if an end is it."""
+    """The numbers that an option accepts: never NaN, and infinity only if `low` or `high` is."""
 
     low: float = -MAX_FLOAT  # inclusive
     high: float = MAX_FLOAT  # inclusive

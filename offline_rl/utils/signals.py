@@ -64,8 +64,8 @@ class Abandoned(KeyboardInterrupt):
 class StopRequest:
     """A flag that is set when a signal requests the process to stop."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say, self._requested, self._in_abandonable = say, False, False
+    def __init__(self, log: Callable[[str], object]) -> None:
+        self._log, self._requested, self._in_abandonable = log, False, False
 
     def __call__(self) -> bool:
         """Return True once a signal has arrived."""
@@ -93,19 +93,19 @@ class StopRequest:
             stop_compilers()
             raise KeyboardInterrupt
         if self._in_abandonable:
-            self._say("Interrupted. The compilation is abandoned.")
+            self._log("Interrupted. The compilation is abandoned.")
             stop_compilers()
             raise Abandoned
-        self._say("Interrupted. A checkpoint is written first. Interrupt again to skip it.")
+        self._log("Interrupted. A checkpoint is written first. Interrupt again to skip it.")
 
 
 @contextmanager
-def postpone_signals(say: Callable[[str], object]) -> Iterator[StopRequest]:
+def postpone_signals(log: Callable[[str], object]) -> Iterator[StopRequest]:
     """Run the block with a StopRequest, which a first signal sets; the block then decides to stop.
 
-    A second signal ends the block with KeyboardInterrupt. say: called with a message for the user.
+    A second signal ends the block with KeyboardInterrupt. log: called with a message for the user.
     """
-    request = StopRequest(say)
+    request = StopRequest(log)
     with handle_signals(STOP_SIGNALS, request.note):
         yield request
 

@@ -227,8 +227,8 @@ class ChunkCloning(Algorithm):
         """Return the mean of an error [K, B, T, A] over levels, chunks, and unmasked steps."""
         if not self.cfg.mask_ends:
             return error.mean()
-        assert batch.real is not None
-        return (error.mean((0, -1)) * batch.real).sum() / batch.real.sum()
+        assert batch.valid is not None
+        return (error.mean((0, -1)) * batch.valid).sum() / batch.valid.sum()
 
     def update_average(self, state: State) -> State:
         """Update the policy, the moving average of the model; it is a plain copy for two updates.

@@ -37,7 +37,7 @@ PICKLE = (
 )
 JOIN = (
     "join the episodes into one NPZ file (observations, actions, rewards, terminals, timeouts; "
-    "timeouts=1 in the last row of each episode). If there are no rewards, read it with "
+    "timeouts=1 in the last row of each episode). If the data has no rewards, read the file with "
     "format=plain."
 )
 TABLE = (

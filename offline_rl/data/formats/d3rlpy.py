@@ -25,12 +25,12 @@ from offline_rl.data.formats.common import (
 from offline_rl.utils.errors import UserError
 
 NAME = "d3rlpy"
-TAKES = ()
+SUPPORTED_OPTIONS = ()
 COLUMNS = ("observations", "actions", "rewards")
 
 
 def mismatch(raw: Raw) -> str | None:
-    """Return why `raw` is not of this layout; None if it is."""
+    """Return the reason why `raw` does not have this layout; None if it has."""
     if raw.kind != "HDF5":
         return f"{raw.kind}, not HDF5"
     if "observations_0" in raw.keys:  # sufficient, even if other arrays are missing

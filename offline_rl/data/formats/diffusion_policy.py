@@ -26,14 +26,14 @@ from offline_rl.data.formats.common import (
 from offline_rl.utils.errors import UserError
 
 NAME = "diffusion_policy"
-TAKES = ("observation_keys",)
+SUPPORTED_OPTIONS = ("observation_keys",)
 ENDS = "meta/episode_ends"
 STATE = ("state", "obs")  # default observations: the first of these that is present
 REWARD = "reward"
 
 
 def mismatch(raw: Raw) -> str | None:
-    """Return why `raw` is not of this layout; None if it is."""
+    """Return the reason why `raw` does not have this layout; None if it has."""
     if raw.kind != "Zarr":
         return f"{raw.kind}, not Zarr"
     if missing := [key for key in (ENDS, "data/action") if key not in raw.keys]:

@@ -48,7 +48,7 @@ FILE_NAMES = {  # column -> possible names in files; the first one present is us
 REQUIRED = ("observations", "actions", "rewards", "terminated")
 KITCHEN = (60, 9, 4)  # observation dimension, action dimension, number of subtasks
 JUMP = 1e-6  # relative distance to the next row's observation above which an episode ends
-TAKES = ("max_episode_steps", "d4rl_compatible", "terminate_on_end", "infos")
+SUPPORTED_OPTIONS = ("max_episode_steps", "d4rl_compatible", "terminate_on_end", "infos")
 NAME = "D4RL, DSRL, NeoRL-2 or plain arrays"
 SUITES = {"d4rl": "D4RL", "kitchen": "kitchen", "maze": "maze", "neorl2": "NeoRL-2"}
 SUITES["plain"] = "plain"
@@ -60,7 +60,7 @@ READ_AS_KITCHEN = (
 
 
 def mismatch(raw: Raw) -> str | None:
-    """Return why `raw` is not of this layout; None if it is."""
+    """Return the reason why `raw` does not have this layout; None if it has."""
     if raw.kind not in ("HDF5", "NPZ"):
         return f"{raw.kind}, not HDF5 or NPZ"
     if any(similar_keys(raw, FILE_NAMES[column]) for column in REQUIRED):

@@ -49,7 +49,7 @@ from offline_rl.data.formats.common import (
 from offline_rl.utils.errors import UserError
 
 NAME = "LeRobot"
-TAKES = ("observation_keys", "subset")
+SUPPORTED_OPTIONS = ("observation_keys", "subset")
 OBSERVED = "observation."
 VIDEO_2 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 VIDEO_3 = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
@@ -62,7 +62,7 @@ ENDS = ("next.reward", "next.done", "next.success", "next.truncated")
 
 
 def mismatch(raw: Raw) -> str | None:
-    """Return why `raw` is not of this layout; None if it is."""
+    """Return the reason why `raw` does not have this layout; None if it has."""
     return None if raw.kind == "Parquet" else "no folder with meta/info.json"
 
 

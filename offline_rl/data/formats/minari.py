@@ -39,13 +39,13 @@ from offline_rl.data.formats.common import (
 from offline_rl.utils.errors import UserError
 
 NAME = "Minari"
-TAKES = ("observation_keys", "infos")
+SUPPORTED_OPTIONS = ("observation_keys", "infos")
 SCALARS = ("rewards", "terminations", "truncations")
 IMAGE_SIDE = 32  # smaller uint8 arrays are not stored as JPEG
 
 
 def mismatch(raw: Raw) -> str | None:
-    """Return why `raw` is not of this layout; None if it is."""
+    """Return the reason why `raw` does not have this layout; None if it has."""
     if raw.kind != "HDF5":
         return f"{raw.kind}, not HDF5"
     episodes = numbered_groups(raw, "episode_").values()

@@ -21,10 +21,10 @@ from offline_rl.data.formats.common import ParsedFile, ReadOptions, check_length
 from offline_rl.utils.errors import UserError
 
 NAME = "OGBench"
-TAKES = ("infos",)
+SUPPORTED_OPTIONS = ("infos",)
 ARRAYS = ("observations", "actions", "terminals")
-MARKS = ("qpos", "qvel")  # simulator states, in every file with continuous actions
-STATES = (*MARKS, "button_states")
+MARKER_ARRAYS = ("qpos", "qvel")  # simulator states, in every file with continuous actions
+STATES = (*MARKER_ARRAYS, "button_states")
 READ_AS = (
     "read as OGBench: the last row of each episode is only the final state, not a step. With "
     "format=plain, every row is a step"
@@ -32,7 +32,7 @@ READ_AS = (
 
 
 def mismatch(raw: Raw) -> str | None:
-    """Return why `raw` is not of this layout; None if it is."""
+    """Return the reason why `raw` does not have this layout; None if it has."""
     if raw.kind != "NPZ":
         return f"{raw.kind}, not NPZ"
     if missing := [key for key in ARRAYS if key not in raw.keys]:

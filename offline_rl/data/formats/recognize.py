@@ -1,4 +1,4 @@
-"""Recognizing the layout of a container and parsing it."""
+"""Recognition of the layout of a container, and parsing."""
 
 import pkgutil
 import re
@@ -36,7 +36,7 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
     """
     layout = recognize(raw, options.format)
     for name in OPTIONAL:
-        if getattr(options, name) and name not in layout.TAKES:
+        if getattr(options, name) and name not in layout.SUPPORTED_OPTIONS:
             single = name == "observation_keys" and not keys_below(raw, "observations")
             raise (NoArraysToChoose if single else UserError)(
                 f"{raw.where}: {name} has no meaning in the layout of {layout.NAME}. Leave it out."
@@ -51,9 +51,9 @@ def format_names(layout: ModuleType) -> tuple[str, ...]:
     return getattr(layout, "FORMAT_NAMES", (layout.__name__.rpartition(".")[2],))
 
 
-def missing_marks(layout: ModuleType, raw: Raw) -> str | None:
-    """Return a phrase that names missing arrays of `layout.MARKS`; None if none is missing."""
-    missing = [key for key in getattr(layout, "MARKS", ()) if key not in raw.keys]
+def missing_markers(layout: ModuleType, raw: Raw) -> str | None:
+    """Return a phrase that names missing `MARKER_ARRAYS`; None if none is missing."""
+    missing = [key for key in getattr(layout, "MARKER_ARRAYS", ()) if key not in raw.keys]
     return f"no array {' nor '.join(map(repr, missing))}" if missing else None
 
 
@@ -99,7 +99,7 @@ def recognize(raw: Raw, format: str | None = None) -> ModuleType:
         raise UserError(f"{raw.where}: {sentence} To read it, {JOIN}")
     reasons = []
     for layout in FORMATS:
-        reason = layout.mismatch(raw) or missing_marks(layout, raw)
+        reason = layout.mismatch(raw) or missing_markers(layout, raw)
         if reason is None:
             return layout
         reasons.append(f"{layout.NAME} ({reason})")

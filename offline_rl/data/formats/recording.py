@@ -28,12 +28,12 @@ from offline_rl.data.formats.common import ParsedFile, ReadOptions, choose_obser
 from offline_rl.utils.errors import UserError
 
 NAME = "real_robot"
-TAKES = ("observation_keys",)
+SUPPORTED_OPTIONS = ("observation_keys",)
 BRIDGED_TICKS = 2  # consecutive failed readings that do not end an episode
 
 
 def mismatch(raw: Raw) -> str | None:
-    """Return why `raw` is not of this layout; None if it is."""
+    """Return the reason why `raw` does not have this layout; None if it has."""
     return None if raw.kind == "recording" else "no recording of a robot"
 
 

@@ -35,12 +35,12 @@ from offline_rl.data.formats.common import (
 from offline_rl.utils.errors import UserError
 
 NAME = "robomimic"
-TAKES = ("observation_keys", "subset")
+SUPPORTED_OPTIONS = ("observation_keys", "subset")
 ROBOT_KEYS = ("eef_pos", "eef_quat", "gripper_qpos")  # with `object`: robomimic's default
 
 
 def mismatch(raw: Raw) -> str | None:
-    """Return why `raw` is not of this layout; None if it is."""
+    """Return the reason why `raw` does not have this layout; None if it has."""
     if raw.kind != "HDF5":
         return f"{raw.kind}, not HDF5"
     return None if numbered_groups(raw, "data/demo_") else "no group data/demo_<number>"

@@ -85,11 +85,11 @@ def test_the_loss_is_absolute_error_plus_ten_times_the_kl_divergence():
     head = state.algorithm.modules["model"]
     with torch.no_grad():
         mean, log_variance = head.encode_style(
-            batch.observations.flatten(1), batch.actions, batch.real, None
+            batch.observations.flatten(1), batch.actions, batch.valid, None
         )
         z = mean + (log_variance / 2).exp() * random.normal(mean.shape)
         chunk = head.decode(batch.observations.flatten(1), z)
-    error = (chunk - batch.actions).abs()[batch.real].mean()
+    error = (chunk - batch.actions).abs()[batch.valid].mean()
     normal = torch.distributions.Normal(0.0, 1.0)
     told = torch.distributions.Normal(mean, (log_variance / 2).exp())
     kl = torch.distributions.kl_divergence(told, normal).sum(-1).mean()
@@ -101,11 +101,11 @@ def test_the_loss_is_absolute_error_plus_ten_times_the_kl_divergence():
 def test_the_style_encoder_ignores_padding():
     head, batch = start(ACT, **SMALL).algorithm.head(), chunks()
     seen = batch.observations.flatten(1)
-    other = torch.where(batch.real[..., None], batch.actions, torch.rand(8, 4, 2))
-    before = head.encode_style(seen, batch.actions, batch.real, None)
-    after = head.encode_style(seen, other, batch.real, None)
+    other = torch.where(batch.valid[..., None], batch.actions, torch.rand(8, 4, 2))
+    before = head.encode_style(seen, batch.actions, batch.valid, None)
+    after = head.encode_style(seen, other, batch.valid, None)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    moved = head.encode_style(seen, -batch.actions, batch.real, None)
+    moved = head.encode_style(seen, -batch.actions, batch.valid, None)
     assert (moved[0] - before[0]).abs().max() > 1e-4
 
 

@@ -110,10 +110,10 @@ def test_chunks_are_actions_of_the_episode_from_the_current_step_on():
 def test_padding_beyond_an_episode_does_not_count():
     state = start(BC, n_obs_steps=2, horizon=4, n_action_steps=2, **SMALL)
     seen, zeros = torch.randn(8, 2, 3), torch.zeros(8)
-    actions, real = torch.rand(8, 4, 2) * 2 - 1, torch.rand(8, 4) < 0.6
-    _, metrics = advance(state, Batch(seen, actions, zeros, zeros, seen, real=real))
+    actions, valid = torch.rand(8, 4, 2) * 2 - 1, torch.rand(8, 4) < 0.6
+    _, metrics = advance(state, Batch(seen, actions, zeros, zeros, seen, valid=valid))
     with torch.no_grad():
-        error = (state.policy(seen) - actions)[real].square()
+        error = (state.policy(seen) - actions)[valid].square()
     close(metrics["policy_loss"], error.mean())
 
 

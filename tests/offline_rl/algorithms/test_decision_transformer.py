@@ -67,10 +67,10 @@ def test_windows_have_time_steps_and_returns_of_one_episode():
         first = round(batch.observations[k, 0, 0].item())
         end = 4 if first < 4 else 10
         rows = [min(first + j, end - 1) for j in range(4)]
-        real = [first + j < end for j in range(4)]
+        valid = [first + j < end for j in range(4)]
         assert batch.observations[k, :, 0].tolist() == rows
         assert batch.actions[k, :, 0].tolist() == pytest.approx([row / 10 for row in rows])
-        assert batch.real[k].tolist() == real
+        assert batch.valid[k].tolist() == valid
         assert batch.timesteps[k].tolist() == [row - (0 if row < 4 else 4) for row in rows]
         assert batch.mc_returns[k].tolist() == [rewards[row:end].sum() for row in rows]
         starts.add(first)
@@ -85,11 +85,11 @@ def test_updates_equal_torchs_adamw_on_the_mean_over_real_steps():
     net.load_state_dict({k: v.clone() for k, v in state.params["policy"].items()})
     adam = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.1)
     rate = torch.optim.lr_scheduler.LambdaLR(adam, lambda done: min((done + 1) / 3, 1))
-    assert 0 < batch.real.sum() < batch.real.numel()
+    assert 0 < batch.valid.sum() < batch.valid.numel()
     for _ in range(5):
         s, a, places = batch.observations, batch.actions, batch.timesteps.long()
-        answers = net(s, a, batch.mc_returns, places, batch.real)
-        errors = [(answers[k, j] - a[k, j]) ** 2 for k, j in batch.real.nonzero().tolist()]
+        answers = net(s, a, batch.mc_returns, places, batch.valid)
+        errors = [(answers[k, j] - a[k, j]) ** 2 for k, j in batch.valid.nonzero().tolist()]
         loss = torch.cat(errors).mean()
         adam.zero_grad()
         loss.backward()
@@ -114,8 +114,8 @@ def test_padding_does_not_change_the_loss():
     filled = {}
     for name in ("observations", "actions", "mc_returns", "timesteps"):
         column = getattr(batch, name)
-        real = batch.real if column.dim() == 2 else batch.real[..., None]
-        filled[name] = torch.where(real, column, torch.rand_like(column))
+        valid = batch.valid if column.dim() == 2 else batch.valid[..., None]
+        filled[name] = torch.where(valid, column, torch.rand_like(column))
     _, after = advance(state, replace(batch, **filled))
     assert before["policy_loss"].item() == pytest.approx(after["policy_loss"].item(), rel=1e-5)
 

@@ -33,8 +33,8 @@ def chunks(seed: int = 1, size: int = 8) -> Batch:
     torch.manual_seed(seed)
     zeros = torch.zeros(size)
     seen = torch.randn(size, 2, 3)
-    actions, real = torch.rand(size, 4, 2) * 2 - 1, torch.rand(size, 4) < 0.7
-    return Batch(seen, actions, zeros, zeros, seen, real=real)
+    actions, valid = torch.rand(size, 4, 2) * 2 - 1, torch.rand(size, 4) < 0.7
+    return Batch(seen, actions, zeros, zeros, seen, valid=valid)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_updates_equal_plain_pytorch_with_diffusers_noise(change):
             noised = scheduler.add_noise(batch.actions, own, at)
             answer = batch.actions if "prediction_type" in change else own
             error = (model(batch.observations, noised, at.float()) - answer) ** 2
-            weight = batch.real[..., None] if "mask_ends" in change else torch.ones(8, 4, 1)
+            weight = batch.valid[..., None] if "mask_ends" in change else torch.ones(8, 4, 1)
             loss = loss + (error * weight).sum() / (weight.sum() * 2) / levels
         rate = min(k / 2, 1) * 0.5 * (1 + np.cos(np.pi * max(k - 2, 0) / 18))
         adam.param_groups[0]["lr"] = 1e-3 * rate
@@ -98,7 +98,7 @@ def test_the_edm_loss_equals_that_of_the_paper(mask_ends: bool):
         guess = kept * x + 0.5 * (at - 0.02) / (at**2 + 0.25).sqrt() * told
         far = ((guess - a).square().sum((1, 2)) + c**2).sqrt() - c
         parts.append(far * (deviation**2 + 0.25) / (0.5 * deviation) ** 2)  # [B]
-    weight = batch.real.float() if mask_ends else torch.ones(8, 4)
+    weight = batch.valid.float() if mask_ends else torch.ones(8, 4)
     loss = torch.stack(parts).mean(0)[:, None] * weight
     close(metrics["policy_loss"], loss.sum() / weight.sum())
 

@@ -43,8 +43,8 @@ def batch(seed: int, size: int = 8) -> Batch:
     images = torch.randint(0, 256, (size, 2, 12, 12, 3), generator=draw, dtype=torch.uint8)
     seen: Any = {"state": torch.randn(size, 2, 3, generator=draw), "image": images}
     actions, zeros = torch.rand(size, 4, 2, generator=draw) * 2 - 1, torch.zeros(size)
-    real = torch.ones(size, 4, dtype=torch.bool)
-    return Batch(seen, actions, zeros, zeros, seen, real=real)
+    valid = torch.ones(size, 4, dtype=torch.bool)
+    return Batch(seen, actions, zeros, zeros, seen, valid=valid)
 
 
 def start_with_images(cls: type[Algorithm], own: dict[str, Any]) -> State:

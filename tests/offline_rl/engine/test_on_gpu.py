@@ -108,7 +108,7 @@ def test_a_program_is_captured_on_the_engines_gpu_while_other_threads_allocate(
         cuda.noted.append(("update", cuda.index, cuda.stream))
         return torch.zeros(1)
 
-    engine: Any = SimpleNamespace(device=device, capture=True, state=[], say=print)
+    engine: Any = SimpleNamespace(device=device, capture=True, state=[], log=print)
     engine._state_preserved, engine._trace = (
         lambda: Engine._state_preserved(engine),
         lambda *_: (update, [], []),

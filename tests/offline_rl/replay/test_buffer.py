@@ -129,10 +129,10 @@ def test_rows_around_a_row_repeat_the_edges_of_its_episode():
     data = stream(ReplayBuffer.from_dataset(two_episodes()))
     rows = torch.tensor([0, 1, 2, 3, 5])
     past, _ = rows_around(data, rows, -2, 0)
-    future, real = rows_around(data, rows, 0, 2)
+    future, valid = rows_around(data, rows, 0, 2)
     assert past.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [3, 3, 3], [3, 4, 5]]
     assert future.tolist() == [[0, 1, 2], [1, 2, 2], [2, 2, 2], [3, 4, 5], [5, 6, 6]]
-    assert real.tolist() == [
+    assert valid.tolist() == [
         [True, True, True],
         [True, True, False],
         [True, False, False],

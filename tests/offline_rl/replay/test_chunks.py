@@ -54,7 +54,7 @@ def test_observations_and_actions_are_the_episodes_rows_with_its_edges_repeated(
         clamped = [min(max(k, first), last) for k in chunk]
         assert batch.observations[place, :, 0].tolist() == observed
         assert (10 * batch.actions[place, :, 0]).round().tolist() == clamped
-        assert batch.real[place].tolist() == [first <= k <= last for k in chunk]
+        assert batch.valid[place].tolist() == [first <= k <= last for k in chunk]
 
 
 def test_a_chunk_sums_the_rewards_of_its_executed_steps_and_bootstraps_unless_terminated():
@@ -108,7 +108,7 @@ def test_observations_in_a_full_ring_do_not_go_back_before_its_oldest_row():
             },
         )
     data = {k: v[0] for k, v in buffer.tensors().items()}
-    rows, real = rows_around(data, torch.tensor([2, 3, 0, 1]), -2, 2)  # around steps 2, 3, 4, 5
+    rows, valid = rows_around(data, torch.tensor([2, 3, 0, 1]), -2, 2)  # around steps 2, 3, 4, 5
     steps = data["observations"][rows][..., 0].int().tolist()
     assert steps == [[2, 2, 2, 3, 4], [2, 2, 3, 4, 5], [2, 3, 4, 5, 5], [3, 4, 5, 5, 5]]
-    assert real.sum(1).tolist() == [3, 4, 4, 3]
+    assert valid.sum(1).tolist() == [3, 4, 4, 3]
