@@ -81,7 +81,7 @@ def first(observations: Any) -> Any:
     return observations[0]
 
 
-class Strict(gymnasium.Wrapper[Any, np.ndarray, Any, np.ndarray]):
+class ConvertTypes(gymnasium.Wrapper[Any, np.ndarray, Any, np.ndarray]):
     """Wrapper that makes actions fit the action space and returns plain numbers and vectors.
 
     Actions are cast to the space's dtype and clipped to its bounds, because rescaling can exceed
@@ -227,7 +227,7 @@ class LoopVectorEnv(VectorEnv):
         period_s = getattr(first.unwrapped, "dt", None)  # set by MuJoCo and classic environments
         if isinstance(period_s, float) and 0 < period_s < np.inf:
             self.rate_hz = 1 / period_s
-        if fewer and num_envs > 1 and not (single or self._instances.tried):
+        if fewer and num_envs > 1 and not (single or self._instances.compared):
             self._compare_instances(num_envs)
         self.limit = self._instances.limit or self._single or self.limit
 
@@ -289,7 +289,7 @@ class LoopVectorEnv(VectorEnv):
         count: the requested number of environments.
         """
         instances = self._instances
-        instances.tried = True
+        instances.compared = True
         rows, one = np.arange(2), np.arange(1)
         size = (TRIAL_STEPS, 1, self.action_dim)
         actions = np.random.default_rng(0).uniform(-1, 1, size).astype(np.float32)
@@ -480,7 +480,7 @@ def rescale_actions(env: gymnasium.Env, name: str | None = None) -> gymnasium.En
                 )
     elif not isinstance(observations, Box):
         raise ValueError(f"{name} has observations {observations}; a Box is needed. Wrap it.")
-    env = Strict(env)
+    env = ConvertTypes(env)
     if (actions.low == -1).all() and (actions.high == 1).all():
         return env
     one = np.ones(actions.shape, actions.dtype)

@@ -87,9 +87,9 @@ class Instances:
     def __init__(self, make: Callable[[], gymnasium.Env], name: str) -> None:
         self.make, self.name = make, name
         self.limit: str | None = None  # why no more instances can be used at the same time
-        self.tried = False  # whether two instances have been compared
+        self.compared = False  # whether two instances have been compared
         # whether two instances have been open at once; a later failure then has another cause
-        self.several = False
+        self.had_several = False
         self._open = weakref.WeakSet[Instance]()
 
     @property
@@ -108,14 +108,14 @@ class Instances:
         try:
             env = self.make()
         except USER_ERRORS as error:
-            if len(self.open) != 1 or self.several:
+            if len(self.open) != 1 or self.had_several:
                 raise
             self.limit_to_one(describe_briefly(error))
             return None
         instance = Instance(env)
         self._open.add(instance)
         view = View(instance)
-        self.several |= len(self.open) > 1
+        self.had_several |= len(self.open) > 1
         return view
 
     def limit_to_one(self, why: str) -> None:

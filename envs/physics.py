@@ -56,7 +56,7 @@ class MujocoVectorEnv(VectorEnv):
     max_speed = np.inf  # clip limit of observed velocities, m/s or rad/s
     hidden_positions = 0  # leading positions that are not observed
     camera: int | str = -1
-    threads_pay = True  # whether simulating a step takes longer than handing it to a thread
+    threads_help = True  # whether simulating a step takes longer than handing it to a thread
 
     def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
         super().__init__(num_envs)
@@ -74,7 +74,7 @@ class MujocoVectorEnv(VectorEnv):
         self._data = [mujoco.MjData(self.model) for _ in range(num_envs)]
         self._qpos = np.stack([data.qpos for data in self._data])
         self._qvel = np.stack([data.qvel for data in self._data])
-        self._threads = Threads(min(num_threads, num_envs) if self.threads_pay else 1)
+        self._threads = Threads(min(num_threads, num_envs) if self.threads_help else 1)
         self._renderer: Any = None
 
     @abstractmethod

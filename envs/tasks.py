@@ -45,7 +45,7 @@ class Task:
     max_episode_steps: int | None = None
     observation_keys: tuple[str, ...] = ()  # keys to use of a Dict observation; empty: all keys
 
-    def adapted(
+    def with_options(
         self, max_episode_steps: int | None, observation_keys: Sequence[str] | None
     ) -> "Task":
         """Return an `env:` task with this time limit and these observation keys.

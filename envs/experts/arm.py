@@ -9,10 +9,11 @@ from envs.suites.arm import PUCK_M, TIP_M, Desk, Push
 UPPER_M, FORE_M, HAND_M = 0.2, 0.2, 0.13  # link lengths; the hand includes its stick
 SHOULDER_M = 0.12  # height above the table
 LAG_S = 0.051  # delay of a joint behind its target: (kv + damping) / kp of the model
-SPEED, GAIN, SPEEDING_UP = 1.2, 4.0, 0.25  # rad/s, 1/s, rad/s per step: within the robot's limits
-LOW_M = 0.035  # height of the tip while it pushes
+# within the robot's limits: joint speed (rad/s), gain (1/s), increase of speed (rad/s per step)
+SPEED, GAIN, SPEED_INCREASE = 1.2, 4.0, 0.25
+PUSH_HEIGHT_M = 0.035  # height of the tip while it pushes
 # standard deviation of the noise on joint targets, so that the data also show recovery from errors
-SHAKE_RAD = 0.008
+TARGET_NOISE_RAD = 0.008
 PUSHING = Pushing(
     touch_m=TIP_M + PUCK_M,
     behind=0.6,
@@ -56,11 +57,11 @@ class ArmExpert(Skilled):
         if self.pushes:
             tip = forward_kinematics(angles)
             velocity = PUSHING.velocity(tip[:, :2], rest[:, :2], rest[:, 2:] + offset)
-            goal = np.column_stack([tip[:, :2] + 0.15 * velocity, np.full(len(tip), LOW_M)])
+            goal = np.column_stack([tip[:, :2] + 0.15 * velocity, np.full(len(tip), PUSH_HEIGHT_M)])
         else:
             goal = rest + np.column_stack([offset, 0 * offset[:, :1]])
         targets = next_targets(inverse_kinematics(goal), angles, speeds, 1 / self.env.rate_hz)
-        targets += SHAKE_RAD * self._rng.standard_normal(targets.shape)
+        targets += TARGET_NOISE_RAD * self._rng.standard_normal(targets.shape)
         actions = self.env.action(targets)
         return self.add_noise(actions, 20)
 
@@ -100,7 +101,7 @@ def next_targets(
     """
     error = goal - angles
     velocity = error * np.minimum(GAIN, SPEED / np.maximum(abs(error).max(1, keepdims=True), 1e-9))
-    limit = abs(speeds) + SPEEDING_UP
+    limit = abs(speeds) + SPEED_INCREASE
     velocity *= (limit / np.maximum(abs(velocity), 1e-9)).min(1, keepdims=True).clip(max=1)
     return angles + (LAG_S + period_s) * velocity
 

@@ -247,7 +247,7 @@ class PointMaze(Maze):
     """
 
     frame_skip = 1
-    threads_pay = False
+    threads_help = False
     MAX_SPEED = 5.0  # m/s; velocities are clipped to it before each step
 
     def center(self, row: int, column: int) -> tuple[float, float]:

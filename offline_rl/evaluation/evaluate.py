@@ -209,7 +209,7 @@ def adapted(name: str, config: Mapping[str, Any]) -> Task:
     task = envs.task(name)
     if task.name != config.get("task"):
         return task
-    return task.adapted(config.get("max_episode_steps"), config.get("observation_keys"))
+    return task.with_options(config.get("max_episode_steps"), config.get("observation_keys"))
 
 
 def trained_on(paths: Sequence[Path]) -> str:

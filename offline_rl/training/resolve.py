@@ -71,7 +71,7 @@ def resolve(keys: Mapping[str, Any]) -> Resolved:
     algorithm = algorithm_class(options.algorithm)
     try:
         task = envs.task(options.task)
-        task = task.adapted(options.max_episode_steps, options.observation_keys)
+        task = task.with_options(options.max_episode_steps, options.observation_keys)
     except ValueError as error:
         raise UserError(str(error)) from None
     count = options.seeds

@@ -403,13 +403,13 @@ def test_a_files_environment_follows_time_limit_and_observation_keys(
     with pytest.raises(ValueError, match="other channels with observation_keys="):
         envs.make(task)
     with pytest.raises(ValueError, match=r"no time limit.*max_episode_steps=<steps>"):
-        envs.make_vector(task.adapted(None, ["a"]), 1)
-    env = envs.make_vector(task.adapted(3, ["b", "a"]), 2)
+        envs.make_vector(task.with_options(None, ["a"]), 1)
+    env = envs.make_vector(task.with_options(3, ["b", "a"]), 2)
     np.testing.assert_allclose(env.reset([0, 1]), [[0.3, 0.1, 0.2]] * 2)
     assert [bool(env.step(np.zeros((2, 1))).truncated.all()) for _ in range(3)] == [0, 0, 1]
-    longer = envs.task("env:Pendulum-v1").adapted(300, None)
+    longer = envs.task("env:Pendulum-v1").with_options(300, None)
     assert envs.make_vector(longer, 1).max_episode_steps == 300
-    assert envs.task("Hopper-v4").adapted(3, ["a"]) == envs.task("Hopper-v4")
+    assert envs.task("Hopper-v4").with_options(3, ["a"]) == envs.task("Hopper-v4")
 
 
 def test_warnings_of_mujoco_are_python_warnings_and_write_no_file(
