@@ -1,7 +1,7 @@
 """Measurements of the robot's control, safety and timing on simulated hardware.
 
 python -m benchmarks.robot first     the first run of docs/robot.md, to ten targets
-python -m benchmarks.robot task      a trained bundle on the servo protocol and in its task
+python -m benchmarks.robot task      trained policies on simulated servos and in the environment
 python -m benchmarks.robot faults    failure matrix, in one process and with all processes
 python -m benchmarks.robot alarms    false alarms of the stuck-sensor check
 python -m benchmarks.robot soak      the control loop under random faults for a million ticks
@@ -9,8 +9,8 @@ python -m benchmarks.robot timing    deadlines, overhead and latency; needs an i
 python -m benchmarks.robot bus       the servo bus alone
 python -m benchmarks.robot page      benchmarks/results/robot/README.md from all results
 
-Each takes key=value options (see its file) and writes benchmarks/results/robot/<name>.json and the
-page.
+Each measurement has key=value options, which its file lists. It writes
+benchmarks/results/robot/<name>.json and updates the page.
 """
 
 from pathlib import Path

@@ -1,11 +1,14 @@
-"""False alarms of the stuck-sensor check: an hour of free and small motion and of contact.
+"""False alarms of the stuck-sensor check during free motion, contact and small motion.
 
     python -m benchmarks.robot alarms [stretches=60] [seed=0]
 
-Three kinds of stretches, each a simulated minute long, alternate. The tabletop arm swings freely.
-Or a wall is in its way at a changing distance, so that the arm grazes it, pushes against it, or is
-stopped by it. Or each plan holds another pose near the middle, like a policy that has reached its
-target. A simulated operator re-arms the arm.
+Three situations alternate. Each lasts one simulated minute:
+
+- The tabletop arm swings freely.
+- A wall is in its way at a changing distance. The arm grazes it, pushes against it, or is stopped.
+- Each plan holds another pose near the middle, like a policy that has reached its target.
+
+A simulated operator re-arms the robot after a stop.
 """
 
 from __future__ import annotations
@@ -26,19 +29,19 @@ from real_robot.control.loop import Request
 from real_robot.control.session import MEMORY
 from real_robot.safety.states import RE_ARM, State
 
-AWAY_M = 0.5  # position of the wall out of reach, from the arm's base
-NEAREST_M, FURTHEST_M = 0.02, 0.08  # distance of the wall's center beyond the tip
-SPEED_M = 0.001  # motion of the wall per tick
-PATIENCE = 20  # ticks that the operator waits
-SMALLEST_RAD, LARGEST_RAD = 0.002, 0.03  # distance of the held poses from the middle
+AWAY_M = 0.5  # distance of the wall from the arm's base at which it is out of reach
+NEAREST_M, FURTHEST_M = 0.02, 0.08  # range of the distance of the wall's center beyond the tip
+SPEED_M = 0.001  # m per tick; speed of the wall
+PATIENCE = 20  # ticks between two actions of the operator
+SMALLEST_RAD, LARGEST_RAD = 0.002, 0.03  # range of the distance of held poses from the middle
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of `alarms`."""
 
-    stretches: int = 60  # number of stretches: free motion, contact, small motion, alternating
-    stretch_s: int = 60  # simulated seconds per stretch
+    stretches: int = 60  # number of situations: free motion, contact, small motion, in alternation
+    stretch_s: int = 60  # simulated seconds per situation
     seed: int = 0
 
 
@@ -89,7 +92,7 @@ def _touches(bench: Bench) -> bool:
 
 
 def _operate(bench: Bench, tick: int, stops: Counter[str]) -> bool:
-    """Count a stop and restart the arm. Return True if the wall must move away."""
+    """Act as the operator: count a stop and restart the arm. Return True if the wall must move."""
     guard = bench.guard
     if tick % PATIENCE or guard.state in (State.RUNNING, State.SOFT_STOP):
         return False

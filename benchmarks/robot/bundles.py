@@ -1,4 +1,4 @@
-"""Last row of the failure matrix: bundles for another robot, or with missing facts."""
+"""Last row of the failure matrix: bundles that do not fit the robot, or lack information."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _rename_observation(spec: Spec, chance: np.random.Generator) -> Spec:
     return replace(spec, channels=(replace(channel, names=tuple(names)),))
 
 
-def _remove_fact(spec: Spec, chance: np.random.Generator) -> Spec:
+def _remove_information(spec: Spec, chance: np.random.Generator) -> Spec:
     """Remove the bundle's rate, or the names of its actions."""
     missing: dict[str, Any] = {"rate_hz": None} if chance.integers(2) else {"action_names": ()}
     return replace(spec, **missing)
@@ -62,12 +62,12 @@ EDITS: dict[str, Edit] = {
     "degrees for radians": _use_degrees,
     "faster than the control loop": _raise_rate,
     "a measurement that the robot lacks": _rename_observation,
-    "no rate, or no names": _remove_fact,
+    "no rate, or no names": _remove_information,
 }
 
 
 def count_refused(repeats: int) -> list[dict[str, Any]]:
-    """Return how many bundles of each kind were refused, without a connection."""
+    """Return the number of bundles of each kind that `robot check` refused, without a robot."""
     chance, rows = np.random.default_rng(24), []
     with tempfile.TemporaryDirectory() as folder:
         path = follower(Path(folder) / "right.bundle")

@@ -2,10 +2,11 @@
 
     python -m benchmarks.robot bus [repeats=50] [transactions=2000]
 
-Faults are injected into the simulated line of the tabletop arm, on a simulated clock, while the arm
-follows a path at 100 Hz. The result is the time until a reading shows the fault, its bound, and the
-goals that the servos accepted meanwhile. Transactions are timed on a pseudo-terminal with this
-machine's clock, alternating between our client and the vendor's (dynamixel-sdk, if installed).
+Faults are injected into the simulated bus of the tabletop arm, on a simulated clock, while the arm
+follows a path at 100 Hz. The results are the time until a reading shows the fault, the bound of
+this time, and the number of goals outside the limits that the servos accepted. The duration of
+transactions is measured on a pseudo-terminal in real time. This project's client alternates with
+the vendor's (dynamixel-sdk, if it is installed).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Run:
         return reading
 
     def inject(self, share: float, fault: Callable[[Run], None]) -> None:
-        """Inject `fault` after `share` of the rest of the period."""
+        """Inject a fault. share: when, as a fraction of the time that remains in the period."""
         remaining_ns = self._next_ns - self.port.now_ns()
         self.port.sleep_until(self.port.now_ns() + round(share * remaining_ns))
         self.injected_ns = self.port.now_ns()
@@ -101,7 +102,8 @@ def has_jumped(reading: Reading) -> bool:
     return bool(abs(reading.q).max() > np.pi)
 
 
-# row of the failure matrix: name, fault (of servo `i`), check of a reading, bound in s
+# row of the failure matrix -> (name, function that injects the fault at servo i, function that
+# detects it in a reading, bound in s)
 ROWS: dict[str, tuple[str, Callable[[int], Callable[[Run], None]], Callable[..., bool], float]] = {
     "8": (
         "measurements stand still",
@@ -170,7 +172,7 @@ def matrix(repeats: int) -> list[dict[str, Any]]:
 
 
 def silence(repeats: int) -> dict[str, Any]:
-    """Measure row 20: from the host's last packet until all servos have stopped."""
+    """Measure row 20: the time from the host's last packet until all servos have stopped."""
     chance, delays, outside = np.random.default_rng(20), [], 0
     for repeat in range(repeats):
         run = Run(repeat)
@@ -221,9 +223,10 @@ def loss(repeats: int) -> list[dict[str, Any]]:
 
 
 def transactions(count: int) -> list[dict[str, Any]]:
-    """Return durations of a sync read of five servos, ms, alternating between the clients.
+    """Measure the duration of a sync read of five servos in ms. The clients alternate.
 
-    Ours reads 16 bytes per servo. Both read the position alone.
+    This project's client reads 16 bytes per servo, and the position only. The vendor's client reads
+    the position only.
     """
     times: dict[str, list[float]] = {}
     with SimulatedHardware("desk") as hardware:
@@ -246,7 +249,7 @@ def transactions(count: int) -> list[dict[str, Any]]:
                 group.addParam(id_)
             calls[f"dynamixel-sdk {metadata.version('dynamixel-sdk')}, position"] = group.txRxPacket
         except ImportError:
-            print("dynamixel-sdk is not installed: only our client is timed")
+            print("dynamixel-sdk is not installed: only this project's client is measured")
         for name, call in calls.items():
             for _ in range(20):
                 call()

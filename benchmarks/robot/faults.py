@@ -1,10 +1,10 @@
-"""Failure matrix: every fault that this hardware can have, injected at random times.
+"""Failure matrix: faults that the simulated hardware can have, injected at random times.
 
     python -m benchmarks.robot faults [repeats=50] [rows=[5,20]] [on=clock|processes]
 
 Rows of `logic.py` run on one simulated clock and take a minute each. Rows of `processes.py` start a
 complete `offline-rl robot run` for each repeat, on this machine's clock, and take several minutes
-each. New results replace the same rows of an older result; the other rows are kept.
+each. New results replace the results of the same rows. The results of other rows stay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Options:
     """Options of `faults`."""
 
     repeats: int = 50  # repeats of each fault
-    rows: list = field(default_factory=list)  # rows by number or fault; default: all
+    rows: list = field(default_factory=list)  # numbers or faults of rows; default: all rows
+    # clock: rows of `logic.py`; processes: rows of `processes.py`
     on: Literal["both", "clock", "processes"] = "both"
 
 
@@ -49,7 +50,7 @@ def measure(options: Options) -> dict[str, Any]:
                     by_fault[row.fault] = run(row, options.repeats, Path(folder))
                 by_fault[row.fault]["commit"] = current_commit()
                 print(by_fault[row.fault], file=sys.stderr, flush=True)
-                # save immediately: a row of processes takes minutes
+                # Save after each row, because a row of processes takes minutes.
                 results[where] = [by_fault[each.fault] for each in rows if each.fault in by_fault]
                 write_json(file, previous | results | {"machine": describe_machine()})
         results[where] = [by_fault[each.fault] for each in rows if each.fault in by_fault]

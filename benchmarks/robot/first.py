@@ -2,9 +2,10 @@
 
     python -m benchmarks.robot first [bundle=policy.bundle] [episodes=10]
 
-Without a bundle, the first two commands of the page are run in `out`. Starts and targets are those
-of an evaluation in arm/reach. A target counts as reached if the tip stands within 2 cm of it within
-the task's 4 s, and nothing stops the robot within 10 s. The policy keeps running at the target.
+Without a bundle, the first two commands of the page are run in `out`. Starting poses and targets
+are those of an evaluation in arm/reach. A run succeeds if two conditions hold. Within the task's 4
+s, the tip is less than 2 cm from the target and no joint is faster than 0.2 rad/s. No reason stops
+the robot within 10 s; the policy keeps running at the target.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "robot.md"
 class Options:
     """Options of `first`."""
 
-    bundle: str | None = None  # default: trained by the page's commands
-    episodes: int = 10
-    out: str = "runs/robot/first"
+    bundle: str | None = None  # default: a bundle trained with the commands of the page
+    episodes: int = 10  # number of targets
+    out: str = "runs/robot/first"  # folder for the data and the trained policy
 
 
 def page_words(command: str) -> list[str]:
-    """Return the words of the page's first `offline-rl <command>`, without `out=`."""
+    """Return the words of the first `offline-rl <command>` on the page, without `out=`."""
     line = next(
         line for line in PAGE.read_text().splitlines() if line.startswith(f"offline-rl {command} ")
     )
@@ -48,7 +49,7 @@ def page_words(command: str) -> list[str]:
 
 
 def make_bundle(folder: Path) -> Path:
-    """Generate and train as on the page, in `folder`, unless the bundle exists."""
+    """Run the page's commands for data and training in `folder`, unless the bundle exists."""
     data = folder / "data"
     bundle = folder / "arm_reach" / "bc" / "default" / "seed_0" / "policy.bundle"
     if not bundle.exists():

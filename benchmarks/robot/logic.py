@@ -1,4 +1,8 @@
-"""Rows of the failure matrix on one simulated clock: bus client, check, loop and inference."""
+"""Rows of the failure matrix on one simulated clock: bus client, check, loop and inference.
+
+The texts of faults and reactions are keys of the result file and must not change. `page` replaces
+them by texts for readers.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,13 @@ from real_robot.robot import Reading
 from real_robot.safety.states import RE_ARM, Reason, State
 
 HORIZON, EXECUTED, STEP_S = 8, 4, 0.04
-PLAN_S = (HORIZON + 1) * STEP_S  # longest duration of a plan from its observation
-STOP_S = 2 / 30 + 30 / 2000 + 2 * PERIOD_S  # v / a + a / j of the desk arm, and two ticks
-GIVE_UP_S = 3.0
+PLAN_S = (HORIZON + 1) * STEP_S  # longest time from an observation to the end of its plan
+STOP_S = 2 / 30 + 30 / 2000 + 2 * PERIOD_S  # v / a + a / j of the desk arm, plus two ticks
+GIVE_UP_S = 3.0  # maximum wait for a reaction
 
 
 class Swing:
-    """Policy that swings every joint about its start, well inside all limits."""
+    """Policy that swings every joint about its start position, well inside all limits."""
 
     def __init__(self) -> None:
         base = spec_of(Reach(1))
@@ -42,7 +46,7 @@ class Swing:
         )
         self.middle = np.zeros(5)
         self.bench: Any = None
-        # changes the goals, [H, J] rad
+        # changes the positions of a chunk, [H, J] rad; None: they are not changed
         self.corrupt: Callable[[np.ndarray], np.ndarray] | None = None
 
     def act(self, observation: Any, state: Any = None, reward: Any = None) -> Any:
@@ -73,11 +77,11 @@ class Bench(Stepped):
         self.run(int(self.chance.integers(30, 130)))
         self.injected_ns = 0
         self.joint = int(self.chance.integers(5))
-        self.mark = 0  # free for use by a row
+        self.mark = 0  # a number that the functions of a row may use
         self.start_q, self.fastest = np.zeros(5), 0.0
 
     def change_goals(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Change the policy's goals from its next answer on, which is the time of the fault."""
+        """Change the policy's actions from its next chunk on. This is the time of the fault."""
         self.policy.corrupt = change
         before = self.completed_ns
         while self.completed_ns == before:
@@ -103,11 +107,12 @@ class Row:
     reaction: str
     bound_s: float | None  # time limit; None: there is none
     inject: Callable[[Bench], Any]
-    done: Callable[[Bench], bool] = lambda b: b.stopping
+    done: Callable[[Bench], bool] = lambda b: b.stopping  # True once the reaction has come
     reasons: tuple[Reason, ...] = ()  # one of these must be latched; empty: the robot continues
-    ends: tuple[State, ...] = (State.HOLD, State.FAULT, State.ESTOP)
+    ends: tuple[State, ...] = (State.HOLD, State.FAULT, State.ESTOP)  # accepted final states
     after: Callable[[Bench], bool] = lambda b: True  # condition at the end
-    follows: bool = False  # the joint's goal follows the measured position, even beyond its limits
+    # True: the goal of the faulty joint may follow the measured position, even beyond the limits
+    follows: bool = False
     at_once: bool = True  # False: `inject` waits for a suitable time and sets `injected_ns`
 
 
@@ -149,7 +154,8 @@ def summary(
 ) -> dict[str, Any]:
     """Return the results of a row.
 
-    late: repeats beyond the bound. other: repeats with another reaction than expected.
+    In the results, `late` is the number of repeats whose reaction came after the bound. `other` is
+    the number of repeats with another reaction than the expected one.
     """
     timed = [delay for delay in delays if np.isfinite(delay)] if bound_s is not None else []
     return {
@@ -188,24 +194,24 @@ def _shift(b: Bench, far_rad: float) -> None:
 
 
 def _shift_outside(b: Bench) -> None:
-    """Shift the goals by 3 rad, to the side on which they leave the joint's limits."""
+    """Shift the actions of a joint by 3 rad, to the side on which they leave its limits."""
     shift = np.zeros(5)
     shift[b.joint] = 3.0 if b.policy.middle[b.joint] >= 0 else -3.0
     b.change_goals(lambda goals: goals + shift)
 
 
-def _leap(b: Bench) -> None:
-    b.joint = 0  # the waist cannot leave the workspace
+def _jump(b: Bench) -> None:
+    b.joint = 0  # no motion of the waist leaves the workspace
     _shift(b, 1.0)
 
 
-def _shake(b: Bench) -> None:
-    shake = 0.8 * (-1.0) ** np.arange(HORIZON)[:, None]
-    b.change_goals(lambda goals: goals + shake)
+def _alternate(b: Bench) -> None:
+    shift = 0.8 * (-1.0) ** np.arange(HORIZON)[:, None]
+    b.change_goals(lambda goals: goals + shift)
 
 
 def _stretch(b: Bench) -> None:
-    """Stretch the arm forward: the tip would leave the workspace, but no joint its limits."""
+    """Stretch the arm forward. The tip would leave the workspace; the joints keep their limits."""
     b.change_goals(lambda goals: 0 * goals + np.array([0.0, 1.2, 0.6, 0.0, 0.0]))
 
 
@@ -214,7 +220,7 @@ def _stop_inference(b: Bench) -> None:
 
 
 def _repeat_chunk(b: Bench) -> None:
-    """Send an older or a repeated chunk with other goals, as from a queue."""
+    """Send the number of the last or of an earlier chunk again, with other actions."""
     old, b.mark = b.schedule.chunk, b.schedule.counts.disordered_chunks
     assert old is not None
     record, age = b.chunks.record, int(b.chance.integers(2))
@@ -242,7 +248,10 @@ def _has_recovered(b: Bench) -> bool:
 
 
 def _is_current(b: Bench) -> bool:
-    """Return True if the newest reading is current: no joint is faster than 0.6 rad/s."""
+    """Return True if the newest reading is current.
+
+    No joint is faster than 0.6 rad/s, so a current reading differs little from the true position.
+    """
     return bool(np.abs(b.ticks.record["q"] - b.line.physics.q).max() < 0.02)
 
 
@@ -272,7 +281,7 @@ def _wall_clock(b: Bench) -> None:
 
 
 def _silence_device(b: Bench) -> None:
-    """Take over, and send the device's last target."""
+    """Take over, and send one target of the device. Then the device is silent."""
     b.inputs.held = Request(take=True)
     b.tick()
     b.injected_ns = b.now_ns
@@ -285,7 +294,7 @@ def _take_over(b: Bench) -> None:
 
 
 def _suspend(b: Bench) -> None:
-    """Suspend the computer for 2 s. The time of the fault is that of the wake-up."""
+    """Suspend the computer for 2 s. The time of the fault is the time of the wake-up."""
     b.clock.late_ns = 2 * 10**9
     b.injected_ns = b.loop.row["deadline_ns"] + b.loop.period_ns + 2 * 10**9
 
@@ -305,14 +314,14 @@ def _missing(b: Bench) -> None:
     b.faults(missing=(b.joint + 1,))
 
 
-def _encoder_leaps(b: Bench, ticks: int) -> None:
+def _encoder_jumps(b: Bench, ticks: int) -> None:
     b.mark = len(b.arrived)
     b.start_q = b.line.physics.q.copy()
     b.faults(wrap={b.joint + 1: ticks})
 
 
 def _did_not_follow_encoder(b: Bench) -> bool:
-    """Return True if the joint did not follow its encoder, is named, and is not armed again."""
+    """Return True if the joint did not follow its encoder, was named, and is not armed again."""
     j, physics = b.joint, b.line.physics
     still = abs(physics.torque[j]) < 0.8 * physics.max_torque[j] and b.guard.culprits == 1 << j
     near = abs(physics.q[j] - b.start_q[j]) < 0.6
@@ -324,14 +333,14 @@ def _did_not_follow_encoder(b: Bench) -> bool:
 
 
 def _inject_while_moving(b: Bench, **faults: Any) -> None:
-    """Inject a fault while the joint's goal moves: at rest it cannot be detected."""
+    """Inject a fault while the joint's goal moves. At rest the fault could not be detected."""
     while abs(b.guard.motion.v[b.joint]) < SLOW_RAD_S:
         b.tick()
     b.injected_ns = b.inject_at_random(lambda: b.faults(**dict.fromkeys(faults, (b.joint + 1,))))
 
 
 def _suspend_clock(b: Bench) -> None:
-    """Suspend the computer with its clock: the loop misses no deadline."""
+    """Suspend the computer for 10 s, including its clock. The loop misses no deadline."""
     b.clock.asleep_ns += 10 * 10**9
 
 
@@ -347,7 +356,7 @@ def _push(b: Bench) -> None:
 
 
 def _push_is_over(b: Bench) -> bool:
-    """Return True 1.5 s after the push, when the robot stands again. Record the return speed."""
+    """Return True once 1.5 s have passed since the push. Record the highest speed of the return."""
     b.fastest = max(b.fastest, -float(b.line.physics.dq[0]))
     return b.now_ns - b.injected_ns > 1.5e9
 
@@ -387,7 +396,7 @@ CLIPPED = (Reason.CLIPPED_TOO_LONG,)
 HOLD, FAULT, ESTOP = (State.HOLD,), (State.FAULT,), (State.ESTOP,)
 P = PERIOD_S
 TIMEOUT_S, AGE_S = 0.01, 0.05  # from configs/robot/desk.yaml
-SLOW_RAD_S = 0.15  # with slower goals, a stuck sensor cannot be detected in 0.2 s
+SLOW_RAD_S = 0.15  # if the goals are slower than this, a stuck sensor is not detected within 0.2 s
 ANSWERS: dict[str, Callable[[Reading], Any]] = {
     "nothing": lambda reading: None,
     "a list": lambda reading: replace(reading, q=reading.q.tolist()),
@@ -395,7 +404,8 @@ ANSWERS: dict[str, Callable[[Reading], Any]] = {
     "the wall clock's time": lambda reading: replace(reading, middle_ns=reading.middle_ns + 10**18),
     "by an exception": lambda reading: reading.q[7],
 }
-READ_S = 0.003  # reading of five servos; a later change appears in the next reading
+# duration of reading five servos; a change during the reading appears only in the next one
+READ_S = 0.003
 ROWS = (
     Row(
         "1",
@@ -418,7 +428,7 @@ ROWS = (
         "actions leap by 1 rad",
         "a ramp; goes on",
         None,
-        _leap,
+        _jump,
         lambda b: True,
         ends=ON,
         at_once=False,
@@ -428,7 +438,7 @@ ROWS = (
         "actions shake by 0.8 rad",
         "SOFT_STOP",
         0.5,
-        _shake,
+        _alternate,
         reasons=(*CLIPPED, Reason.WORKSPACE),
         ends=HOLD,
         at_once=False,
@@ -459,7 +469,7 @@ ROWS = (
     Row("10", "40 % of answers lost", "FAULT", 0.2, _faults(drop=0.4), reasons=BUS, ends=FAULT),
     Row(
         "11",
-        "2 % of answers violations",
+        "2 % of answers broken",
         "asked again; goes on",
         None,
         _faults(corrupt=0.02),
@@ -467,7 +477,7 @@ ROWS = (
     ),
     Row(
         "11",
-        "40 % of answers violations",
+        "40 % of answers broken",
         "FAULT",
         0.2,
         _faults(corrupt=0.4),
@@ -504,10 +514,10 @@ ROWS = (
     ),
     *(
         Row(
-            # a second reading confirms it
+            # a second reading must confirm the jump, so the bound includes two readings
             *("16", f"encoder leaps by {ticks} ticks", "FAULT; is not armed unasked"),
             P + 2 * READ_S,
-            partial(_encoder_leaps, ticks=ticks),
+            partial(_encoder_jumps, ticks=ticks),
             reasons=(Reason.ENCODER_LEAPT,),
             ends=FAULT,
             after=_did_not_follow_encoder,

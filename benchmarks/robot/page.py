@@ -22,7 +22,7 @@ def write() -> Path:
 
 
 def page(folder: Path) -> str:
-    """Return the page for the JSON files in `folder`. Missing measurements are left out."""
+    """Return the page for the JSON files in `folder`. A measurement without a file is left out."""
     parts = [INTRO]
     for name, part in PARTS.items():
         file = folder / f"{name}.json"
@@ -130,7 +130,11 @@ def _fault_text(row: Result) -> str:
 
 
 def _other_text(text: str) -> str:
-    return text.replace("it had stopped before", "the run had already stopped")
+    if text == "afterward":
+        return "a condition at the end was not met"
+    for recorded, readable in OTHER_TEXTS.items():
+        text = text.replace(recorded, readable)
+    return text
 
 
 def _soak(result: Result) -> str:
@@ -140,8 +144,8 @@ def _soak(result: Result) -> str:
         [
             "## A million ticks of random faults",
             f"`python -m benchmarks.robot soak` runs {result['ticks']:,} ticks on a simulated "
-            f"clock and injects {result['faults']:,} random faults. A simulated operator re-arms the "
-            "robot after each stop.",
+            f"clock and injects {result['faults']:,} random faults. A simulated operator re-arms "
+            "the robot after each stop.",
             f"- Goals beyond a limit at the servos: {result['violations']}\n"
             f"- Memory growth: {result['grown_kib']} KiB\n"
             f"- States from which the robot could not be restarted: {len(result['stuck'])}",
@@ -245,7 +249,7 @@ NAMES = {
     "diffusion": "diffusion policy, 10 denoising steps, chunks of 8",
     "one_step": "distilled from the diffusion policy, 1 denoising step",
 }
-# texts of the page for names in the result files
+# Readable texts for names in the result files.
 FAULT_TEXTS = {
     "actions leap by 1 rad": "actions jump by 1 rad",
     "actions shake by 0.8 rad": "actions alternate by 0.8 rad",
@@ -268,6 +272,11 @@ FAULT_TEXTS = {
     "suspended for 10 s, clock and all": "suspended for 10 s; the clock stops, too",
     "a person takes over": "an operator takes over",
     "the takeover's device is silent": "takeover device silent",
+}
+OTHER_TEXTS = {
+    "it had stopped before": "the run had already stopped before the fault",
+    "it does not stand": "the robot was not at rest afterward",
+    "the machine stood still, and the watchdog": "the machine stalled, and the watchdog",
 }
 REACTION_TEXTS = {
     "held inside; SOFT_STOP": "stays inside the limits; SOFT_STOP",

@@ -1,4 +1,7 @@
-"""Rows of the failure matrix with all processes of a run, on this machine's clock."""
+"""Rows of the failure matrix with all processes of a run, on this machine's clock.
+
+The texts of faults and reactions are keys of the result file and must not change.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,15 @@ from real_robot.recording.files import read
 from real_robot.robots.config import describe
 from real_robot.safety.states import State
 
-MIDDLE_M, RADIUS_M, TURN_S = np.array([0.2, 0.0, 0.12]), 0.04, 2.0  # the target's circle
-PLAN_S = 2 * 0.04  # from an answer to the end of its plan: the step of the action, and one more
+MIDDLE_M, RADIUS_M, TURN_S = np.array([0.2, 0.0, 0.12]), 0.04, 2.0  # circle of the target
+PLAN_S = 2 * 0.04  # time from an action to the end of its plan: two steps
 SIGNALS = {"killed": signal.SIGKILL, "stalls": signal.SIGSTOP, "crashes": signal.SIGSEGV}
 
 
 def follower(path: Path) -> Path:
-    """Write a linear policy that moves a tenth of the way to its target in each step."""
+    """Write the bundle of a linear policy: it moves a tenth of the way to the target per step."""
     env = Reach(1)
-    half = (env.action_high - env.action_low) / 2  # about 0
+    half = (env.action_high - env.action_low) / 2  # the range is symmetric about 0
     middle = inverse_kinematics(MIDDLE_M[None])[0]
     slope = np.stack(
         [(inverse_kinematics((MIDDLE_M + d)[None])[0] - middle) / 1e-4 for d in 1e-4 * np.eye(3)]
@@ -88,8 +91,8 @@ class Row:
     inject: Callable[[Run, SimulatedHardware], int]  # returns the time, monotonic ns
     reaction_s: Callable[[Run, SimulatedHardware, int], float]  # reaction time, s; NaN: no reaction
     needed: bool = True  # recorder_needed of the run
-    continues: bool = False  # the run must continue
-    held: bool = False  # held by the watchdog, whose one command is a step
+    continues: bool = False  # True: the run must continue
+    held: bool = False  # True: the watchdog must hold the robot
 
 
 def _signal(name: str, how: str) -> Callable[[Run, SimulatedHardware], int]:
@@ -101,7 +104,7 @@ def _key(run: Run, hardware: SimulatedHardware) -> int:
 
 
 def _disk_full(run: Run, hardware: SimulatedHardware) -> int:
-    """Forbid the file to grow. The recorder notices it at its next write."""
+    """Prevent the recording from growing. The writer notices this at its next write."""
     now = time.monotonic_ns()
     resource.prlimit(run.pids["writer"], resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     return now
@@ -128,7 +131,7 @@ def _repair(hardware: SimulatedHardware) -> None:
 
 
 def _rows(run: Run) -> np.ndarray:
-    """Return the rows of the loop. Their memory outlives the processes."""
+    """Return the rows of the loop, also after the processes have ended."""
     reader, rows = Reader(run.ring, from_start=True), []
     while reader.following():
         rows.append(reader.record.copy())
@@ -153,7 +156,7 @@ def _time_to_rest(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
 
 
 def _time_to_hold(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
-    """Return the time until the watchdog's hold, the last goals of the servos, s."""
+    """Return the time until the watchdog's hold, s. The hold sends the last goals to the servos."""
     if not run.shared["watchdog_fired"]:
         return np.nan
     events = [e["t_ns"] for e in hardware.events("goals") if e["t_ns"] > at_ns]
@@ -164,8 +167,8 @@ def _continues(run: Run, hardware: SimulatedHardware, at_ns: int) -> float:
     return 0.0 if run.process.poll() is None and run.state is State.RUNNING else np.nan
 
 
-SHOWS_S = 1.5  # time by which every reaction is over
-STALL_S = 0.03 + 0.02  # the watchdog's timeout, and the time for its hold
+SHOWS_S = 1.5  # wait after the fault; every reaction is over by then
+STALL_S = 0.03 + 0.02  # the watchdog's timeout plus the time for its hold
 ROWS = (
     Row(
         "5",
@@ -263,7 +266,7 @@ def run_row(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
                 delays.append(row.reaction_s(run, hardware, at_ns))
                 if not np.isfinite(delays[-1]):
                     wrong.append("no reaction")
-                elif not row.continues and not _stands(hardware):
+                elif not row.continues and not _is_at_rest(hardware):
                     wrong.append("it does not stand")
                 elif not row.held and run.shared["watchdog_fired"]:
                     wrong.append("the machine stood still, and the watchdog held the robot")
@@ -274,7 +277,8 @@ def run_row(row: Row, repeats: int, folder: Path) -> dict[str, Any]:
                 _repair(hardware)
             events = [e for e in hardware.events("goals") if start_ns < e["t_ns"]]
             if run.shared["watchdog_fired"]:
-                events = events[:-1]  # its one command is a step, and comes last
+                # The watchdog's only command comes last and may jump, so it is not counted.
+                events = events[:-1]
             goals = [{key: e[key] for key in e if key.isdigit()} for e in events]
             violations += count_violations(goals, describe("desk").spec.limits, PERIOD_S)
             lost.append(run.ring.written - len(read(recording).rows))
@@ -294,7 +298,7 @@ def _start_run(hardware: SimulatedHardware, **how: Any) -> Run:
 def _inject_fault(row: Row, run: Run, hardware: SimulatedHardware, after_s: float) -> int | None:
     """Let the policy move the robot for `after_s`, inject the fault, and wait for the reaction.
 
-    Returns the time of the fault, monotonic ns. None: the run had already stopped.
+    Return the time of the fault, monotonic ns; None: the run had already stopped.
     """
     try:
         run.type("start\n")
@@ -309,7 +313,7 @@ def _inject_fault(row: Row, run: Run, hardware: SimulatedHardware, after_s: floa
     return at_ns
 
 
-def _stands(hardware: SimulatedHardware) -> bool:
+def _is_at_rest(hardware: SimulatedHardware) -> bool:
     """Return True if the arm does not move."""
     earlier = hardware.truth()["q"].copy()
     time.sleep(0.1)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.robot soak [ticks=1000000] [seed=0]
 
-Simulated servos record every violation of a limit. A policy moves the arm about, a fault occurs
-about every half second, and a simulated operator re-arms the robot after stops.
+Simulated servos record every goal that violates a limit. A policy moves the arm. While it moves, a
+fault is injected about every half second. A simulated operator re-arms the robot after each stop.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def spec(joints: int = 6, rate_hz: float = RATE_HZ) -> RobotSpec:
 
 
 class Clock:
-    """Simulated clock. It advances when it sleeps; a fault may delay it."""
+    """Simulated clock. It advances when the loop sleeps. A fault may make the loop wake late."""
 
     def __init__(self) -> None:
         self.now, self.late_ns = 10**9, 0
@@ -80,7 +80,7 @@ class Clock:
 
 
 class Servos:
-    """Servos that follow with a lag and record commands beyond a limit."""
+    """Servos that follow their goals with a lag, and record goals beyond a limit."""
 
     def __init__(self, robot: RobotSpec, now_ns: Callable[[], int]) -> None:
         self.spec, self._now_ns = robot, now_ns
@@ -127,7 +127,8 @@ class Servos:
         self.last_ns = self._now_ns()
         if dt > 0:
             share = (1 - math.exp(-dt / 0.02)) if self.torque else 0.0
-            fastest = self.spec.limits.velocity * dt  # also of a joint that is no longer blocked
+            # the velocity limit also holds for a joint that is no longer blocked
+            fastest = self.spec.limits.velocity * dt
             step = np.clip(share * (self.goal - self.q), -fastest, fastest)
             step = np.where(self.blocked, 0.0, step)
             self.q, self.dq = self.q + step, step / dt
@@ -166,7 +167,7 @@ class Servos:
 
 
 class RandomInputs(Inputs):
-    """Inputs of the loop: a policy that moves the arm about, and an operator's requests."""
+    """Inputs of the loop: chunks of a policy that moves the arm, and requests of an operator."""
 
     def __init__(self, clock: Clock | MonotonicClock, rng: random.Random, joints: int) -> None:
         self.clock, self.rng, self.joints = clock, rng, joints
@@ -209,11 +210,10 @@ class Soak:
 
     ticks: int
     faults: int = 0
-    violations: int = 0
-    stuck: list[str] = field(
-        default_factory=list
-    )  # states from which the robot could not be restarted
-    grown_kib: int = 0  # growth of the process's memory after the first fifth
+    violations: int = 0  # goals beyond a limit
+    # states from which the robot could not be restarted
+    stuck: list[str] = field(default_factory=list)
+    grown_kib: int = 0  # growth of the process's memory after the first fifth of the ticks
     reasons: dict[str, int] = field(default_factory=dict)
     states: dict[str, int] = field(default_factory=dict)
 
@@ -252,9 +252,10 @@ def soak(ticks: int, *, seed: int, folder: Path, joints: int = 6) -> Soak:
         if guard.machine.latched not in (None, latched):
             reasons[guard.machine.latched.name] += 1
         latched = guard.machine.latched
-        # the operator waits for standstill and the end of the fault, re-arms, arms and starts
-        stands = guard.state in (State.HOLD, State.FAULT, State.ESTOP, State.CONNECTED)
-        waited = waited + 1 if stands and fault_ticks == 0 else 0
+        # The operator waits until the robot has stopped and the fault has ended. Then the operator
+        # re-arms, arms and starts the robot.
+        stopped = guard.state in (State.HOLD, State.FAULT, State.ESTOP, State.CONNECTED)
+        waited = waited + 1 if stopped and fault_ticks == 0 else 0
         if waited and waited % 10 == 0:
             if guard.machine.latched is not None:
                 inputs.requests.append(Request(typed=RE_ARM))
@@ -265,7 +266,7 @@ def soak(ticks: int, *, seed: int, folder: Path, joints: int = 6) -> Soak:
                 inputs.requests.append(Request(arm=True))
             elif not loop.starting:
                 inputs.requests.append(Request(start=True))
-        if waited > 600:  # the 1 s window of missed deadlines must pass first
+        if waited > 600:  # long enough for the 1 s window of missed deadlines to pass
             outcome.stuck.append(f"tick {k}: {guard.machine}, {loop.refused}")
             waited = 0
     outcome.grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start_kib

@@ -1,7 +1,8 @@
-"""Tabletop arm, servo line, control loop and inference in one process on one simulated clock.
+"""Tabletop arm, servo bus, control loop and inference in one process on one simulated clock.
 
-The code is that of a real run, except for the processes: bus client, check, loop, inference. Time
-advances on the line and while waiting for deadlines; nothing sleeps.
+Bus client, safety check, loop and inference are the code of a real run. Only its processes are
+missing. The simulated time advances during transmissions on the bus and during waits for deadlines,
+so nothing sleeps.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ TRACKER_M = 0.0005  # standard deviation of the tracker's noise
 class Port(SteppedPort):
     """Port that can trigger an event at a given time, even during a transaction."""
 
-    alarm: tuple[int, Callable[[], Any]] | None = None  # time, monotonic ns, and event
+    alarm: tuple[int, Callable[[], Any]] | None = None  # time of the event in ns, and the event
 
     def sleep_until(self, time_ns: int) -> None:
         if self.alarm is not None and self.alarm[0] <= time_ns:
@@ -62,7 +63,7 @@ class Port(SteppedPort):
 
 
 class Clock:
-    """Clock of the line. Faults may delay it, or make the wall clock jump."""
+    """Simulated clock. A fault may delay a wake-up, jump the wall clock, or add a suspension."""
 
     def __init__(self, port: SteppedPort) -> None:
         self._port = port
@@ -83,7 +84,7 @@ class Clock:
 
 
 class LoopInputs(Inputs):
-    """Inputs of the loop: chunks, the operator's requests, heartbeats."""
+    """Inputs of the loop: chunks, requests of the operator, and heartbeats."""
 
     def __init__(self, clock: Clock, chunks: Ring) -> None:
         self._clock, self._chunks = clock, Reader(chunks)
@@ -107,15 +108,15 @@ class LoopInputs(Inputs):
 
 
 class Stepped:
-    """Robot and policy on one clock. Chunks arrive at uniformly random times.
+    """Robot and policy on one simulated clock. Chunks arrive at uniformly random times.
 
-    policy: as for `Inference`.
+    policy: a policy for `Inference`.
     """
 
     def __init__(self, folder: Path, policy: Any, seed: int, robot: str | Path = "desk") -> None:
         described = describe(robot)
         self.chance = np.random.default_rng(seed)
-        self.arrived = list[tuple[int, str, dict[str, Any]]]()  # events of the servo line
+        self.arrived = list[tuple[int, str, dict[str, Any]]]()  # events of the servo bus
         self.line = arm.build(described, seed=seed, log=lambda *e: self.arrived.append(e))
         self.port = Port(self.line, START_NS)
         self.clock = Clock(self.port)
@@ -167,7 +168,7 @@ class Stepped:
         self.loop.begin()
 
     def tick(self) -> None:
-        """Run one period: the loop, then inference at a random time of the rest."""
+        """Run one period: the loop, and then inference at a random time before the period ends."""
         self._track()
         self.loop.step()
         self.acted_ns = self.now_ns
@@ -178,7 +179,7 @@ class Stepped:
             self.completed_ns = self.now_ns
 
     def inject_at_random(self, fault: Callable[[], Any]) -> int:
-        """Call `fault` at a uniformly random time of a period. Return that time, ns."""
+        """Call `fault` at a uniformly random time of a period. Return this time, ns."""
         at_ns = self.now_ns + round(self.chance.uniform() * PERIOD_S * 1e9)
         self.port.alarm = at_ns, fault
         while self.port.alarm is not None:
@@ -190,7 +191,7 @@ class Stepped:
             self.tick()
 
     def faults(self, **faults: Any) -> None:
-        """Replace the faults of the line."""
+        """Replace all faults of the bus by these."""
         self.line.faults = Faults(**faults)
 
     def event(self, kind: str, **what: Any) -> None:
@@ -206,27 +207,28 @@ class Stepped:
 
 
 def commands(events: list[dict[str, int]], joints: int) -> list[np.ndarray]:
-    """Return the goals that the servos accepted, in ticks, as stretches of commands, [N, J].
+    """Return the goals that the servos accepted, as sequences of commands, [N, J] ticks each.
 
-    events: those of kind `goals`. A goal to a single servo is part of arming: a new stretch begins
-    after it.
+    events: events of kind `goals`. A goal for a single servo is part of arming, so a new sequence
+    begins after it.
     """
-    stretches: list[list[list[int]]] = [[]]
+    sequences: list[list[list[int]]] = [[]]
     for goals in events:
         if len(goals) == joints:
-            stretches[-1].append([goals[str(k)] for k in range(1, joints + 1)])
-        elif stretches[-1]:
-            stretches.append([])
-    return [np.array(stretch) for stretch in stretches if stretch]
+            sequences[-1].append([goals[str(k)] for k in range(1, joints + 1)])
+        elif sequences[-1]:
+            sequences.append([])
+    return [np.array(sequence) for sequence in sequences if sequence]
 
 
 def count_violations(
     events: list[dict[str, int]], limits: Any, period_s: float, exclude: int | None = None
 ) -> int:
-    """Return the number of commands beyond a limit of position, velocity or stops.
+    """Return the number of commands that exceed a limit.
 
-    The limits of stops are those of acceleration and jerk. exclude: a joint that is not checked.
-    The goals are integers, so rounding adds up to 1, 2 and 4 ticks to the differences.
+    The limits are those of position and velocity, and the stop limits of acceleration and jerk. The
+    goals are integers, so rounding adds up to 1, 2 and 4 ticks to their first, second and third
+    differences. exclude: index of a joint that is not checked.
     """
     count = 0
     for ticks in commands(events, len(limits.velocity)):

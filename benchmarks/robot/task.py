@@ -1,12 +1,12 @@
-"""Benchmark from demonstrations to servos: arm/reach by imitation, in the task and on the robot.
+"""Success of trained policies on arm/reach, in the environment and on simulated servos.
 
     python -m benchmarks.robot task [episodes=100] [policies=[clone,diffusion,one_step]]
 
-The scripted expert makes demonstrations, from which policies are trained by imitation. Each policy
-passes `offline-rl export` and `robot check`, and is run by `robot run` on the simulated servos'
-pseudo-terminal, with commands typed into its terminal. The same bundle is evaluated in the plain
-environment, with the same starts and targets. Files in `out` are reused. Policies that are not
-selected keep their older results.
+Policies are trained by imitation, on demonstrations of a scripted expert. Each policy is exported
+with `offline-rl export`, passes `robot check`, and runs with `robot run` on the servos'
+pseudo-terminal. Commands are typed into the terminal of the run. The same bundle is evaluated in
+the environment without servos, from the same starting poses to the same targets. Files in `out` are
+reused. Policies that are not selected keep their earlier results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from real_robot.safety.states import Reason, State
 
 TASK, RATE_HZ, SEED = "arm/reach", 25.0, "seed_0"
 CHUNKED = ("algorithm.horizon=8", "algorithm.n_action_steps=4")
-POLICIES = {  # options of `offline-rl train`, without task and data
+POLICIES = {  # name -> options of `offline-rl train`, without task and data
     "clone": ("algorithm=bc", "algorithm.lr=1e-3"),
     "chunks": ("algorithm=bc", "algorithm.lr=1e-3", *CHUNKED),
     "diffusion": (
@@ -63,13 +63,13 @@ class Options:
 
     episodes: int = 100
     rows: int = 20_000  # number of demonstration steps
-    num_updates: int = 15_000  # updates per policy; twice as many for a distilled one
+    num_updates: int = 15_000  # updates per policy; a distilled policy gets twice as many
     policies: list = field(default_factory=lambda: [*POLICIES, *DISTILLED])
     out: str = "runs/robot"
 
 
 def offline_rl(*words: str) -> str:
-    """Run the command and return its last line. Raises UserError with its output if it fails."""
+    """Run `offline-rl` and return the last line of its output. Raises UserError if it fails."""
     done = subprocess.run(command(*words), capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"offline-rl {' '.join(words)}: {(done.stderr or done.stdout)[-800:]}")
@@ -77,7 +77,7 @@ def offline_rl(*words: str) -> str:
 
 
 def demonstrations(options: Options) -> Path:
-    """Generate the scripted expert's demonstrations."""
+    """Generate the scripted expert's demonstrations, if needed. Return the data's path."""
     folder = Path(options.out) / f"data-{options.rows}"
     if not (folder / "reach.hdf5").exists():
         recipe = folder / "reach.yaml"
@@ -90,7 +90,7 @@ def demonstrations(options: Options) -> Path:
 
 
 def bundle(name: str, options: Options) -> Path:
-    """Train a policy, export it for ONNX, and return the bundle's path."""
+    """Train a policy and export it for ONNX. Return the path of the bundle."""
     updates = options.num_updates * (2 if name in DISTILLED else 1)
     options_of_run = [f"num_updates={updates}", f"eval_every={updates}"]
     options_of_run += ["eval_episodes=50", "tracker=none", f"out={options.out}"]
@@ -109,7 +109,7 @@ def bundle(name: str, options: Options) -> Path:
 
 
 def in_the_task(path: Path, episodes: int) -> dict[str, Any]:
-    """Evaluate the bundle in the plain environment: success and duration of each episode."""
+    """Evaluate the bundle in the environment. Return success and duration of each episode."""
     env = envs.make_vector(TASK, episodes)
     played = play(policies.load(path), env)
     env.close()
@@ -118,7 +118,7 @@ def in_the_task(path: Path, episodes: int) -> dict[str, Any]:
 
 
 def starts(episodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the initial poses, [N, 5] rad, and targets, [N, 3] m, of `play`'s episodes."""
+    """Return the starting poses, [N, 5] rad, and the targets, [N, 3] m, of an evaluation."""
     env: Any = envs.make_vector(TASK, episodes)
     env.reset((EVALUATION_SEED + np.arange(episodes)).tolist())
     poses = np.stack([data.qpos[:5] for data in env._data])
@@ -128,10 +128,10 @@ def starts(episodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def on_the_robot(path: Path, episodes: int, folder: Path) -> dict[str, Any]:
-    """Evaluate the bundle in the same episodes by `robot run`, in one run if possible.
+    """Evaluate the bundle in the same episodes with `robot run`, in a single run if possible.
 
-    If the watchdog ends a control process that stood still, the episode counts as failed, and a new
-    run continues with the next one.
+    If the watchdog kills a control process that has stalled, the episode counts as failed. A new
+    run then continues with the next episode.
     """
     poses, targets = starts(episodes)
     success, seconds, stops = np.zeros(episodes, bool), np.full(episodes, np.nan), Counter[str]()
@@ -141,7 +141,7 @@ def on_the_robot(path: Path, episodes: int, folder: Path) -> dict[str, Any]:
         _place_arm(hardware, poses[0], targets[0])
         offline_rl(
             *("robot", "check", "robot=desk", f"bundle={path}", "runtime=onnx"),
-            *(f"{k}={v}" for k, v in hardware.line.items()),
+            *(f"{k}={v}" for k, v in hardware.robot_options.items()),
         )
         k = 0
         while k < episodes:
@@ -183,15 +183,17 @@ def _begin(
     run.command("limp", State.CONNECTED)
     _place_arm(hardware, pose, target)
     run.command("arm", State.HOLD)
-    _re_arm(run, stops)  # a shared machine may have missed deadlines
+    _re_arm(run, stops)  # on a shared machine, missed deadlines may have stopped the robot
     run.type("start\n")
     run.wait(lambda: run.state is not State.HOLD, 5.0)
 
 
 def plan_lag(rows: np.ndarray) -> list[float]:
-    """Return the largest lag of a joint behind the plan while the policy moves it: p50, p99.
+    """Return p50 and p99 of the lag behind the plan while the policy moves the robot, rad.
 
-    The limits cause it: plans ignore the limit of jerk, goals must keep it.
+    The lag is the distance between the goal that was sent and the target, for the joint with the
+    largest distance. It is caused by the limits: goals must keep the limit of jerk, targets need
+    not.
     """
     moved = rows[(rows["mode"] == Mode.POLICY) & np.isfinite(rows["sent"]).all(1)]
     lag = np.abs(moved["sent"] - moved["target"]).max(1)
@@ -199,7 +201,7 @@ def plan_lag(rows: np.ndarray) -> list[float]:
 
 
 def _place_arm(hardware: SimulatedHardware, pose: np.ndarray, target: np.ndarray) -> None:
-    """Place the arm, without torque, and the target."""
+    """Place the arm, whose torque is off, and the target."""
     hardware.event("pose", q=pose.tolist())
     hardware.event("place", body="target", at_m=target.tolist())
     end = time.monotonic() + 5
@@ -213,7 +215,7 @@ def _place_arm(hardware: SimulatedHardware, pose: np.ndarray, target: np.ndarray
 def _measure_success(
     run: Run, hardware: SimulatedHardware, target: np.ndarray, limit_s: float
 ) -> tuple[bool, float]:
-    """Return the task's success and duration, checked at the task's rate."""
+    """Return success and duration of an episode, checked at the rate of the task."""
     start_s = due = time.monotonic()
     while due - start_s < limit_s:
         due += 1 / RATE_HZ
@@ -232,7 +234,7 @@ def _re_arm(run: Run, stops: Counter[str]) -> None:
     latched = int(run.row["latched"])
     if latched >= 0:
         stops[Reason(latched).name] += 1
-        for _ in range(10):  # refused while the cause persists
+        for _ in range(10):  # re-arm is refused as long as the cause persists
             run.type("re-arm\n")
             time.sleep(0.5)
             if int(run.row["latched"]) < 0:

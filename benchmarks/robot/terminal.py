@@ -1,8 +1,8 @@
 """Simulated operator at the terminal of `offline-rl robot run`, with simulated hardware.
 
-All processes of a run are started by the command in a pseudo-terminal, and commands are typed into
-it. The run is observed through the loop's rows in shared memory, the process ids, and the
-hardware's log.
+The command runs in a pseudo-terminal and starts all processes of a run. Operator commands are typed
+into the pseudo-terminal. The run is observed through three sources: the loop's rows in shared
+memory, the process ids, and the hardware's log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ START_S, END_S = 60.0, 15.0
 
 
 def command(*words: str) -> list[str]:
-    """Return the command line of `offline-rl` with these words."""
+    """Return the command line of `offline-rl` with these arguments."""
     return [sys.executable, "-c", MAIN, *words]
 
 
@@ -47,12 +47,12 @@ class RunEnded(RuntimeError):
 class Run:
     """Run in a pseudo-terminal. The robot is armed and holds when the constructor returns.
 
-    options: those of `offline-rl robot run`. Raises RuntimeError with the terminal's output if the
-    robot cannot be armed.
+    options: options of `offline-rl robot run`. Raises RuntimeError with the terminal's output if
+    the robot cannot be armed.
     """
 
     def __init__(self, hardware: SimulatedHardware, **options: Any) -> None:
-        words = [f"{k}={v}" for k, v in (hardware.line | options).items()]
+        words = [f"{k}={v}" for k, v in (hardware.robot_options | options).items()]
         self._expected = {*MODULES} if "record" in options else {*MODULES} - {"writer"}
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
@@ -103,7 +103,7 @@ class Run:
         return self._expected <= set(self.pids)
 
     def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        """Wait for `done`. Raises RunEnded if the run has ended, RuntimeError on a timeout."""
+        """Wait until `done()`. Raises RunEnded if the run ends, RuntimeError on a timeout."""
         end = time.monotonic() + seconds
         while not done():
             if (ended := self.process.poll() is not None) or time.monotonic() > end:
@@ -122,7 +122,7 @@ class Run:
         return State(int(self.row["state"]))
 
     def type(self, text: str) -> int:
-        """Type `text`. Return the time, monotonic ns."""
+        """Type `text`. Return the monotonic time in ns."""
         now = time.monotonic_ns()
         os.write(self._master, text.encode())
         return now
@@ -133,7 +133,7 @@ class Run:
         self.wait(lambda: self.state is state, seconds)
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to a process. Return the time, monotonic ns."""
+        """Send a signal to a process. Return the monotonic time in ns."""
         now = time.monotonic_ns()
         os.kill(self.pids[name], how)
         return now
@@ -145,7 +145,7 @@ class Run:
                 os.kill(self.pids[name], signal.SIGCONT)
 
     def close(self) -> None:
-        """Quit the run, and kill processes that do not end."""
+        """Quit the run. Kill processes that do not end in time."""
         if self.process.poll() is None:
             self.type("quit\n")
         try:

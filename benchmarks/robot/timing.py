@@ -2,11 +2,13 @@
 
     python -m benchmarks.robot timing [seconds=60] [rates=[50,200,500]]
 
-It measures the loop's deadlines and overhead, compared with a loop that sleeps and one that spins,
-alternating, while the other core multiplies matrices. It measures one decision of a perceptron, of
-a one-step and of a ten-step chunk policy with each runtime, and the loop at 200 Hz while a one-step
-policy runs in another process. seconds: duration of each measurement at each rate. It needs an idle
-machine.
+Three measurements are made, on an idle machine:
+
+- Deadlines and overhead of the control loop. They are compared with a loop that calls time.sleep,
+  and with one that also waits busily. The loops alternate while the other core multiplies matrices.
+- Duration of one call of a policy, with each runtime. The policies are an MLP, and chunk policies
+  with 1 and with 10 denoising steps.
+- The loop at 200 Hz while the policy with 1 denoising step runs in another process.
 """
 
 from __future__ import annotations
@@ -46,28 +48,28 @@ from real_robot.safety.guard import Guard
 from real_robot.safety.limits import envelope
 
 SPINS, SLEEPS = "spin 0.5 ms", "plain sleep"
-DENOISING_STEPS = {"one step": 1, "ten steps": 10}  # denoising steps of a U-Net
+DENOISING_STEPS = {"one step": 1, "ten steps": 10}  # chunk policy -> number of denoising steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of `timing`."""
 
-    seconds: float = 60.0
-    rates: list = field(default_factory=lambda: [50, 200, 500])
+    seconds: float = 60.0  # duration of each measurement at each rate
+    rates: list = field(default_factory=lambda: [50, 200, 500])  # control rates, Hz
 
 
 def _busy(stop: Any) -> None:
-    """Load a core, as inference does."""
+    """Keep a core busy, as inference does, until `stop` is set."""
     a = np.random.default_rng(0).normal(size=(256, 256))
     while not stop.is_set():
         a = a @ a / 256
 
 
 class Timed(Servos):
-    """Servos that measure their own time, which is not part of the loop's overhead."""
+    """Servos that measure how long their calls take, so that the overhead can exclude this time."""
 
-    spent_ns = 0
+    spent_ns = 0  # duration of all calls
 
     def read(self) -> Reading:
         start = time.perf_counter_ns()
@@ -83,7 +85,7 @@ class Timed(Servos):
 
 
 class InferredInputs(RandomInputs):
-    """Inputs with chunks from another process."""
+    """Inputs of the loop whose chunks come from another process."""
 
     def __init__(self, clock: MonotonicClock, joints: int, chunks: Ring) -> None:
         super().__init__(clock, random.Random(0), joints)
@@ -94,9 +96,10 @@ class InferredInputs(RandomInputs):
 
 
 def _loop_timing(rate_hz: float, seconds: float, how: tuple[bool, str], send: Any) -> None:
-    """Run the control loop with simulated servos, in a separate process, and send its times.
+    """Run the control loop with simulated servos and send its times. Called in its own process.
 
-    how: True for real-time priority; and the folder of the rings if another process infers.
+    how: (True for real-time priority, folder of the rings). The folder is empty unless another
+    process runs the policy.
     """
     real_time, folder = how
     granted = request_real_time().text if real_time else "ordinary scheduling"
@@ -128,14 +131,17 @@ def _loop_timing(rate_hz: float, seconds: float, how: tuple[bool, str], send: An
                 loop.step()
                 done = clock.now_ns()
                 if ring.written == before:
-                    continue  # a missed deadline
+                    continue  # the deadline was missed
                 wakes.append(int(ring.record["wake_ns"]))
                 took.append((done - wakes[-1] - servos.spent_ns) / 1000)
     send.send((wakes, took, loop.missed, granted))
 
 
 def _plain_timing(rate_hz: float, seconds: float, spin_ns: int | None, send: Any) -> None:
-    """Run a loop that sleeps for the rest of its period, or sleeps less and spins."""
+    """Run a loop that sleeps until its next period and send its times.
+
+    spin_ns: duration of a busy wait at the end of the period; None: the loop only sleeps.
+    """
     period, wakes = round(1e9 / rate_hz), list[int]()
     deadline = time.monotonic_ns()
     for _ in range(int(seconds * rate_hz)):
@@ -160,7 +166,7 @@ LOOPS: dict[str, tuple[Callable[..., None], Any]] = {
 
 
 def timing(rates: list[float], seconds: float, turns: int = 6) -> list[dict[str, Any]]:
-    """Time each loop in alternation, `turns` times, with the other core busy."""
+    """Measure all loops in alternation, `turns` times, while the other core is busy."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     other = context.Process(target=_busy, args=(stop,))
@@ -194,9 +200,9 @@ def timing(rates: list[float], seconds: float, turns: int = 6) -> list[dict[str,
 
 
 def _untrained(kind: str, path: Path) -> Path:
-    """Write an untrained bundle; its latency does not depend on the weights.
+    """Write the bundle of an untrained policy, whose latency is that of a trained one.
 
-    Its actions are almost without motion, so that nothing stops the robot.
+    The range of its actions is so small that the robot hardly moves and no reason stops it.
     """
     import torch
 
@@ -243,7 +249,7 @@ def _untrained(kind: str, path: Path) -> Path:
 
 
 def inferring(folder: Path, seconds: float) -> dict[str, Any]:
-    """Time the loop at 200 Hz while a one-step policy infers at the same rate."""
+    """Measure the loop at 200 Hz while the one-step policy runs at the same rate."""
     policy = policies.load(_untrained("one step", folder / "one.bundle"), runtime="onnx")
     robot, context = spec(), multiprocessing.get_context("spawn")
     chunks = Ring.create(folder / "chunks", chunk_type(HORIZON, len(robot.joints)), 16)
@@ -278,7 +284,7 @@ def inferring(folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def latency(folder: Path, seconds: float) -> list[dict[str, Any]]:
-    """Return the duration of decisions, ms, alternating policies and runtimes, one thread."""
+    """Measure the duration of calls of the policies in ms, in alternation, with one thread."""
     loaded = {
         (kind, runtime): policies.load(_untrained(kind, folder / f"{kind}.bundle"), runtime=runtime)
         for kind, runtime in product(("perceptron", *DENOISING_STEPS), RUNTIMES)

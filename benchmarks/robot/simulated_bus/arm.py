@@ -11,7 +11,7 @@ from real_robot.robots.dynamixel import table as t
 from real_robot.robots.dynamixel.calibration import MAX_HOMING, Servo, ticks
 from real_robot.robots.physics import Physics
 
-MARGIN = 30  # ticks by which the servos' position limits exceed the robot's
+MARGIN = 30  # ticks by which the position limits in the servos exceed the robot's limits
 
 
 def build(
@@ -25,9 +25,10 @@ def build(
     model: str = "XM430-W350",
     log: Log | None = None,
 ) -> Line:
-    """Create the robot's servos, each at a random mounting angle, every other one reversed.
+    """Create the robot's servos on a bus.
 
-    calibrated: the servos contain the values that a calibration writes. stand: see `Physics`.
+    Each servo is mounted at a random angle, and every second one counts in the reverse direction.
+    calibrated: True: the servos contain the values that a calibration writes. stand: see `Physics`.
     """
     physics = Physics(described.model, described.spec.joints, stand=stand)
     chance = random.Random(seed)
@@ -55,7 +56,7 @@ def build(
 
 
 def calibration(line: Line, described: RobotDescription) -> dict[str, Servo]:
-    """Return the calibration of this arm."""
+    """Return the calibration of the arm's servos."""
     return {
         joint: Servo(
             id=servo.id,

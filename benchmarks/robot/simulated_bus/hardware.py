@@ -1,11 +1,11 @@
 """Simulated hardware for tests and benchmarks: a server process, its port and its faults.
 
     with SimulatedHardware("desk") as hardware:
-        robot = make("desk", **hardware.line)
+        robot = make("desk", **hardware.robot_options)
 
-The control file is one JSON object and is always replaced completely. `faults` has fields of
-`line.Faults`, which hold until the file changes. `events` is a list of [number, kind, arguments],
-see `Line.event`; each is executed once, in the order of the numbers.
+The control file is one JSON object that is always replaced completely. `faults` has fields of
+`line.Faults`; they apply until the file changes. `events` is a list of [number, kind, arguments]
+for `Line.event`. Each event is executed once, in the order of the numbers.
 """
 
 import json
@@ -26,25 +26,25 @@ from offline_rl.utils.files import write_text
 from real_robot.control.rings import Reader, Ring
 from real_robot.control.session import new_folder
 
-CHANNELS = {"target": "target", "puck": "puck"}  # measured channel -> body
-START_S = 30.0  # time for the process to start; it imports MuJoCo
+CHANNELS = {"target": "target", "puck": "puck"}  # channel -> body that the tracker measures
+START_S = 30.0  # maximum time until the process has started; it imports MuJoCo
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of the server."""
 
-    robot: str
-    folder: str
-    baud: int = 1_000_000  # determines the times of answers; a pseudo-terminal has no baud rate
-    latency_s: float = 1e-3  # latency of the adapter
+    robot: str  # name in configs/robot, or path of a robot's file
+    folder: str  # folder of the port, the rings and the control file
+    baud: int = 1_000_000  # simulated baud rate; the pseudo-terminal itself has none
+    latency_s: float = 1e-3  # latency of the USB adapter
     seed: int = 0
-    calibrated: bool = True
-    tracker_noise_m: float = 0.0005
+    calibrated: bool = True  # True: the servos contain the values that a calibration writes
+    tracker_noise_m: float = 0.0005  # standard deviation of the tracker's noise
 
 
 def truth(joints: int) -> np.dtype:
-    """Return the type of the true state, for tests and benchmarks, not for the robot."""
+    """Return the record type of the true state. Tests and benchmarks read it; robots must not."""
     rows = [(name, "<f8", (joints,)) for name in ("q", "dq", "torque")]
     places = [(name, "<f8", (3,)) for name in ("tip", "puck")]
     return np.dtype([("time_ns", "<i8"), ("simulated_ns", "<i8"), *rows, *places])
@@ -53,7 +53,8 @@ def truth(joints: int) -> np.dtype:
 class SimulatedHardware:
     """Server process with simulated hardware.
 
-    options: those of `Options`. folder: kept if one is passed. Raises UserError.
+    options: fields of `Options`. folder: folder to use, which is not deleted; default: a temporary
+    one. Raises UserError.
     """
 
     def __init__(self, robot: str, *, folder: Path | None = None, **options: Any) -> None:
@@ -84,8 +85,8 @@ class SimulatedHardware:
         return str(self.folder / "port")
 
     @property
-    def line(self) -> dict[str, Any]:
-        """Options for `robots.make.make` to connect to it."""
+    def robot_options(self) -> dict[str, Any]:
+        """Options for `robots.make.make` that connect a robot to this hardware."""
         names = {"port": "port", "calibration": "calibration.json", "tracker": "tracker"}
         return {key: str(self.folder / name) for key, name in names.items()}
 
@@ -94,17 +95,17 @@ class SimulatedHardware:
         return self._process.pid
 
     def faults(self, **faults: Any) -> None:
-        """Replace the faults."""
+        """Replace all faults by these, which are fields of `line.Faults`."""
         self._faults = faults
         self._write_control()
 
     def event(self, kind: str, **what: Any) -> None:
-        """Trigger an event once; see `Line.event`."""
+        """Trigger an event once. `Line.event` lists the kinds."""
         self._events.append((len(self._events) + 1, kind, what))
         self._write_control()
 
     def _write_control(self) -> None:
-        """Write the control file. It takes effect within 20 ms."""
+        """Write the control file. The server reads it within 20 ms."""
         control = {"faults": self._faults, "events": self._events[-50:]}
         write_text(self.folder / "control.json", json.dumps(control))
 
@@ -114,7 +115,7 @@ class SimulatedHardware:
         return self._truth.record
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Return all events so far, or those of one kind. `t_ns` is monotonic."""
+        """Return all events so far, or all events of one kind. `t_ns` is monotonic time."""
         with (self.folder / "events.jsonl").open() as file:
             rows = [json.loads(line) for line in file if line.endswith("\n")]
         return [row for row in rows if kind is None or row["kind"] == kind]

@@ -1,6 +1,6 @@
-"""Simulated servo line: requests and answers with realistic times.
+"""Simulated servo bus: requests and answers with realistic times.
 
-Times are passed as arguments. So the same class works behind a pseudo-terminal on the wall clock
+Times are passed as arguments. So the same class works behind a pseudo-terminal in real time
 (`server.py`) and on a simulated clock (`port.py`).
 """
 
@@ -23,24 +23,25 @@ from real_robot.robots.dynamixel.packets import (
 )
 from real_robot.robots.physics import Physics
 
-PROTECT_NS = 20_000_000  # period of the servos' self-protection
+PROTECT_NS = 20_000_000  # period at which the servos check their load and temperature
 Log = Callable[[int, str, dict[str, Any]], None]  # time in ns, kind of event, its arguments
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Permanent faults of the line."""
+    """Faults of the bus and of its servos that last until they are changed."""
 
-    missing: tuple[int, ...] = ()  # ids that neither receive nor answer
-    drop: float = 0.0  # share of lost answers
-    lose: float = 0.0  # share of requests that a servo misses, independently for each servo
-    corrupt: float = 0.0  # share of answers with one wrong byte
+    missing: tuple[int, ...] = ()  # ids of servos that neither receive nor answer
+    drop: float = 0.0  # fraction of answers that are lost
+    lose: float = 0.0  # fraction of requests that a servo misses, independently for each servo
+    corrupt: float = 0.0  # fraction of answers with one wrong byte
     delay_s: float = 0.0  # additional delay of every answer
-    frozen: tuple[int, ...] = ()  # ids whose measurements and clock stand still
-    stuck: tuple[int, ...] = ()  # ids whose measurements stand still while their clock runs
-    blind: tuple[int, ...] = ()  # ids whose encoder stands still, for their position loop, too
-    wrap: dict[int, int] = field(default_factory=dict)  # id -> ticks added to its position
-    unplugged: bool = False
+    frozen: tuple[int, ...] = ()  # ids of servos whose measurements and clock do not change
+    stuck: tuple[int, ...] = ()  # ids of servos whose measurements do not change; their clock runs
+    # ids of servos whose encoder is stuck: neither measurements nor position loop see any motion
+    blind: tuple[int, ...] = ()
+    wrap: dict[int, int] = field(default_factory=dict)  # id -> ticks added to the encoder
+    unplugged: bool = False  # True: the cable is unplugged
 
     _LISTS: ClassVar = ("missing", "frozen", "stuck", "blind")
 
@@ -53,9 +54,9 @@ class Faults:
 
 
 class Line:
-    """Line of servos.
+    """Bus with simulated servos.
 
-    latency_s: latency of the adapter for every answer. seed: for lost and corrupt answers.
+    latency_s: latency of the USB adapter for every answer. seed: seed for lost and corrupt answers.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Line:
         self._latency_ns = latency_s * 1e9
         self._random = random.Random(seed)
         self._decoder = Decoder()
-        self._free_ns = 0.0  # time at which the line is free again
+        self._free_ns = 0.0  # time at which the bus is free again
         self._stalled_until_ns = 0
         self._late_once_ns = 0.0
         self._requests: deque[tuple[int, Packet]] = deque()
@@ -115,7 +116,7 @@ class Line:
         return out
 
     def next_ns(self) -> int | None:
-        """Return the time of the next event on the line; None: there is none."""
+        """Return the time of the next event on the bus; None: there is none."""
         times = [self._requests[0][0]] if self._requests else []
         times += [self._answers[0][0]] if self._answers else []
         return min(times, default=None)
@@ -155,7 +156,7 @@ class Line:
     # single events
 
     def stall(self, seconds: float, now_ns: int) -> None:
-        """Make the adapter hold all data back for `seconds`."""
+        """Make the USB adapter delay all data for `seconds`."""
         self._stalled_until_ns = now_ns + int(seconds * 1e9)
 
     def late_once(self, seconds: float) -> None:
@@ -190,7 +191,7 @@ class Line:
         return 10 + len(packet.parameters)
 
     def _answer_ns(self, packet: Packet) -> float:
-        """Return the time on the line for all answers, including those of missing servos."""
+        """Return the transmission time of all answers, including those of missing servos."""
         content, ids, size = packet.parameters, [packet.id], 0
         if packet.instruction == Instruction.PING:
             size = 3
@@ -246,7 +247,7 @@ class Line:
                     must_answer = packet.id != BROADCAST or kind == Instruction.PING
                     if must_answer and servo.get(t.STATUS_LEVEL) >= level:
                         answers, last = answers + self._answer(servo, error, data), at
-        if answers:  # the adapter passes consecutive answers on together
+        if answers:  # the adapter forwards consecutive answers together
             delay = self._latency_ns + self.faults.delay_s * 1e9 + self._late_once_ns
             self._late_once_ns = 0.0
             self._count += 1
@@ -282,7 +283,10 @@ class Line:
         now_ns: int,
         goals: dict[str, Any],
     ) -> int:
-        """Write registers. Accepted goals with torque on are added to `goals`: id -> ticks."""
+        """Write registers. Return the error.
+
+        A goal that is accepted while torque is on is added to `goals`, id -> ticks.
+        """
         error = servo.write(address, data)
         if address == t.GOAL_POSITION.address and not error:
             if servo.get(t.TORQUE_ENABLE):
@@ -305,5 +309,5 @@ class Line:
 
 
 def _pair(content: bytes) -> tuple[int, int]:
-    """Return address and size."""
+    """Return the address and the size at the start of a request's parameters."""
     return int.from_bytes(content[:2], "little"), int.from_bytes(content[2:4], "little")

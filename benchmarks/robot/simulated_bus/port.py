@@ -1,4 +1,4 @@
-"""Port of a simulated line on a simulated clock, which runs faster than real time."""
+"""Port of a simulated bus on a simulated clock, which is faster than real time."""
 
 from benchmarks.robot.simulated_bus.line import Line
 from real_robot.robots.dynamixel.bus import PortLost

@@ -1,11 +1,17 @@
-"""Server process: the simulated line behind a pseudo-terminal, on the wall clock.
+"""Server process: a simulated bus behind a pseudo-terminal, in real time.
 
     python -m benchmarks.robot.simulated_bus.server robot=desk folder=/tmp/desk
 
-It creates in the folder: `port`, a link to the terminal; `calibration.json`, the calibration of the
-arm; `tracker`, a ring with the robot's channels; `truth`, a ring with the true state;
-`events.jsonl`, all events with their monotonic time. It reads `control.json`, see `hardware.py`. It
-ends on SIGTERM, or with its parent process.
+The server creates these files in the folder:
+
+    port               link to the pseudo-terminal
+    calibration.json   calibration of the arm
+    tracker            ring with the robot's channels
+    truth              ring with the true state
+    events.jsonl       all events, with their monotonic time
+
+It reads `control.json`, which `hardware.py` describes. It ends on SIGTERM, or with its parent
+process.
 """
 
 import errno
@@ -33,12 +39,12 @@ from real_robot.robots.config import RobotDescription, describe
 from real_robot.robots.dynamixel import calibration
 
 CONTROL_NS = 10_000_000  # period of reading the control file
-PUBLISH_NS = 10_000_000  # period of the tracker
-SPIN_NS = 100_000  # time of spinning before an answer is due
+PUBLISH_NS = 10_000_000  # period of the tracker and of the true state
+SPIN_NS = 100_000  # duration of the busy wait before an answer is due
 
 
 class Server:
-    """Server of the simulated line."""
+    """Server of a simulated bus."""
 
     def __init__(self, described: RobotDescription, options: Options) -> None:
         self.folder = Path(options.folder)
@@ -94,7 +100,7 @@ class Server:
         parent = os.getppid()
         control_ns = publish_ns = 0
         self.line.take(time.monotonic_ns())
-        self._publish(time.monotonic_ns())  # the first call is slow
+        self._publish(time.monotonic_ns())  # before the port exists, because the first call is slow
         self.plug()
         self._log(time.monotonic_ns(), "started", {"priority": request_real_time()})
         while os.getppid() == parent:
@@ -154,7 +160,7 @@ class Server:
             if number > self._done:
                 self._done = number
                 try:
-                    if kind == "goal":  # a channel that is set, not measured
+                    if kind == "goal":  # sets a channel that no body of the model defines
                         self._goals[what["channel"]] = what["at_m"]
                     else:
                         self.line.event(kind, what, now_ns)
@@ -181,7 +187,7 @@ class Server:
 
 
 def request_real_time() -> str:
-    """Request real-time priority, as hardware does not wait for other processes."""
+    """Request real-time priority, because hardware does not wait for other processes."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(60))
     except PermissionError:

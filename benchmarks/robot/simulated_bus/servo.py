@@ -1,8 +1,9 @@
-"""Simulated X servo: behavior of its control table. The arm's physics moves it.
+"""Simulated X servo: the behavior of its control table. `Physics` simulates its motion.
 
-Where no public manual defines the behavior, it is as follows. A goal without torque is accepted and
-ignored. Switching torque on after a shutdown is refused as an access error. A tripped bus watchdog
-stops the servo at its position, with torque on. Every instruction on the line feeds the watchdog.
+The public manuals leave some behavior open. It is assumed as follows. A goal is accepted and
+ignored while torque is off. Switching torque on after a shutdown is refused as an access error. If
+the bus watchdog fires, the servo stops at its position, with torque on. Every instruction on the
+bus resets the watchdog.
 """
 
 import math
@@ -12,11 +13,11 @@ from real_robot.robots.dynamixel import table as t
 from real_robot.robots.dynamixel.packets import ALERT, Error
 from real_robot.robots.physics import Physics
 
-END = 662  # first address after the table
-INDIRECT = 28  # number of indirect entries
-BOOT_NS = 300_000_000  # time without answers after a reboot
-OVERLOAD_S = 1.0  # time at full torque until the overload error
-ROOM_C = 30.0  # temperature at rest
+END = 662  # first address after the control table
+INDIRECT = 28  # number of indirect addresses
+BOOT_NS = 300_000_000  # a servo does not answer for this time after a reboot
+OVERLOAD_S = 1.0  # a servo at full torque for this time reports an overload
+ROOM_C = 30.0  # temperature without load
 WARMING_C = 12.0  # steady-state temperature increase at 1 A
 WARMING_S = 300.0  # time constant of the temperature
 
@@ -61,13 +62,13 @@ GOALS = {t.GOAL_PWM, t.GOAL_CURRENT, t.GOAL_VELOCITY, t.GOAL_POSITION}
 
 
 class SimulatedServo:
-    """Servo on the line.
+    """Servo on the simulated bus.
 
     Args:
-        id_: its address on the line.
-        index: its joint in `physics`.
-        mounting_ticks: its encoder shows the center plus this where the joint is at 0.
-        direction: -1: the encoder counts down in the joint's positive direction.
+        id_: id of the servo on the bus.
+        index: index of the servo's joint in `physics`.
+        mounting_ticks: the encoder shows the center plus this number while the joint is at 0.
+        direction: 1, or -1 if the encoder counts down in the joint's positive direction.
     """
 
     def __init__(
@@ -83,17 +84,16 @@ class SimulatedServo:
     ) -> None:
         self.model, self.index, self.physics = model, index, physics
         self.mounting_ticks, self.direction = mounting_ticks, direction
-        self.frozen = False  # measurements and clock stand still
-        self.stuck = False  # measurements stand still while the clock runs
+        self.frozen = False  # True: measurements and clock do not change
+        self.stuck = False  # True: measurements do not change while the clock runs
         self._wrap_ticks = 0
         self._blind_q: float | None = None
         self.temperature_c = ROOM_C
         self._memory = bytearray(END)
         self._booted_ns = self._fed_ns = 0
         self._strained_s = 0.0
-        self._path: tuple[float, float] | None = (
-            None  # position and speed of the profile, rad, rad/s
-        )
+        # position (rad) and speed (rad/s) of the velocity profile; None: no profile is active
+        self._path: tuple[float, float] | None = None
         self._store(t.MODEL, model.number)
         self._store(t.FIRMWARE, firmware)
         for entry in WRITABLE.values():
@@ -122,7 +122,7 @@ class SimulatedServo:
     # time
 
     def feed(self, now_ns: int) -> None:
-        """Feed the watchdog: there was an instruction on the line."""
+        """Reset the watchdog, because an instruction was sent on the bus."""
         self._fed_ns = now_ns
 
     def watchdog_ns(self) -> int | None:
@@ -133,7 +133,7 @@ class SimulatedServo:
         return self._fed_ns + round(count * t.WATCHDOG_S * 1e9)
 
     def trip(self) -> None:
-        """Fire the watchdog: the servo stops at its position."""
+        """Fire the watchdog. The servo stops at its position."""
         self._store(t.BUS_WATCHDOG, t.WATCHDOG_TRIPPED)
         self._stop()
 
@@ -157,13 +157,13 @@ class SimulatedServo:
             self._drive(at + speed * dt)
 
     def _drive(self, angle_rad: float) -> None:
-        """Set the position loop's goal. A blind loop has a constant error and keeps pushing."""
+        """Set the goal of the position loop. With a stuck encoder, the loop keeps pushing."""
         if self._blind_q is not None:
             angle_rad += float(self.physics.q[self.index]) - self._blind_q
         self.physics.set_goal(self.index, angle_rad)
 
     def protect(self, torque: float, dt_s: float) -> None:
-        """Update the temperature, and set the errors of overload and overheating."""
+        """Update the temperature. Set the overload and overheating errors if they occur."""
         full = abs(torque) > 0.98 * self.physics.max_torque[self.index]
         self._strained_s = self._strained_s + dt_s if full else 0.0
         if self._strained_s > OVERLOAD_S:
@@ -174,7 +174,7 @@ class SimulatedServo:
             self.fail(0x04)
 
     def fail(self, bits: int) -> None:
-        """Set a hardware error. Torque goes off if the shutdown register says so."""
+        """Set a hardware error. The shutdown register decides if torque is switched off."""
         self._store(t.HARDWARE_ERROR, self.get(t.HARDWARE_ERROR) | bits)
         if bits & self.get(t.SHUTDOWN) and self.torque_on:
             self._torque(False)
@@ -196,7 +196,7 @@ class SimulatedServo:
         return bool(self._memory[t.DRIVE_MODE.address] & t.REVERSE)
 
     def _zero(self) -> int:
-        """Return the ticks that the servo shows where the joint is at 0."""
+        """Return the ticks that the servo shows while the joint is at 0."""
         mounting = -self.mounting_ticks if self._reversed() else self.mounting_ticks
         return t.CENTER + mounting + self.get(t.HOMING_OFFSET) + self.wrap_ticks
 
@@ -205,7 +205,7 @@ class SimulatedServo:
 
     @property
     def wrap_ticks(self) -> int:
-        """Ticks by which the encoder leapt. The goal register stays, so the servo moves there."""
+        """Ticks by which the encoder jumped. The goal register is unchanged, so the joint moves."""
         return self._wrap_ticks
 
     @wrap_ticks.setter
@@ -217,7 +217,7 @@ class SimulatedServo:
 
     @property
     def blind(self) -> bool:
-        """True while the encoder stands still, for the servo's position loop, too."""
+        """True while the encoder is stuck, for the measurements and for the position loop."""
         return self._blind_q is not None
 
     @blind.setter
@@ -273,14 +273,14 @@ class SimulatedServo:
         return 0, bytes(self._memory[address : address + size])
 
     def write(self, address: int, data: bytes) -> int:
-        """Write registers. Return an error; nothing is written then."""
+        """Write registers. Return the error, or 0. If there is an error, nothing is written."""
         first, pointers = self.model.indirect_data, self.model.indirect_address
         if first <= address < first + INDIRECT:
             addresses = self._mapping[address - first : address - first + len(data)]
             address = addresses[0]
             if addresses != list(range(address, address + len(data))):
                 return Error.ACCESS
-            if first <= address < first + INDIRECT:  # mapped to itself: plain memory
+            if first <= address < first + INDIRECT:  # not mapped: plain memory
                 self._memory[address : address + len(data)] = data
                 return 0
         if pointers <= address < pointers + 2 * INDIRECT:

@@ -232,7 +232,7 @@ def test_the_vendors_sdk_reports_the_faults(
 @pytest.mark.slow
 def test_the_robot_runs_on_the_terminal_and_the_hardware_keeps_a_record() -> None:
     with SimulatedHardware("desk") as hardware:
-        robot = make("desk", **hardware.line)
+        robot = make("desk", **hardware.robot_options)
         robot.connect()
         reading = robot.arm()
         goal = reading.q.copy()
