@@ -49,7 +49,8 @@ class Reference:
     def in_words(self) -> str:
         """Return two sentences that explain a score."""
         ends = f"Score 0 is a return of {self.min:g}, and score 100 is a return of {self.max:g}"
-        return f"{ends} ({self.source}). Environment: {self.environment}."
+        source = "chosen by this project" if self.source == "own" else self.source
+        return f"{ends} ({source}). Environment: {self.environment}."
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def test_a_rollout_contains_the_environments_results_and_complete_episodes_becom
     flags = found["terminated"].sum(), found["truncated"].sum()
     assert min(flags) > 0
     assert messages == []
-    stored = data.everything(0)
+    stored = data.all_rows(0)
     assert 0 < len(kept) < flags[0] + flags[1]
     for name in kept[0]:
         whole_ones = np.concatenate([episode[name] for episode in kept])

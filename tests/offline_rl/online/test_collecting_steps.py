@@ -117,7 +117,7 @@ def test_rows_are_the_scaled_results_of_each_environment_and_episodes_count_at_t
         collector.step()
     buffer, kinds = collector.buffer, set[str]()
     for s, seed in enumerate(SEEDS):
-        found = buffer.everything(s)
+        found = buffer.all_rows(s)
         episodes = walked(found.actions, seed)
         for name in ("observations", "next_observations", "rewards", "terminated", "truncated"):
             expected = np.concatenate([episode[name] for episode in episodes])
@@ -151,7 +151,7 @@ def test_warmup_actions_are_random_for_each_seed_and_then_the_policy_acts(
     collector, _ = make_collector()
     for _ in range(12):
         collector.step()
-    collected = [collector.buffer.everything(s) for s in range(2)]
+    collected = [collector.buffer.all_rows(s) for s in range(2)]
     for s, found in enumerate(collected):
         params = {k: v[s] for k, v in collector.engine.state["params"]["policy"].items()}
         hidden = torch.from_numpy(found.observations[:12]) @ params["trunk.weights.0"]
@@ -188,10 +188,10 @@ def test_a_failed_episode_is_removed_and_does_not_affect_the_other_seed(
     shaky, messages = make_collector(lambda seed, t: kind if (seed, t) == (broken, step) else "")
     for _ in range(21):
         shaky.step()
-    one, two = (collector.buffer.everything(1) for collector in (sound, shaky))
+    one, two = (collector.buffer.all_rows(1) for collector in (sound, shaky))
     for name in ("observations", "actions", "rewards", "terminated", "truncated"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-    found = shaky.buffer.everything(0)
+    found = shaky.buffer.all_rows(0)
     assert found.num_rows == 21 - (step + 1)  # the earlier ones and itself
     episodes = walked(found.actions, SEEDS[0], without=number)
     for name in ("observations", "rewards"):
@@ -224,7 +224,7 @@ def test_an_episode_that_fails_in_the_replay_is_dropped_and_others_are_not(
     assert lengths[0] > 0
     assert again.lengths.tolist() == [0, lengths[1]]
     assert again.episodes.tolist() == [collector.episodes[0] + 1, collector.episodes[1]]
-    assert again.buffer.everything(0).num_rows == 10 - lengths[0]
+    assert again.buffer.all_rows(0).num_rows == 10 - lengths[0]
     assert len(messages) == 1
     assert "seed 3: the environment failed" in messages[0]
 
@@ -261,13 +261,13 @@ def test_a_seed_that_fails_repeatedly_leaves_the_step_of_the_other_seed_complete
     shaky, _ = make_collector(lambda seed, t: "raise" if t == -1 and seed in gone else "")
     with pytest.raises(RepeatedFailure, match=r"seed 3: .*for the 5th time"):
         walk(shaky, 21)
-    added = [shaky.buffer.everything(s).num_rows for s in range(2)]
+    added = [shaky.buffer.all_rows(s).num_rows for s in range(2)]
     assert added == [shaky.steps] * 2
     assert shaky.lengths[0] == 0 < shaky.lengths[1]
     again = going_on(make_collector, shaky, [shaky.state(s) for s in range(2)])
     while again.steps < 21:
         again.step()
-    one, two = (collector.buffer.everything(1) for collector in (sound, again))
+    one, two = (collector.buffer.all_rows(1) for collector in (sound, again))
     for name in ("observations", "actions", "rewards", "terminated", "truncated"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
 
@@ -281,7 +281,7 @@ def test_costs_of_each_step_are_stored_online(
     collector, _ = make_collector(needs={"costs": (), **more})
     walk(collector, 21)
     for s, seed in enumerate(SEEDS):
-        found = collector.buffer.everything(s)
+        found = collector.buffer.all_rows(s)
         after = np.concatenate([e["next_observations"] for e in walked(found.actions, seed)])
         place = after[:, 0] * SCALE[0] + MEAN[0]
         np.testing.assert_allclose(found.extras["costs"], np.abs(place), atol=1e-5)
@@ -306,7 +306,7 @@ def test_a_cost_of_nan_drops_only_its_episode(
     monkeypatch.setattr(Walk, "info", cost)
     collector, messages = make_collector(needs={"costs": ()})
     walk(collector, 5)
-    assert [collector.buffer.everything(s).num_rows for s in range(2)] == [5, 3]
+    assert [collector.buffer.all_rows(s).num_rows for s in range(2)] == [5, 3]
     (sentence,) = messages
     assert "seed 8: the environment failed in step 1 of an episode" in sentence
     assert "a cost that is NaN or infinite" in sentence
@@ -370,7 +370,7 @@ def test_a_policy_with_memory_acts_by_each_seeds_episode_also_when_resumed(
     one, _ = make_collector(**options)
     walk(one, 16)
     for s, seed in enumerate(SEEDS):
-        actions = one.buffer.everything(s).actions[:, 0]
+        actions = one.buffer.all_rows(s).actions[:, 0]
         episodes = walked(actions[:, None], seed, without=1 if s == 1 else None)
         assert len(episodes) > 2
         expected = list[float]()
@@ -388,7 +388,7 @@ def test_a_policy_with_memory_acts_by_each_seeds_episode_also_when_resumed(
     for each in (one, again):
         walk(each, 9)
     for s in range(2):
-        pair = [each.buffer.everything(s) for each in (one, again)]
+        pair = [each.buffer.all_rows(s) for each in (one, again)]
         np.testing.assert_array_equal(pair[0].actions, pair[1].actions)
         np.testing.assert_array_equal(pair[0].observations, pair[1].observations)
 
@@ -410,7 +410,7 @@ def test_a_policy_with_memory_continues_if_every_environment_fails_in_one_step(
     walk(collector, 5)
     assert len(messages) == len(SEEDS)
     for s, seed in enumerate(SEEDS):
-        actions = collector.buffer.everything(s).actions
+        actions = collector.buffer.all_rows(s).actions
         (episode,) = walked(actions, seed, without=0)
         places = np.append(episode["observations"][:1, 0], episode["next_observations"][:, 0])
         expected = by_hand(Remembers, SCALE[0] * places + MEAN[0])

@@ -90,7 +90,7 @@ def test_an_algorithm_for_one_vector_refuses_images_by_name(tmp_path: Path, data
 def test_data_of_another_camera_or_image_size_is_refused(tmp_path: Path, data: Dataset) -> None:
     part = channels.take(data.observations, slice(data.num_rows))
     rest = (data.actions, data.rewards, data.terminated, data.truncated)
-    renamed, squeezed = "it has front, state, but not picture", "to 96 x 96 pixels of 3 colors"
+    renamed, squeezed = "the data has front, state, but not picture", "to 96 x 96 x 3"
     for seen, message in (
         ({"front": part["picture"], "state": part["state"]}, renamed),
         ({**part, "picture": part["picture"][:, ::2]}, squeezed),

@@ -95,7 +95,9 @@ def test_collectors_get_scarce_instances_before_evaluations(
 def test_algorithms_that_need_several_environments_are_refused() -> None:
     options: Any = SimpleNamespace(num_env_steps=60, algorithm="dppo")
     with closing(envs.make_vector("single", 2, fewer=True)) as env:
-        with pytest.raises(UserError, match=r"of single.*40 at.*algorithm\.environments=1\.$"):
+        with pytest.raises(
+            UserError, match=r"of single.*40 environments at.*algorithm\.environments=1\.$"
+        ):
             limit_of(env, options, SimpleNamespace(environments=40))
         assert limit_of(env, options, SimpleNamespace(environments=1)) == env.limit
 

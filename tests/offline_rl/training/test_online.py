@@ -868,7 +868,9 @@ def test_continuing_a_run_on_data_in_memory_needs_the_data_again(
     run = train(**keys, dataset=arrays, num_updates=4).path
     more = {"out": str(tmp_path), "show": False, "tracker": "none", "num_env_steps": 12}
     more |= {"online.offline_fraction": 0.5}
-    with pytest.raises(UserError, match=r"in memory\. Pass it again from Python, as dataset="):
+    with pytest.raises(
+        UserError, match=r"in memory\. Pass the same Dataset from Python as dataset="
+    ):
         finetune(run=run, **more)
     assert finetune(run=run, dataset=arrays, **more).results[0]["online_updates"] == 4
 
