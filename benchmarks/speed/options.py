@@ -28,10 +28,10 @@ class BenchOptions(Checked):
     device: str = "auto"  # auto, cpu, cuda
     blocks: Count = 7  # timed blocks per contender; the median is reported
     seconds: Positive = 2.0  # length of a block
-    corl: str | None = None  # folder of a checkout of CORL, to time it too with python=
-    jax_corl: str | None = None  # folder of a checkout of JAX-CORL, to time it too with python=
-    unifloral: str | None = None  # folder of a checkout of Unifloral, to time it too with python=
-    diffusion_policy: str | None = None  # folder of a checkout of Diffusion Policy, to time it too
+    corl: str | None = None  # also time CORL, run by python=; the folder of a checkout
+    jax_corl: str | None = None  # also time JAX-CORL, run by python=; the folder of a checkout
+    unifloral: str | None = None  # also time Unifloral, run by python=; the folder of a checkout
+    diffusion_policy: str | None = None  # also time Diffusion Policy; the folder of a checkout
     d3rlpy: bool = False  # also time d3rlpy, which must be installed for the interpreter python=
     python: str = sys.executable  # interpreter for other projects, with their packages installed
     profile: bool = False  # also profile our updates
