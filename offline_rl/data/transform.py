@@ -29,9 +29,8 @@ Normalize = bool | Literal["min_max"]
 
 
 ROWS = 100_000  # maximum number of rows that are checked, evenly spaced
-# Minimum standard deviations of network inputs, measured with bc and iql on data whose action is
-# sign(column). Above them the mean error is below 0.05 (normalized) and 0.2 (raw); without any
-# effect of the column it would be 0.5.
+# Minimum standard deviations of network inputs, measured with bc and iql on data with the action
+# sign(column). Above them the mean error is below 0.05 of 0.5 (normalized) and 0.2 of 0.5 (raw).
 NORMALIZED = 0.25
 RAW = 0.02
 ACTIONS = 5e-3  # minimum standard deviation of actions

@@ -141,7 +141,7 @@ class Trainer:
             if not self._has_owed_updates:
                 self._evaluate_if_due()
             with postpone_signals(self.bar.write if self.show else (lambda _: None)) as request:
-                self._should_stop, self.engine.compiling = request, request.abandons
+                self._should_stop, self.engine.compiling = request, request.abandon_on_signal
                 for stop in self._stops():
                     position = self._position
                     self._advance(stop)

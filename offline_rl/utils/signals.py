@@ -39,7 +39,7 @@ def handle_signals(
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Make Ctrl-C end the block with KeyboardInterrupt, even if a library converts the error."""
+    """Make Ctrl-C end the block with KeyboardInterrupt, even if a library raises another error."""
     interrupted = False
 
     def note(number: int, frame: object) -> None:
@@ -72,7 +72,7 @@ class StopRequest:
         return self._requested
 
     @contextmanager
-    def abandons(self) -> Iterator[None]:
+    def abandon_on_signal(self) -> Iterator[None]:
         """Raise Abandoned in the block at a signal, or immediately if one has arrived before."""
         try:
             self._in_abandonable = True
@@ -101,9 +101,10 @@ class StopRequest:
 
 @contextmanager
 def postpone_signals(log: Callable[[str], object]) -> Iterator[StopRequest]:
-    """Run the block with a StopRequest, which a first signal sets; the block then decides to stop.
+    """Run the block with a StopRequest; the first signal only sets it, and the block continues.
 
-    A second signal ends the block with KeyboardInterrupt. log: called with a message for the user.
+    The block reads it and stops at a safe point. A second signal ends the block with
+    KeyboardInterrupt. log: called with a message for the user.
     """
     request = StopRequest(log)
     with handle_signals(STOP_SIGNALS, request.note):

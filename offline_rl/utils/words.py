@@ -1,4 +1,4 @@
-"""Messages for unknown names, which suggest similar names and our names for other libraries'."""
+"""Messages for unknown names, with suggestions: similar names, and our names for their synonyms."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ def test_the_first_signal_is_noted_and_the_second_one_ends_the_block(ctrl_c: Non
 def test_a_compilation_is_abandoned_at_the_first_signal(ctrl_c: None) -> None:
     said, reached = list[str](), list[int]()
     with postpone_signals(said.append) as request:
-        with pytest.raises(Abandoned), request.abandons():
+        with pytest.raises(Abandoned), request.abandon_on_signal():
             signal.raise_signal(signal.SIGINT)
         assert request()
-        with pytest.raises(Abandoned), request.abandons():  # noqa: PT012 (begun after it)
+        with pytest.raises(Abandoned), request.abandon_on_signal():  # noqa: PT012 (begun after it)
             reached.append(1)
             raise RuntimeError
     assert not reached
@@ -37,7 +37,7 @@ def test_a_compilation_is_abandoned_at_the_first_signal(ctrl_c: None) -> None:
 
 def test_a_signal_after_a_compilation_does_not_end_the_block(ctrl_c: None) -> None:
     with postpone_signals(lambda _: None) as request:
-        with request.abandons():
+        with request.abandon_on_signal():
             pass
         signal.raise_signal(signal.SIGINT)
         assert request()
@@ -50,12 +50,12 @@ def test_an_error_of_a_compiler_that_the_signal_ended_is_not_raised(ctrl_c: None
         except KeyboardInterrupt:
             raise RuntimeError("g++ was ended by signal 2") from None
 
-    with postpone_signals(lambda _: None) as request, pytest.raises(Abandoned), request.abandons():
+    with postpone_signals(lambda _: None) as request, pytest.raises(Abandoned), request.abandon_on_signal():
         fails()
     with (
         postpone_signals(lambda _: None) as request,
         pytest.raises(RuntimeError),
-        request.abandons(),
+        request.abandon_on_signal(),
     ):
         raise RuntimeError("g++: no such file")
 
