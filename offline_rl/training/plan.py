@@ -434,7 +434,7 @@ def load_base(
         )
     if env is None or not options.num_env_steps or options.num_updates:
         raise UserError(
-            f"{options.algorithm} only learns online. Set task=, num_env_steps= and num_updates=0, "
+            f"{options.algorithm} learns only online. Set task=, num_env_steps= and num_updates=0, "
             "or use offline-rl finetune."
         )
     return base_of(options.base, env)
@@ -557,8 +557,8 @@ def merge_specs(
         if not spec.has_same_rate(other):
             raise UserError(
                 f"{first} has {spec.rate_hz:g} actions a second, {name} has {other.rate_hz:g}. A "
-                "policy trained at one rate does not work at the other. Use data of that rate, or "
-                "task=none to train without evaluation."
+                "policy trained at one rate does not work at the other. Use data with the same "
+                "rate, or task=none to train without evaluation."
             )
         if (problem := spec.contradiction(other)) is not None:
             field, first_values, values = problem

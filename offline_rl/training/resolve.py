@@ -222,14 +222,14 @@ def check_options(options: TrainOptions, algorithm: type[Algorithm], seeds: list
     if options.overlap and issubclass(algorithm.Online, OnPolicy):
         raise UserError(
             f"overlap=true does not work with {options.algorithm}, which is on-policy: it collects "
-            "and learns in turns"
+            "and learns in turns. Remove it."
         )
     if options.overlap and not options.num_env_steps:
         raise UserError("overlap=true has no effect without num_env_steps=")
     if options.keep_data and issubclass(algorithm.Online, OnPolicy):
         raise UserError(
             f"keep_data=true does not work with {options.algorithm}, which does not store its "
-            "online experience"
+            "online experience. Remove it."
         )
     if options.keep_data and not options.num_env_steps:
         raise UserError("keep_data=true saves online experience. Set num_env_steps=.")

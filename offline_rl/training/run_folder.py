@@ -164,7 +164,9 @@ class SeedFolder:
                 if not isinstance(result.get(name, ""), int | float | None):
                     raise UserError(f"{self.result}: {name} is not a number")
         except UserError as error:
-            raise UserError(f"{error}. Remove it; the same command creates it again.") from None
+            raise UserError(
+                f"{error}. Remove it; repeating the command creates it again."
+            ) from None
         return result
 
     def checkpoints(self) -> dict[Done, Path]:

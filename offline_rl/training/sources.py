@@ -141,7 +141,8 @@ def must_stream(plan: Plan, data: Dataset, device: torch.device) -> bool:
         if holds:
             raise UserError(
                 f"{plan.options.algorithm} {reason}, which does not work with streaming. The data "
-                f"needs {needed / 2**30:.1f} GiB on {device}, and {free / 2**30:.1f} GiB are free."
+                f"needs {needed / 2**30:.1f} GiB on {device}, and {free / 2**30:.1f} GiB are free. "
+                "Use fewer episodes=, or stream=auto if the data fits."
             )
     return True
 

@@ -413,8 +413,8 @@ def load_transform(
         shapes = channels.map_channels(lambda part: list(part.mean.shape), transform.parts)
         raise UserError(
             f"{start.run} was trained on observations {shapes}, but the task has "
-            f"{channels.map_channels(list, spec.observation_shapes)}. Use the run's task, or data "
-            "of it."
+            f"{channels.map_channels(list, spec.observation_shapes)}. Use the task or data of the "
+            "run."
         )
     learned, here = start_spec or spec, actions or spec
     if (problem := learned.mismatch(spec)) is not None:

@@ -718,7 +718,7 @@ def test_a_failing_base_ends_the_episode_and_finally_the_run(
             r"clip_target=true.*from 1",
         ),
         ({"algorithm.scale": 0.0}, "scale"),
-        ({"num_updates": 10}, "resfit only learns online"),
+        ({"num_updates": 10}, "resfit learns only online"),
         ({"task": None}, "finetune with base= needs task="),
         (  # the one step after the warm-up brings half an update beside the critics' three
             {"online.warmup_steps": 19, "online.critic_updates": 3, "online.utd": 0.5},
