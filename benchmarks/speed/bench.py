@@ -212,7 +212,7 @@ def per_second(rate: float) -> str:
 
 
 def gflop_rate(row: dict[str, Any]) -> float:
-    """Return the GFLOP/s of a row with counted matrix products."""
+    """Return the GFLOP/s of a row with counted matrix multiplications."""
     return row["updates_per_second"] * row["flops"] / 1e9
 
 
