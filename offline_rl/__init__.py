@@ -82,16 +82,16 @@ class _HiddenFolders:
             folder = Path(entry).resolve() / package
             part = folder / module.partition(".")[0]
             if folder.parent != _HOME and (part.is_dir() or part.with_suffix(".py").is_file()):
-                raise ImportError(_renaming(package, folder), name=name)
+                raise ImportError(_rename_message(package, folder), name=name)
 
 
-def _renaming(package: str, place: str | Path) -> str:
+def _rename_message(package: str, path: str | Path) -> str:
     """Return a message on why a user's folder or file cannot be imported, with the remedy."""
-    kind = "file" if Path(place).suffix else "folder"
-    return f"offline_rl uses its own package {package!r}. Rename your {kind} {place} to import it."
+    kind = "file" if Path(path).suffix else "folder"
+    return f"offline_rl uses its own package {package!r}. Rename your {kind} {path} to import it."
 
 
-def _place(spec: ModuleSpec | None) -> str | None:
+def _location(spec: ModuleSpec | None) -> str | None:
     """Return the folder of a package, or the file of a module; None if it has neither."""
     if spec is not None and spec.origin:
         path = Path(spec.origin)
@@ -115,7 +115,7 @@ def _load_neighbors() -> None:
             spec = None
         if spec is not None and spec.origin and Path(spec.origin).resolve().parents[1] == home:
             continue
-        other = _place(spec)
+        other = _location(spec)
         if name in sys.modules:
             raise ImportError(
                 f"offline_rl needs its own package {name!r}, and {other or 'another module'} is "
@@ -127,7 +127,7 @@ def _load_neighbors() -> None:
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         if other is not None:
-            warnings.warn(_renaming(name, other), stacklevel=3)
+            warnings.warn(_rename_message(name, other), stacklevel=3)
 
 
 _load_neighbors()

@@ -70,12 +70,12 @@ def find_errors(
     yield from _compare_shapes(valid, where, label)
     for column, array in valid.items():
         if column in FLAGS:
-            odd = (array != 0) & (array != 1)
-            if odd.any():
-                row = int(odd.argmax())
+            invalid = (array != 0) & (array != 1)
+            if invalid.any():
+                row = int(invalid.argmax())
                 yield (
-                    f"{where}: {label[column]} is {array[row]} in row {row:,} ({odd.sum():,} such "
-                    f"rows); a flag must be 0 or 1."
+                    f"{where}: {label[column]} is {array[row]} in row {row:,} "
+                    f"({invalid.sum():,} such rows); a flag must be 0 or 1."
                 )
         elif error := _check_finite(array):
             yield f"{where}: {label[column]} {error}"

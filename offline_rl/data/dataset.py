@@ -155,16 +155,18 @@ class Dataset:
             low, high = (tuple(np.broadcast_to(b, count).astype(float).tolist()) for b in bounds)
             spec = Spec(shape, count, action_low=low, action_high=high)
 
-        ended = c["terminated"].astype(bool)
-        cut = c["truncated"].astype(bool) if "truncated" in c else np.zeros_like(ended)
-        cut[-1] |= not ended[-1]
-        successors, next_index = _successors(c, ended, cut, where, keys)
+        is_terminated = c["terminated"].astype(bool)
+        is_truncated = (
+            c["truncated"].astype(bool) if "truncated" in c else np.zeros_like(is_terminated)
+        )
+        is_truncated[-1] |= not is_terminated[-1]
+        successors, next_index = _successors(c, is_terminated, is_truncated, where, keys)
         extras = {key: as_array(array) for key, array in (extras or {}).items()}
         for key, array in extras.items():
-            if len(array) != len(ended):
+            if len(array) != len(is_terminated):
                 raise UserError(
                     f"{where}: {key} has {len(array):,} rows and {keys.get('rewards', 'rewards')} "
-                    f"{len(ended):,}; each array needs one row for every step."
+                    f"{len(is_terminated):,}; each array needs one row for every step."
                 )
         observed = channels.get(c, "observations")
         return cls(
@@ -172,8 +174,8 @@ class Dataset:
             next_index,
             np.clip(c["actions"], -1, 1) if np.abs(c["actions"]).max() > 1 else c["actions"],
             c["rewards"],
-            ended,
-            cut,
+            is_terminated,
+            is_truncated,
             name,
             path,
             sha256,
@@ -407,13 +409,13 @@ def convert_to_float32(
 
 def _successors(
     c: Mapping[str, np.ndarray],
-    ended: np.ndarray,
-    cut: np.ndarray,
+    is_terminated: np.ndarray,
+    is_truncated: np.ndarray,
     where: str,
     keys: Mapping[str, str],
 ) -> tuple[Observations, np.ndarray]:
     """Return the extra rows of observations, and `next_index` with extra rows after all others."""
-    num_rows, last = len(ended), ended | cut
+    num_rows, last = len(is_terminated), is_terminated | is_truncated
     index = np.arange(1, num_rows + 1)
     extra = np.zeros(num_rows, bool)
     observed = channels.get(c, "observations")
@@ -430,8 +432,10 @@ def _successors(
                 f"{last.sum():,} episodes."
             )
     else:
-        index[ended] = np.flatnonzero(ended)  # any row will do, because the discount is 0 there
-        index[cut] = -1
+        index[is_terminated] = np.flatnonzero(
+            is_terminated
+        )  # any row will do, because the discount is 0 there
+        index[is_truncated] = -1
     index[extra] = num_rows + np.arange(int(extra.sum()))
     return rows, index
 

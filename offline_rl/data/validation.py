@@ -102,9 +102,11 @@ def find_warnings(
     """
     if (note := describe_overshoot(columns["actions"])) is not None:
         yield f"{names.get('actions', 'actions')} {note}"
-    ended = columns["terminated"] != 0
-    cut = columns["truncated"] != 0 if "truncated" in columns else np.zeros_like(ended)
-    last = ended | cut
+    is_terminated = columns["terminated"] != 0
+    is_truncated = (
+        columns["truncated"] != 0 if "truncated" in columns else np.zeros_like(is_terminated)
+    )
+    last = is_terminated | is_truncated
     terminals = names.get("terminated", "terminated")
     if "truncated" not in columns and max_episode_steps is None:
         yield (
@@ -112,7 +114,7 @@ def find_warnings(
             f"{terminals}. If the environment has a time limit, give max_episode_steps=..."
         )
     if not last.any():
-        yield f"no row is flagged as an end: all {len(ended):,} rows count as one episode."
+        yield f"no row is flagged as an end: all {len(is_terminated):,} rows count as one episode."
     elif not last[-1]:
         length = len(last) - 1 - int(np.flatnonzero(last)[-1])
         yield f"the last episode has no flag after its {length:,} rows: it counts as timed out."

@@ -352,11 +352,11 @@ class Engine:
     def _state_preserved(self) -> Iterator[None]:
         """Restore the training state at the end: tracing and compiling run updates on it."""
         leaves = tree_flatten(self.state)[0]
-        before = [x.clone() for x in leaves]
+        saved = [x.clone() for x in leaves]
         try:
             yield
         finally:
-            for leaf, value in zip(leaves, before, strict=True):
+            for leaf, value in zip(leaves, saved, strict=True):
                 leaf.copy_(value)
 
     def apply(

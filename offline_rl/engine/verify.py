@@ -36,15 +36,15 @@ def call(
     inputs: list[Tensor],
 ) -> Outputs:
     """Return the results of `run` on the state `leaves`; restore the state afterward."""
-    before = [x.clone() for x in leaves]
+    saved = [x.clone() for x in leaves]
     try:
         metrics = run(leaves, inputs).clone()
         changes = [
             x - old if x.is_floating_point() else x.clone()
-            for x, old in zip(leaves, before, strict=True)
+            for x, old in zip(leaves, saved, strict=True)
         ]
     finally:
-        for x, old in zip(leaves, before, strict=True):
+        for x, old in zip(leaves, saved, strict=True):
             x.copy_(old)
     return Outputs(changes, metrics)
 
@@ -75,14 +75,14 @@ def call_with_rounding_errors(
     target network, stay equal. No random numbers are used.
     """
     results = []
-    before = [leaves[k].clone() for k in parameters]
+    saved = [leaves[k].clone() for k in parameters]
     try:
         for frequency in FREQUENCIES:
-            for k, x in zip(parameters, before, strict=True):
+            for k, x in zip(parameters, saved, strict=True):
                 leaves[k].copy_(x * (1 + size * (frequency * x).sin()))
             results.append(call(run, leaves, inputs))
     finally:
-        for k, x in zip(parameters, before, strict=True):
+        for k, x in zip(parameters, saved, strict=True):
             leaves[k].copy_(x)
     return results
 

@@ -110,7 +110,7 @@ class ReplayBuffer:
         rows = np.flatnonzero(usable)
         # The observation of an unusable row may be the next observation of the row before it. So
         # all observations are stored, those of usable rows first, and the row before is truncated.
-        cut = dataset.truncated | (~np.append(usable[1:], True) & ~dataset.terminated)
+        truncated = dataset.truncated | (~np.append(usable[1:], True) & ~dataset.terminated)
         all_rows = np.arange(channels.size(dataset.observations))
         order = np.concatenate([rows, np.setdiff1d(all_rows, rows)])
         position = np.empty_like(order)
@@ -135,7 +135,7 @@ class ReplayBuffer:
             "actions": to_device(dataset.actions[rows]),
             "rewards": to_device(dataset.rewards[rows]),
             "terminated": to_device(dataset.terminated[rows], torch.uint8),
-            "truncated": to_device(cut[rows], torch.uint8),
+            "truncated": to_device(truncated[rows], torch.uint8),
             "size": torch.full((1,), len(rows), dtype=torch.int64, device=self.device),
             "oldest": torch.zeros(1, dtype=torch.int64, device=self.device),
             "newest": torch.full((1,), len(rows) - 1, dtype=torch.int64, device=self.device),

@@ -57,9 +57,9 @@ class Group:
     def keys(self) -> tuple[str, ...]:
         """Return the paths of all arrays."""
         end = f"/{self._file}"
-        places = [name.removesuffix(end) for name in self.names if name.endswith(end)]
+        paths = [name.removesuffix(end) for name in self.names if name.endswith(end)]
         with _explain_errors(f"{self.where}: the Zarr store"):
-            return tuple(sorted(p for p in places if not IS_GROUP.search(self._text(p))))
+            return tuple(sorted(p for p in paths if not IS_GROUP.search(self._text(p))))
 
     def shape(self, key: str) -> tuple[int, ...]:
         """Return the shape of an array."""

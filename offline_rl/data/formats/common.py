@@ -206,12 +206,12 @@ def to_flag(where: str, name: str, array: np.ndarray) -> np.ndarray:
             f"{where}: {name} has shape {list(array.shape)} and type {array.dtype}; one flag per "
             f"step, 0 or 1, is expected."
         )
-    odd = (numbers != 0) & (numbers != 1)
-    if odd.any():
-        row = int(odd.argmax())
+    invalid = (numbers != 0) & (numbers != 1)
+    if invalid.any():
+        row = int(invalid.argmax())
         raise UserError(
-            f"{where}: {name} is {numbers[row]} in row {row:,} ({odd.sum():,} such rows); a flag "
-            f"must be 0 or 1."
+            f"{where}: {name} is {numbers[row]} in row {row:,} ({invalid.sum():,} such rows); a "
+            f"flag must be 0 or 1."
         )
     return numbers.astype(bool)
 

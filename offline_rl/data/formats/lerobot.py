@@ -150,15 +150,15 @@ def _decode_videos(
             names = ("chunk_index", "file_index", "from_timestamp")
             chunk, file, start = (table.get(f"videos/{key}/{name}") for name in names)
         first = np.rint(start * fps).astype(int)
-        places = [
+        file_fields = [
             {"chunk_index": c, "file_index": f}
             for c, f in zip(chunk.tolist(), file.tolist(), strict=True)
         ]
     else:
         first, size = np.zeros(len(lengths), int), int(info.get("chunks_size", 1000))
-        places = [{"episode_chunk": n // size, "episode_index": n} for n in numbers.tolist()]
+        file_fields = [{"episode_chunk": n // size, "episode_index": n} for n in numbers.tolist()]
     try:
-        paths = [str(template).format(video_key=key, **place) for place in places]
+        paths = [str(template).format(video_key=key, **fields) for fields in file_fields]
     except (LookupError, ValueError):
         raise UserError(
             f"{raw.where}: video_path in meta/info.json is {template!r}, which is no valid path "
@@ -273,7 +273,7 @@ def _build_columns(where: str, arrays: Columns, keys: Sequence[str]) -> Columns:
     episode = arrays["episode_index"]
     rows = len(episode)
     none, last = np.zeros(rows, bool), np.append(np.diff(episode) != 0, True)
-    done, success, cut = (
+    done, success, truncated = (
         to_flag(where, key, arrays[key]) if key in arrays else none
         for key in ("next.done", "next.success", "next.truncated")
     )
@@ -284,12 +284,12 @@ def _build_columns(where: str, arrays: Columns, keys: Sequence[str]) -> Columns:
         terminated = done
     else:
         terminated = done & (rewards.reshape(rows, -1)[:, 0] > 0)
-    terminated = terminated & ~cut
+    terminated = terminated & ~truncated
     return observation_columns("observations", {_channel(key): arrays[key] for key in keys}) | {
         "actions": arrays["action"],
         "rewards": rewards,
         "terminated": terminated,
-        "truncated": (done | last | cut) & ~terminated,
+        "truncated": (done | last | truncated) & ~terminated,
     }
 
 
@@ -350,10 +350,10 @@ def _read_episodes(raw: Raw, arrays: Columns) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.diff(np.append(starts, len(arrays["index"])))
     numbers = arrays["episode_index"][starts]
     frame = np.arange(len(arrays["index"])) - np.repeat(starts, lengths)
-    if (odd := arrays["frame_index"] != frame).any() or len(
+    if (unexpected := arrays["frame_index"] != frame).any() or len(
         np.unique(arrays["episode_index"])
     ) != len(starts):
-        row = int(odd.argmax())
+        row = int(unexpected.argmax())
         raise UserError(
             f"{raw.where}: frame_index is {arrays['frame_index'][row]} in row {row:,}, but "
             f"{frame[row]} is expected: frames are missing or out of order. Copy the data again."

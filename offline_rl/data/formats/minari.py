@@ -116,14 +116,14 @@ def _read_episode(
         raise UserError(f"{raw.where}: {episode} has no steps. Leave it out of the data set.")
     observations = observation_columns("", parts)
     where = f"{raw.where}: {episode}"
-    ended, cut = (to_flag(where, key, scalars[key]) for key in SCALARS[1:])
-    cut[-1] = True
+    is_terminated, is_truncated = (to_flag(where, key, scalars[key]) for key in SCALARS[1:])
+    is_truncated[-1] = True
     return {
         **{f"observations{name}": values[:-1] for name, values in observations.items()},
         "actions": arrays["actions"],
         "rewards": scalars["rewards"],
-        "terminated": ended,
-        "truncated": cut & ~ended,
+        "terminated": is_terminated,
+        "truncated": is_truncated & ~is_terminated,
         **{f"next_observations{name}": values[1:] for name, values in observations.items()},
         **{f"infos/{path}": with_reset[f"infos/{path}"][1:] for path in infos},
     }
