@@ -87,9 +87,7 @@ class Engine:
             hardware.keep_freed_memory()
         self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
-        self.capture = (
-            self.device.type == "cuda"
-        )  # use CUDA graphs, which a profiler sees as one call
+        self.capture = self.device.type == "cuda"  # CUDA graphs; in a profile, each is one call
         self.uncompiled_phases: Collection[str] = ()  # phases too short to be worth compiling
         self.compile_seconds = 0.0
         self.fallbacks: dict[str, Fallback] = {}  # program -> fallback; stored in the run's folder

@@ -5,12 +5,12 @@ then paired by episode, which removes the variation between initial states. If t
 ignores its seed, or has a single initial state, differences are not paired. Two 95 % intervals
 answer two questions:
 
-    over episodes        Do these trained policies differ? The policies are fixed. For each of the E
-                         episodes, the runs' means over training seeds are subtracted; the interval
-                         is the t interval of the E differences. Without pairing it is Welch's.
-    over training seeds  Would training again give a difference? For each of the S training seeds,
-                         the means of the two policies are subtracted; the interval is the t
-                         interval of the S differences.
+    over episodes        Do these trained policies differ? A t interval of E differences, one per
+                         episode: the mean over training seeds of one run minus that of the other.
+                         The policies are fixed. Without pairing: Welch's interval.
+    over training seeds  Would training again give a difference? A t interval of S differences, one
+                         per training seed: the mean over episodes of one policy minus that of the
+                         other.
 """
 
 from __future__ import annotations

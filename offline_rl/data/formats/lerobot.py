@@ -7,17 +7,16 @@
     meta/episodes/**     version 3: length and first row of each episode
 
 `huggingface/lerobot:src/lerobot/datasets/{utils,dataset_writer}.py`. A file may hold many episodes
-or a part of one. `next.done` means terminated or truncated (`rl/gym_manipulator.py`). Which one a
-frame is depends on the features of the data set:
+or a part of one. `next.done` means terminated or truncated (`rl/gym_manipulator.py`). A frame with
+next.truncated set is truncated. Which of the other frames terminate depends on the features:
 
-    next.truncated      frames where it is set are truncated, never terminated
-    next.success        done frames, and last frames, with success terminate
-    no next.success     with next.truncated, all other done frames terminate; without it, done
-                        frames with a positive reward terminate
+    with next.success           done frames, and last frames of episodes, with success set
+    with next.truncated only    all done frames
+    with neither                done frames with a positive reward
 
-All other done and last frames are truncated. Images are in the tables or in videos. Version 2 has
-one video per episode; in version 3, videos/<key>/chunk-<c>/file-<f>.mp4 holds several episodes, and
-meta/episodes states the file and start time of each.
+All other done frames, and all other last frames, are truncated. Images are in the tables or in
+videos. Version 2 has one video per episode. In version 3, videos/<key>/chunk-<c>/file-<f>.mp4 holds
+several episodes, and meta/episodes states the file and the start time of each episode.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -247,7 +246,7 @@ def _stated_extremes(
     worst = int((beyond if beyond.any() else within).argmax())
     sentence = (
         f"meta/stats.json was not computed from these data: {action} {worst} spans "
-        f"[{low[worst]:.4g}, {high[worst]:.4g}] there and "
+        f"[{low[worst]:.4g}, {high[worst]:.4g}] in this file and "
         f"[{data_min[worst]:.4g}, {data_max[worst]:.4g}] in the data"
     )
     range_given = options.action_scale is not None or options.action_range is not None

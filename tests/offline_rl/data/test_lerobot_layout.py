@@ -471,12 +471,12 @@ def test_statistics_of_other_data_are_refused_or_noted(tmp_path: Path):
     path = lerobot(tmp_path / "a", frames(action=angles), LENGTHS)
     file = path / "meta" / "stats.json"
     file.write_text(json.dumps({"action": {"min": [0, 0], "max": [3, 3]}}))
-    sentence = r"not computed .* action 0 spans \[0, 3\] there and \[0, 5\] .*\. Recompute"
+    sentence = r"not computed .* action 0 spans \[0, 3\] in this file and \[0, 5\] .*\. Recompute"
     with pytest.raises(UserError, match=sentence):
         read(path)
     assert read(path, action_range=[0, 5]).actions.max() == 1
     file.write_text(json.dumps({"action": {"min": [0, 0], "max": [5, 9]}}))
-    wide = "action 1 spans [0, 9] there and [0, 3] in the data"
+    wide = "action 1 spans [0, 9] in this file and [0, 3] in the data"
     used = f"{wide}. The range [0, 9] is used. Recompute the statistics, or set action_range="
     assert used in " ".join(read(path).notes)
     notes = " ".join(read(path, action_range=[0, 5]).notes)
