@@ -5,15 +5,17 @@ teacher's path end where one jump ends (CTM), and by the teacher's denoising los
 (DSM). `offline-rl distill run=<run>` starts with a run of diffusion_policy with process=edm.
 
 Paper:   Prasad et al., RSS 2024, arXiv:2405.07503; CTM: Kim et al., ICLR 2024, arXiv:2310.02279.
-Differs: from the authors' code (Aaditya-Prasad/consistency-policy): the second point of a path is
-         always the next bin, and jumps end after it; there some end where they start, which gives
-         no training signal. Noise in a batch alternates between two distributions by parity, there
-         by halves. The bins of three steps differ; their default takes them for standard
-         deviations. The policy and its teacher are moving averages of the weights; there they are
-         the last weights (`ema_max=0`). `dropout` applies to all blocks; their middle block always
-         has 0.2. As there, the target is the student itself, and the initial noise has standard
-         deviation 1 (`unit`). Images are encoded by the teacher's encoder, once per update; the
-         student never changes it.
+Differs: from the authors' code (Aaditya-Prasad/consistency-policy). The second point of a path is
+         always the next bin, and a jump ends at that bin or later. In the authors' code some jumps
+         end where they start, which gives no training signal. Noise levels come from two
+         distributions, which alternate within a batch; the authors' code uses one distribution for
+         each half of the batch. With three sampling steps, jumps start at other noise levels: the
+         default of the authors' code reads bin numbers as standard deviations. The policy and its
+         teacher use moving averages of the weights; the authors use the last weights (`ema_max=0`).
+         `dropout` applies to all blocks; in the authors' code the middle block always has a rate of
+         0.2. As in the authors' code, the current student computes the targets, without a moving
+         average, and the initial noise has standard deviation 1 (`unit`). Images are encoded by the
+         teacher's encoder, once per update; the student never changes it.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Config(DenoisingConfig):
     unit: bool = True  # start from noise of standard deviation 1 instead of 80
     ctm_weight: NonNegative = 1.0  # weight of the consistency loss (CTM)
     dsm_weight: NonNegative = 1.0  # weight of the denoising loss (DSM)
-    distance: Distance = "elements"  # distance of two chunks: the code's, or the norm of the paper
+    distance: Distance = "elements"  # of chunks: elements as in the code, norm as in the paper
     dropout: Dropout = 0.2  # dropout rate of the student during training
     batch_size: Count = 64  # chunks per update
 

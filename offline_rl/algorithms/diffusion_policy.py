@@ -5,14 +5,15 @@ observation history. At test time it denoises a chunk from pure noise, and the f
 executed before the next prediction. Where demonstrations are multimodal it commits to one mode.
 
 Paper:   Chi et al., RSS 2023, arXiv:2303.04137.
-Differs: from the authors' code (real-stanford/diffusion_policy): observations are standardized,
-         there scaled to [-1, 1] (`normalize_observations=min_max`). Every row of the data is the
-         current step equally often; there the last rows of an episode are left out. Keypoints of
-         images are passed on directly, there through a linear layer and ReLUs. A transformer's
-         image encoder has its weight decay, there 1e-6. process=edm is trained as the teacher of
-         Aaditya-Prasad/consistency-policy, without the dropout in its middle block, always 0.2
-         there. It acts by `num_inference_steps` Euler steps from noise of standard deviation 80;
-         there by 79 Heun steps from standard deviation 1.
+Differs: from the authors' code (real-stanford/diffusion_policy). Observations are standardized; the
+         authors scale them to [-1, 1] (`normalize_observations=min_max`). Every row of the data is
+         the current step equally often; the authors leave out the last rows of an episode.
+         Keypoints of images are passed on directly; the authors' code applies a linear layer and
+         ReLUs to them. A transformer's image encoder has the weight decay of the transformer; in
+         the authors' code it has 1e-6. With process=edm, the policy is trained like the teacher of
+         Aaditya-Prasad/consistency-policy, but without the dropout rate of 0.2 in the middle block.
+         It acts by `num_inference_steps` Euler steps from noise of standard deviation 80. That
+         teacher acts by 79 Heun steps from standard deviation 1.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, karras
 class Config(DenoisingConfig):
     """Defaults: the authors' for states, with a U-Net. They train for 4,500 epochs."""
 
-    process: Literal["ddpm", "edm"] = "ddpm"  # edm: Karras et al., a teacher for distill
+    process: Literal["ddpm", "edm"] = "ddpm"  # edm: Karras et al.; for teachers of distill
     num_train_timesteps: Count = 100  # noise levels of ddpm's cosine schedule
     prediction_type: Literal["epsilon", "sample"] = (
-        "epsilon"  # output of the ddpm network: the noise or the chunk; edm has its own
+        "epsilon"  # ddpm network predicts the noise (epsilon) or the chunk (sample); edm ignores it
     )
     sampler: Literal["ddpm", "ddim"] = "ddpm"  # for process=ddpm; ddim needs fewer denoising steps
     num_inference_steps: Count = 100  # denoising steps; for ddpm at most num_train_timesteps
-    eta: Share = 0.0  # noise of ddim: 0 adds none in sampling, 1 as much as ddpm
-    distance: Distance = "elements"  # distance in edm's loss: the code's, or the norm of the paper
+    eta: Share = 0.0  # noise that ddim adds in sampling; 0: none, 1: as much as ddpm
+    distance: Distance = "elements"  # edm's loss: elements as in the code, norm as in the paper
 
     def __post_init__(self) -> None:
         super().__post_init__()

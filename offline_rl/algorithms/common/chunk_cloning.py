@@ -54,8 +54,8 @@ class ChunkShape(BaseConfig):
     n_obs_steps: Built = 2  # number of past observations in the input
     horizon: Built = 16  # predicted actions; the first belongs to the oldest observation
     n_action_steps: Built = 8  # executed actions per prediction, from the current step on
-    action_low: Ends | None = None  # per action, scaled to -1; null: the data's minimum
-    action_high: Ends | None = None  # per action, scaled to 1; null: the data's maximum
+    action_low: Ends | None = None  # lower end of each action, mapped to -1; null: data's minimum
+    action_high: Ends | None = None  # upper end of each action, mapped to 1; null: data's maximum
     normalize_observations: Normalize = True  # z-score, or min_max to [-1, 1] as the authors do
 
     def __post_init__(self) -> None:
