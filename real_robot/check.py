@@ -68,14 +68,12 @@ def check(
     merged = limits_of(spec, limits or {})
     report(
         "limits",
-        f"limits of {len(spec.joints)} joints declared; stop limits at least the motion limits",
+        f"declared for all {len(spec.joints)} joints; stop limits at least the motion limits",
     )
     forward(spec)
     report(
         "workspace",
-        "workspace declared; the model has all its sites"
-        if spec.workspace
-        else "no workspace declared",
+        "declared; the model has all its sites" if spec.workspace else "not declared",
     )
     policy: BundlePolicy | None = None
     if bundle is not None:
