@@ -17,7 +17,7 @@ from envs.faults import (
     describe_error,
     user_line,
 )
-from envs.instances import Instances, View, observations_equal
+from envs.instances import Instances, NotReplayable, View, observations_equal
 from envs.vector import Step, Threads, VectorEnv
 
 
@@ -368,7 +368,8 @@ class LoopVectorEnv(VectorEnv):
         try:
             result = getattr(self._envs[index], what)(*args, **kwargs)
         except USER_ERRORS as error:
-            hint = "" if user_line(error) else f". It must return {RETURNED[what]}"
+            explained = user_line(error) or isinstance(error, NotReplayable)
+            hint = "" if explained else f". It must return {RETURNED[what]}"
             if hint and "tensor" in str(error).lower():  # a tensor on a GPU, or one with a gradient
                 hint = ". Return a detached CPU tensor or a NumPy array"
             words = describe_error(error).rstrip(".") if hint else describe_error(error)

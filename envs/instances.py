@@ -13,6 +13,10 @@ import numpy as np
 from envs.faults import USER_ERRORS, describe_briefly
 
 
+class NotReplayable(RuntimeError):
+    """The same seed and actions lead to a different observation."""
+
+
 class Instance:
     """An open environment. One episode uses it at a time. It is closed with its last view."""
 
@@ -26,7 +30,7 @@ class View:
     """Access to an instance for one episode. Other views may use the instance in between.
 
     If another view has used the instance in between, `step` first replays the episode from its
-    seed and its actions. `step` raises RuntimeError if the replay ends in a different observation.
+    seed and its actions. `step` raises NotReplayable if the replay ends in a different observation.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -63,7 +67,7 @@ class View:
         for action in self._actions:
             observation = self.instance.env.step(action)[0]
         if not observations_equal(observation, self._last):
-            raise RuntimeError(
+            raise NotReplayable(
                 "the only instance was used for another episode, and this episode cannot be "
                 "replayed: the same seed and actions lead to a different observation"
             )
