@@ -155,7 +155,7 @@ def test_an_episode_that_cannot_be_replayed_raises(
     mine.reset([7])
     mine.step(np.zeros((1, 1)))
     other.reset([8])
-    with pytest.raises(Broken, match="lead to a different observation$"):  # no other hint
+    with pytest.raises(Broken, match=r"lead to a different observation$"):  # no other hint
         mine.step(np.zeros((1, 1)))
     mine.reset([9])
     mine.step(np.zeros((1, 1)))
