@@ -21,8 +21,8 @@ from real_robot.control.kinematics import forward
 from real_robot.control.observing import action_order, goals, observer, offset, places
 from real_robot.robot import Code, Limits, Reading, Robot, RobotSpec, Status
 from real_robot.rows import row_type
-from real_robot.safety.answers import call, reading_fault, spec_fault, stamp_fault
 from real_robot.safety.limits import FURTHEST_RAD, limit_problems, limits_from, tightest
+from real_robot.safety.validation import call, reading_fault, spec_fault, stamp_fault
 
 READINGS = 50  # number of readings of the dry run
 # maximum fraction of late readings; it is generous because this process has no real-time priority

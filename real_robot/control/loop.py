@@ -219,7 +219,7 @@ class Loop:
         guard = self.guard
         try:
             if request.late and request.has_command:
-                raise Refused("that was typed before the robot was ready: type it again")
+                raise Refused("the command was typed before the robot was ready: type it again")
             if request.typed is not None:
                 guard.re_arm(request.typed, now)
             if request.confirm is not None:

@@ -20,7 +20,7 @@ from real_robot.control.clock import PRIORITY, request_real_time
 from real_robot.control.rings import SharedValues
 from real_robot.control.session import Session, load_session, report_errors
 from real_robot.robot import Robot
-from real_robot.safety.answers import hold_by_adapter
+from real_robot.safety.validation import hold_by_adapter
 
 POLL_MS = 2
 DEATH_MS = 15  # maximum wait for the end of a killed process; the robot is held even if it has not

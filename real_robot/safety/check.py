@@ -168,7 +168,7 @@ def _check_reading(
     positions, speeds = reading.q.tolist(), reading.dq.tolist()
     currents, status = reading.current_a.tolist(), reading.status.tolist()
     for i in range(len(e.joints)):
-        q, dq, drawn, room = positions[i], speeds[i], currents[i], e.tracking_error[i]
+        q, dq, current_a, room = positions[i], speeds[i], currents[i], e.tracking_error[i]
         blame = 0
         if status[i] & _SERVO_PROBLEM:
             blame |= 1 << Reason.SERVO_ERROR
@@ -184,25 +184,25 @@ def _check_reading(
         if not abs(before.q[i] - q) <= room:
             blame |= 1 << Reason.TRACKING_ERROR
         after.current_a[i] = before.current_a[i]
-        if drawn == drawn:
-            current = before.current_a[i] + weight * (abs(drawn) - before.current_a[i])
-            after.current_a[i] = current
-            if current > rules.current_extreme * e.current_a[i]:
+        if current_a == current_a:
+            filtered = before.current_a[i] + weight * (abs(current_a) - before.current_a[i])
+            after.current_a[i] = filtered
+            if filtered > rules.current_extreme * e.current_a[i]:
                 blame |= 1 << Reason.CURRENT_EXTREME
-            elif current > e.current_a[i]:
+            elif filtered > e.current_a[i]:
                 blame |= 1 << Reason.CURRENT_HIGH
         grip = e.grips[i]
         presses = grip is not None and (before.q[i] - q) * grip.closes > 0
         if grip is not None:
             share, full = before.squeeze[i] * GRIP_GROWTH, GRIP_FULL * grip.current_a
             # a servo's current is about proportional to the distance of goal and position
-            if presses and abs(drawn) > full:
-                share = min(share, abs(before.q[i] - q) / grip.squeeze * full / abs(drawn))
+            if presses and abs(current_a) > full:
+                share = min(share, abs(before.q[i] - q) / grip.squeeze * full / abs(current_a))
             after.squeeze[i] = min(1.0, max(MIN_SQUEEZE, share))
-        stuck = _is_stuck(e, i, before, after, q, dq, drawn, rests=rests)
+        stuck = _is_stuck(e, i, before, after, q, dq, current_a, rests=rests)
         if stuck and not relieves and not presses:  # an object may block a gripper that closes
             blame |= 1 << Reason.SENSOR_STUCK
-        after.measured[i], after.measured_v[i], after.raw_current_a[i] = q, dq, drawn
+        after.measured[i], after.measured_v[i], after.raw_current_a[i] = q, dq, current_a
         after.blame[i] = blame
         reasons |= blame
     return reasons
@@ -232,7 +232,7 @@ def _is_stuck(
     after: Motion,
     q: float,
     dq: float,
-    drawn: float,
+    current_a: float,
     *,
     rests: bool,
 ) -> bool:
@@ -255,21 +255,23 @@ def _is_stuck(
     after.still_high[i] = high = max(before.still_high[i], goal) if still else goal
     has_reading = before.middle_ns > 0
     moves = dq not in (0.0, before.measured_v[i])
-    varies = has_reading and abs(drawn - before.raw_current_a[i]) > 0
+    varies = has_reading and abs(current_a - before.raw_current_a[i]) > 0
     after.has_velocity[i] = before.has_velocity[i] or int(has_reading and still and moves)
     after.has_current[i] = before.has_current[i] or int(varies)
     travel = high - low
     if travel <= digit:  # the joint moves, or its goals do not move either
-        after.still_s[i], after.still_q[i], after.still_a[i] = 0.0, goal, drawn
+        after.still_s[i], after.still_q[i], after.still_a[i] = 0.0, goal, current_a
         after.velocity_changed[i] = after.current_changed[i] = 0
         return False
     after.still_s[i] = before.still_s[i] + e.period_s
     after.still_q[i], after.still_a[i] = before.still_q[i], before.still_a[i]
     after.velocity_changed[i] = before.velocity_changed[i] or int(moves)
-    after.current_changed[i] = before.current_changed[i] or int(drawn != before.raw_current_a[i])
+    after.current_changed[i] = before.current_changed[i] or int(
+        current_a != before.raw_current_a[i]
+    )
     if after.still_s[i] < e.rules.stuck_s:
         return False
-    if drawn != drawn or not after.has_current[i]:
+    if current_a != current_a or not after.has_current[i]:
         return travel > max(8 * digit, room / 4)
     min_travel = max(4 * digit, room / 64)
     if not (after.velocity_changed[i] or after.current_changed[i]):
@@ -279,7 +281,7 @@ def _is_stuck(
     # The current is compared with the one before the goal moved. If the goal has returned, the
     # current has, too, so only the net distance counts.
     travel = abs(goal - after.still_q[i])
-    too_little = abs(drawn - after.still_a[i]) * room < 2 * e.current_a[i] * travel < _INFINITE
+    too_little = abs(current_a - after.still_a[i]) * room < 2 * e.current_a[i] * travel < _INFINITE
     return too_little and travel > min_travel
 
 

@@ -10,15 +10,6 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from real_robot.robot import Code, Command, Reading, Robot, RobotSpec, Sent, Status
-from real_robot.safety.answers import (
-    call,
-    failure,
-    hold_by_adapter,
-    reading_fault,
-    sent_fault,
-    spec_fault,
-    stamp_fault,
-)
 from real_robot.safety.check import JUMP_FACTOR, check, has_jumped, is_position_unknown
 from real_robot.safety.limiter import Motion
 from real_robot.safety.limits import Envelope
@@ -36,6 +27,15 @@ from real_robot.safety.states import (
     Refused,
     State,
     event_of,
+)
+from real_robot.safety.validation import (
+    call,
+    failure,
+    hold_by_adapter,
+    reading_fault,
+    sent_fault,
+    spec_fault,
+    stamp_fault,
 )
 
 ROUNDING = 1e-9  # rad; two goals that differ by less count as equal
@@ -108,14 +108,14 @@ class Guard:
         fault.
         """
         try:
-            answer = self.__robot.read()
+            reading = self.__robot.read()
         except Exception as error:
             fault: str | None = failure(error)
         else:
-            fault = reading_fault(self.spec, answer)
+            fault = reading_fault(self.spec, reading)
         self.invalid = "" if fault is None else f"the adapter's read() failed: {fault}"
         if fault is None:
-            return answer
+            return reading
         now_ns, nan = self.motion.now_ns, np.full(len(self.spec.joints), np.nan)
         status = np.full(len(self.spec.joints), int(Status.MISSING))
         seq = self.motion.seq

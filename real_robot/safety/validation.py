@@ -1,8 +1,8 @@
 """Validation of an adapter's return values.
 
-An adapter is third-party code. If it returns a list instead of an array, a wrong length, NaN or a
-timestamp of another clock, or raises an exception, the robot must stop with a message. The loop
-must neither crash nor run on wrong readings.
+An adapter is third-party code. It may return a list instead of an array, a wrong length, NaN, or a
+timestamp of another clock, or it may raise an exception. The robot must then stop with a message.
+The loop must neither crash nor continue with wrong readings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def failure(error: Exception) -> str:
 
 
 def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an adapter that is not armed. Any exception of the adapter becomes a UserError."""
+    """Call a method of an adapter that is not armed. Convert any exception to a UserError."""
     try:
         return function(*arguments)
     except UserError:
@@ -36,31 +36,31 @@ def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         raise UserError(f"the adapter's {name}() failed: {failure(error)}") from error
 
 
-def reading_fault(spec: RobotSpec, answer: Any) -> str | None:
+def reading_fault(spec: RobotSpec, reading: Any) -> str | None:
     """Describe the fault in a return value of `read` or `arm`. None: it is a valid `Reading`."""
-    if not isinstance(answer, Reading):
-        return f"it is {_kind(answer)}, expected a Reading"
+    if not isinstance(reading, Reading):
+        return f"it is {_kind(reading)}, expected a Reading"
     count = len(spec.joints)
     for name in ("q", "dq", "current_a", "status"):
-        value = getattr(answer, name)
+        value = getattr(reading, name)
         kind = "iu" if name == "status" else "f"
         if type(value) is not np.ndarray or value.shape != (count,) or value.dtype.kind not in kind:
             element_type = "integers" if name == "status" else "floats"
             return f"{name} is {_kind(value)}, expected an array of {count} {element_type}"
     for name in ("seq", "request_ns", "middle_ns", "end_ns"):
-        if not isinstance(getattr(answer, name), INTEGER):
-            return f"{name} is {_kind(getattr(answer, name))}, expected an integer"
-    if not isinstance(answer.code, Code):
-        return f"code is {answer.code!r}, expected a Code"
-    if answer.code is Code.OK:
+        if not isinstance(getattr(reading, name), INTEGER):
+            return f"{name} is {_kind(getattr(reading, name))}, expected an integer"
+    if not isinstance(reading.code, Code):
+        return f"code is {reading.code!r}, expected a Code"
+    if reading.code is Code.OK:
         for name in ("q", "dq"):
-            value = getattr(answer, name)
+            value = getattr(reading, name)
             if not np.dot(value, value) < np.inf:
                 return f"{name} is {value.tolist()}, expected finite numbers because code is OK"
-    if answer.channels_ns is not None and not isinstance(answer.channels_ns, INTEGER):
-        return f"channels_ns is {_kind(answer.channels_ns)}, expected an integer or None"
-    nothing = type(answer.channels) is dict and not answer.channels
-    return None if nothing else _channel_fault(spec, answer.channels)
+    if reading.channels_ns is not None and not isinstance(reading.channels_ns, INTEGER):
+        return f"channels_ns is {_kind(reading.channels_ns)}, expected an integer or None"
+    nothing = type(reading.channels) is dict and not reading.channels
+    return None if nothing else _channel_fault(spec, reading.channels)
 
 
 def _channel_fault(spec: RobotSpec, channels: Any) -> str | None:
@@ -85,23 +85,23 @@ def stamp_fault(reading: Reading, now_ns: int) -> str | None:
     return None
 
 
-def sent_fault(spec: RobotSpec, answer: Any) -> str | None:
+def sent_fault(spec: RobotSpec, sent: Any) -> str | None:
     """Describe the fault in a return value of `command`. None: it is a valid `Sent`."""
-    if not isinstance(answer, Sent):
-        return f"it is {_kind(answer)}, expected a Sent"
-    if not isinstance(answer.code, Code):
-        return f"code is {answer.code!r}, expected a Code"
-    q = answer.q
+    if not isinstance(sent, Sent):
+        return f"it is {_kind(sent)}, expected a Sent"
+    if not isinstance(sent.code, Code):
+        return f"code is {sent.code!r}, expected a Code"
+    q = sent.q
     if type(q) is not np.ndarray or q.shape != (len(spec.joints),) or q.dtype.kind != "f":
         return f"q is {_kind(q)}, expected an array of {len(spec.joints)} floats"
     return None
 
 
 def hold_by_adapter(spec: RobotSpec, hold: Callable[[str], Any], reason: str) -> Sequence[str]:
-    """Call the adapter's `hold`. Return the joints that it did not reach: all if it failed."""
+    """Call the adapter's `hold`. Return the joints that it missed; all joints if it failed."""
     try:
         missed = hold(reason)
-    except Exception:  # the caller reports the joints; nothing else can hold them
+    except Exception:  # the caller reports all joints as not reached; nothing else can hold them
         return spec.joints
     is_valid = isinstance(missed, (list, tuple)) and all(isinstance(joint, str) for joint in missed)
     return missed if is_valid else spec.joints
