@@ -296,7 +296,7 @@ class Processes:
 
         Args:
             listen: called repeatedly. It reads the keys, so that a moving robot can still be
-            stopped.
+                stopped.
             patience_s: maximum time for each process. Control also has the time that it needs to
                 bring the robot to rest.
         """
