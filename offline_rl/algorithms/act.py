@@ -7,10 +7,10 @@ loss is the absolute error; actions beyond an episode's end do not count.
 
 Paper:   Zhao et al., RSS 2023, arXiv:2304.13705.
 Differs: from LeRobot's (huggingface/lerobot:src/lerobot/policies/act), whose settings and single
-         decoder layer are used: actions are scaled to their range, there standardized. All
-         observations form one token, with images as spatial keypoints of random crops, and the
-         style encoder receives it too. There, each location of the feature map of the uncropped
-         image is a token, and the style encoder receives no image.
+         decoder layer are used. Actions are scaled to their range; LeRobot standardizes them. All
+         observations form one token. Images enter it as spatial keypoints of random crops. The
+         style encoder also receives this token. In LeRobot, each location of the feature map of the
+         uncropped image is a token, and the style encoder receives no image.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Advantage-weighted actor-critic (AWAC): imitation weighted by the advantage over the policy.
 
 Twin critics learn the policy's value as in SAC, without entropy. The policy is trained by imitation
-of the data's actions, each weighted by exp(advantage / temperature) over an action of the policy.
-It improves without being trained on actions that the data does not have.
+of the data's actions, each weighted by exp(advantage / temperature). The advantage compares the
+data's action with a sampled action of the policy. The policy improves although it is only trained
+on actions in the data.
 
 Paper:   Nair, Gupta, Dalal, Levine, arXiv:2006.09359, algorithm 1.
-Differs: weights are capped and not normalized, the baseline is one action, and the policy's
-         standard deviation does not depend on the state: all as in tinkoff-ai/CORL
-         (algorithms/offline/awac.py), whose settings are used, online too.
+Differs: Weights are capped and not normalized. The baseline is the value of one sampled action. The
+         policy's standard deviation does not depend on the state. All this is as in tinkoff-ai/CORL
+         (algorithms/offline/awac.py), whose settings are used offline and online.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ their mean. It is the baseline to beat. Trained on the top 10 % of trajectories 
 `top_fraction`) it is a strong baseline on data of mixed quality.
 
 Paper:   Pomerleau, 1991, for the idea; 10%-BC: Chen et al., NeurIPS 2021, arXiv:2106.01345.
-Differs: trajectories are those of the file. tinkoff-ai/CORL
-         (algorithms/offline/any_percent_bc.py), whose settings are used, cuts flattened data every
-         1000 rows and so mixes neighboring trajectories.
+Differs: Trajectories are those of the file. tinkoff-ai/CORL (algorithms/offline/any_percent_bc.py),
+         whose settings are used, cuts the flattened data every 1000 rows and so mixes neighboring
+         trajectories.
 """
 
 from __future__ import annotations

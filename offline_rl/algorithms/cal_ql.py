@@ -1,18 +1,20 @@
 """Calibrated Q-learning (Cal-QL): CQL whose penalty stops at the return observed in the data.
 
-CQL lowers the values of its policy's actions without limit, so that fine-tuning starts by
-unlearning. Cal-QL does not lower a value below the Monte-Carlo return of the data. Values then have
+CQL lowers the values of its policy's actions without limit, so that fine-tuning must first undo
+this. Cal-QL does not lower a value below the Monte-Carlo return of the data. Values then have
 the scale of true returns when online training starts. Online, half of each batch is offline data,
 and an episode enters the buffer when it has ended, with its returns.
 
 Paper:   Nakamoto, Zhai, Singh, Mark, Ma, Finn, Kumar, Levine, NeurIPS 2023, arXiv:2303.05479.
-Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL): all losses share one set of samples,
-         there each draws its own. The last row of a truncated episode counts in its return if the
-         file has it. Updates run during an episode; there as many run after its end, so that one
-         policy acts in the complete episode. With `tail=failures`, an episode that only failed and
-         then *terminated* keeps its plain return, and one truncated while failing fails forever,
-         whatever it reached before. There such episodes cannot occur: episodes of the
-         binary Adroit tasks end at their last success, here success does not end them.
+Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL). All losses share one set of sampled
+         actions; in the authors' code each loss samples its own. If the file has the last row of a
+         truncated episode, the episode's return includes its reward. Updates run during an episode.
+         The authors' code runs as many after the episode's end, so that one policy acts in the
+         complete episode. With `tail=failures`, a *terminated* episode keeps its plain return, even
+         if all its rewards are `failure_reward`. A truncated episode whose last reward is
+         `failure_reward` counts as receiving that reward forever, even if it succeeded earlier.
+         Such episodes cannot occur in the authors' code, where episodes of the binary Adroit tasks
+         end at their last success. Here, success does not end them.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Config(cql.Config):
     """Defaults: nakamotoo/Cal-QL:JaxCQL/conservative_sac_main.py."""
 
     tail: Tail = "zero"  # rewards assumed after a truncation: none, failure_reward, or the last one
-    failure_reward: Number | None = None  # for tail=failures; null: the data's lowest reward
+    failure_reward: Number | None = None  # for tail=failures; null: the lowest reward in the data
     weight: NonNegative = 5.0
     max_target_backup: bool = True
     policy_lr: Rate = 1e-4
@@ -82,14 +84,12 @@ class CalQL(cql.CQL):
     def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:
         """Return the discounted return from each row on, G [N], of the rewards used for training.
 
-        tail: what a truncated episode would have earned after its last row.
-        zero:         nothing. A lower bound only if rewards are not negative.
-        failures:     if its last reward is `failure_reward`, that reward forever. For sparse
-        rewards, where
-                      a failure that was truncated earlier would otherwise look better than a longer
-                      one. An
-                      episode that only fails then has G = r / (1 - discount) in all rows.
-        last_reward:  its last reward forever. For rewards that stay once earned (kitchen).
+        `tail` sets the rewards that are assumed after the last row of a truncated episode.
+        zero: no rewards. G is then a lower bound only if rewards are not negative.
+        failures: `failure_reward` forever, if the last reward is `failure_reward`; else no rewards.
+        This is for sparse rewards. Otherwise a failed episode would look better the earlier it was
+        truncated. A truncated episode that only fails has G = r / (1 - discount) in all rows.
+        last_reward: the last reward forever. This is for rewards that stay once earned (kitchen).
         """
         last = dataset.rewards[dataset.episode_ends].astype(np.float64)  # [episodes]
         forever = last / (1 - cfg.discount)
@@ -107,9 +107,10 @@ class CalQL(cql.CQL):
         return super().networks() | {"policy": policy}
 
     def penalized_values(self, q: Tensor, batch: Batch) -> Tensor:
-        """Return max(Q(s, a), G(s)) for the policy's actions; uniform ones and the data's as CQL.
+        """Return Q, [E, M + 1, B], raised to at least G(s) for the policy's actions.
 
-        Where G is larger there is no gradient.
+        Values of uniform actions and of the data's action are unchanged, as in CQL. The gradient is
+        0 where G is larger than Q.
         """
         count = 0 if self.cfg.variant == "rho" else self.cfg.num_samples
         uniform, policy, data = q.split([count, q.shape[1] - 1 - count, 1], 1)

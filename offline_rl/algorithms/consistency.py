@@ -87,7 +87,7 @@ class Consistency(Student):
         shape = (cfg.levels, len(a))  # [K, B]
         t = random.integers(BINS - 1, shape)
         later = t + 1 + (random.uniform(shape) * (BINS - 1 - t)).floor()  # t + 1 to BINS - 1
-        start, near, end = (sigma(place / (BINS - 1)) for place in (t, t + 1, later))
+        start, near, end = (sigma(k / (BINS - 1)) for k in (t, t + 1, later))
         lowest = torch.full_like(start, SIGMAS[0])
         x = a + expand_chunk(start) * random.normal((*shape, *a.shape[1:]))
         closer = heun_step(teacher, s, x, start, near)
@@ -112,16 +112,16 @@ class Consistency(Student):
     def widen_parameter(self, teacher: Tensor, student: Tensor) -> Tensor:
         """Return a teacher's weights, extended by zero rows for the student's second time input.
 
-        The second time, at which a jump ends, therefore has no effect at first. In a transformer it
-        is one more token, to which all others attend, so that the student starts only near its
-        teacher.
+        The second time input is the time at which a jump ends. Because of the zeros it has no
+        effect at first. In a transformer it is an additional token, to which all others attend, so
+        the student starts near its teacher but not equal to it.
         """
         added = len(student) - len(teacher) if student.dim() else 0
         if added < 1:
             return teacher
         spec, options = self.spec, self.cfg.network_options()
-        place = {"transformer": 1, "unet": options.get("time_size", 0)}.get(self.cfg.network)
-        if place is None:
-            place = self.cfg.horizon * spec.action_dim + options["time_size"]
+        row = {"transformer": 1, "unet": options.get("time_size", 0)}.get(self.cfg.network)
+        if row is None:
+            row = self.cfg.horizon * spec.action_dim + options["time_size"]
         zeros = teacher.new_zeros(added, *teacher.shape[1:])
-        return torch.cat([teacher[:place], zeros, teacher[place:]])
+        return torch.cat([teacher[:row], zeros, teacher[row:]])

@@ -4,15 +4,16 @@ The critics are penalized by a soft maximum of Q over sampled actions minus Q at
 The penalty weight is fixed, or a Lagrange multiplier is learned that keeps the penalty at `gap`.
 
 Paper:   Kumar, Zhou, Tucker, Levine, NeurIPS 2020, arXiv:2006.04779, with its equation numbers.
-Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py): all losses are
-         taken at the old parameters, and max_target_backup is a maximum over actions of the minimum
-         over critics, both as in young-geng/CQL:SimpleSAC/conservative_sac.py. The following are
-         young-geng's too: the exact log density (there 1e-6 inside its logarithm), the learned
-         scale and shift of the log standard deviation, its range of [-20, 2] (there [-5, 2]), a
-         temperature updated after the losses that use it, the penalty's bounds and the initial
-         weights. From tinkoff-ai/CORL, the source of the defaults: its second critic always has
-         three hidden layers. CORL's cloning phase raises the density of the policy's own samples,
-         not of the data's actions; here it is young-geng's. Online training is that of
+Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py). Two differences
+         are as in young-geng/CQL:SimpleSAC/conservative_sac.py: all losses are taken at the old
+         parameters, and max_target_backup is a maximum over actions of the minimum over critics.
+         The following are young-geng's too: the exact log density (the authors add 1e-6 inside its
+         logarithm), the learned scale and shift of the log standard deviation, its range of [-20,
+         2] (the authors' is [-5, 2]), a temperature updated after the losses that use it, the
+         penalty's bounds and the initial weights. There are two differences from tinkoff-ai/CORL,
+         the source of the defaults. CORL's second critic always has three hidden layers. CORL's
+         cloning phase raises the density of the policy's own samples, not of the data's actions;
+         here that phase is young-geng's. Online training is that of
          tinkoff-ai/CORL:algorithms/finetune/cql.py. `num_critics`, `num_min_critics` and
          `layer_norm` follow zhouzypaul/wsrl (wsrl/agents/cql.py), for runs that WSRL continues:
          algorithm.num_critics=10 algorithm.num_min_critics=2 algorithm.layer_norm=true.
@@ -131,7 +132,7 @@ class CQL(Algorithm):
         actions = torch.cat([sampled, a[None]])
         factor = 1.0 if cfg.gap is None else old.log_multiplier().exp().clamp(0, 1e6)
 
-        def critic_loss(critic):  # eq. 4, its TD error without the 1/2
+        def critic_loss(critic):  # eq. 4, TD error without the factor 1/2
             q = critic(s.expand(len(actions), *s.shape), actions)  # [E, M + 1, B]
             td = (q[:, -1] - y).square().mean(1)  # [E]
             q = sampled_q(old, q, cfg.num_min_critics)
@@ -169,7 +170,7 @@ class CQL(Algorithm):
         return batch.rewards + batch.discount * q
 
     def penalized_values(self, q: Tensor, batch: Batch) -> Tensor:
-        """Return the values in the penalty's soft maximum, [E, M + 1, B], the data's last."""
+        """Return the values in the soft maximum, [E, M + 1, B]; the last is the data's action's."""
         return q
 
 
@@ -178,10 +179,10 @@ def sample_proposals(
 ) -> tuple[Tensor, Tensor]:
     """Sample the actions whose values are penalized.
 
-    Returns the actions [M, B, A] and their log densities [M, B]. rho: N policy actions (M = N =
-    samples).
+    Return the actions [M, B, A] and their log densities [M, B]. N is `samples`.
+    rho: N policy actions (M = N).
     Other variants: N uniform actions, N policy actions, and N policy actions sampled in the *next*
-    state (M = 3N). All are evaluated in the current state.
+    state (M = 3N). Q evaluates all of them in the current state.
     """
     current, log_current = state.policy.sample(batch.observations, state.random, samples)
     if variant == "rho":
@@ -200,7 +201,7 @@ def soft_maximum(q: Tensor, log_density: Tensor, variant: Variant, temperature: 
     t: the temperature.
     H:     t log sum_k exp((Q(s, a_k) - log p(a_k)) / t): the log of the integral in CQL's eq. 4 by
            importance sampling, up to a constant log M (appendix F).
-    H-raw: without densities and including the data's action (`min_q_version=2` in its code).
+    H-raw: without densities and including the data's action (`min_q_version=2` in CQL's code).
     rho:   E_mu[Q] with mu(a) proportional to pi(a) exp(Q(s, a) / t), which solves the inner
            problem of eq. 3, max_mu E_mu[Q] - t KL(mu, pi), where pi is the current policy.
            Estimated from its samples: sum_k w_k Q(s, a_k), a_k ~ pi, w = softmax_k(Q(s, a_k) / t).
@@ -216,8 +217,8 @@ def soft_maximum(q: Tensor, log_density: Tensor, variant: Variant, temperature: 
 def weighted_excess(penalty: Tensor, cfg: Any) -> Tensor:
     """Return the weighted penalty minus the gap, if one is set, [E] -> [E].
 
-    Default: weight * (penalty - gap), as young-geng/CQL, where the multiplier starts at e. With
-    `gap_after_weight`: weight * penalty - gap, as the authors' code, where it starts at 1.
+    Default: weight * (penalty - gap), as in young-geng/CQL, where the multiplier starts at e.
+    `gap_after_weight`: weight * penalty - gap, as in the authors' code, where it starts at 1.
     """
     weight, gap = cfg.weight, cfg.gap or 0.0
     return weight * penalty - (gap if cfg.gap_after_weight else weight * gap)

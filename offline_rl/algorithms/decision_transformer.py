@@ -4,11 +4,11 @@ A causal transformer reads (return-to-go, observation, action) of past steps and
 action. At test time it is conditioned on a target return, from which each reward is subtracted.
 
 Paper:   Chen et al., NeurIPS 2021, arXiv:2106.01345.
-Differs: from the authors' code (kzl/decision-transformer:gym): short windows are padded at their
-         end, where no step attends, instead of masked at their start. Observations are divided by
-         their standard deviation plus 1e-3, there 1e-6. Their second evaluation target is
-         `offline-rl evaluate run=… target_return=…`. Embeddings have dropout `dropout`, there
-         always GPT-2's 0.1.
+Differs: from the authors' code (kzl/decision-transformer:gym). Short windows are padded at their
+         end, and no step attends to the padding; the authors pad and mask their start. Observations
+         are divided by their standard deviation plus 1e-3; the authors add 1e-6. To evaluate the
+         authors' second target return, run `offline-rl evaluate run=… target_return=…`. The dropout
+         rate of embeddings is `dropout`; in the authors' code it is always GPT-2's 0.1.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 class Config(BaseConfig):
     """Defaults: the authors' code. They train for 100,000 updates."""
 
-    target_return: Number | None = None  # raw return to condition on; null: the data's best
+    target_return: Number | None = None  # raw return to condition on; null: best in the data
     return_scale: Positive | None = None  # divides returns; null: the largest |return| of the data
-    counted: bool = False  # the data's rewards are running counts, which the environment pays once
+    counted: bool = False  # rewards in the data are running counts: use increases
     context_length: Count = 20  # steps in the context (K)
     dim_model: Count = 128  # embedding size: a multiple of num_heads
     num_layers: Count = 3  # transformer layers
@@ -56,12 +56,13 @@ class Config(BaseConfig):
         super().__post_init__()
         if self.dim_model % self.num_heads:
             raise ValueError(
-                f"num_heads={self.num_heads} does not divide dim_model={self.dim_model}"
+                f"num_heads={self.num_heads} does not divide dim_model={self.dim_model}. "
+                "Use a divisor."
             )
         if self.normalize_returns or (self.reward_scale, self.reward_shift) != (1, 0):
             raise ValueError(
-                "normalize_returns and reward_… change the returns that condition the policy. Use "
-                "return_scale."
+                "normalize_returns, reward_scale and reward_shift change the returns that "
+                "condition the policy. Use return_scale."
             )
 
     @classmethod

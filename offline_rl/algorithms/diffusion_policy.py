@@ -2,7 +2,8 @@
 
 A network predicts the noise that was added to a demonstrated chunk, at all noise levels, given the
 observation history. At test time it denoises a chunk from pure noise, and the first actions are
-executed before the next prediction. Where demonstrations are multimodal it commits to one mode.
+executed before the next prediction. Where demonstrations are multimodal, the policy commits to one
+mode.
 
 Paper:   Chi et al., RSS 2023, arXiv:2303.04137.
 Differs: from the authors' code (real-stanford/diffusion_policy). Observations are standardized; the
@@ -58,7 +59,7 @@ class Config(DenoisingConfig):
         if self.process == "edm":
             self.refuse_unread(
                 "process", "num_train_timesteps", "eta"
-            )  # tables may set prediction_type and sampler
+            )  # per-task tables may set prediction_type and sampler
             return
         if self.num_inference_steps > self.num_train_timesteps:
             raise ValueError(

@@ -3,20 +3,22 @@
 Each denoising step is one action of a Markov decision process, and the environment's reward for an
 action chunk is the reward of all denoising steps that produced it. PPO raises or lowers their log
 densities; noisier steps get less weight and a narrower clip. The critic observes the state only.
-Denoising steps before the last K' use the pretrained policy. `offline-rl finetune algorithm=dppo
-run=<run>` starts with a run of diffusion_policy or flow_policy.
+Denoising steps before the last K' (`tuned`) use the pretrained policy. `offline-rl finetune
+algorithm=dppo run=<run>` starts with a run of diffusion_policy or flow_policy.
 
-Paper:   Ren et al., ICLR 2025, arXiv:2409.00588. K' is `tuned`.
-Differs: an update equals that of the authors' code (irom-princeton/dppo; benchmarks/conformance).
-         Around it: a time-out is not part of the next episode; it bootstraps from the last
-         observation, and advantages are cut there. gamma applies per environment step instead of
-         per chunk, inside chunks too, and in the sums that scale rewards (there always 0.99). The
-         variance of these sums is divided by their count, there by one less. Actions of a chunk
-         that an episode's end left unexecuted do not count. DDIM continues with the network's own
-         noise, there with that of the clipped prediction. Learning rates have no warm-up over the
-         first iterations and no decay. Networks have no residual connections. Their value clip,
-         advantage quantiles and cloning term, off in all their settings, are left out. Flow
-         policies are fine-tuned with the noise of arXiv:2509.05952.
+Paper:   Ren et al., ICLR 2025, arXiv:2409.00588.
+Differs: An update equals that of the authors' code (irom-princeton/dppo; benchmarks/conformance).
+         The rest differs as follows. A time-out ends an episode: the return bootstraps from the
+         last observation, and advantages do not continue into the next episode. gamma applies per
+         environment step, also inside chunks, instead of per chunk. The sums that scale rewards use
+         this gamma too; the authors' code always uses 0.99 for them. The variance of these sums is
+         divided by their count; the authors divide by the count minus one. Actions of a chunk that
+         were not executed because the episode ended do not count. DDIM continues with the noise
+         that the network predicts; the authors' code recomputes the noise from the clipped
+         prediction. Learning rates have no warm-up over the first iterations and no decay. Networks
+         have no residual connections. The authors' value clip, advantage quantiles and cloning
+         term, which all of their settings switch off, are left out. Flow policies are fine-tuned
+         with the noise of arXiv:2509.05952.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ from policies.networks.mlp import Scalar
 
 @dataclass(frozen=True)
 class Config(ChainConfig):
-    """Defaults: the authors' for gym (cfg/gym/finetune). Policy sizes are the run's."""
+    """Defaults: the authors' for gym (cfg/gym/finetune). Policy sizes are those of the run."""
 
-    denoising_discount: Share = 0.99  # factor on the advantage per step before the last
+    denoising_discount: Share = 0.99  # factor on the advantage per denoising step from the last
     clip: Positive = 0.01  # PPO clip of the last denoising step
     first_clip: Positive = 0.01  # PPO clip of the first denoising step
     clip_rate: Positive = 3.0  # shape of the rise from first_clip to clip; larger rises later
-    target_kl: Positive = 1.0  # KL in nats above which the rest of an iteration changes nothing
+    target_kl: Positive = 1.0  # KL in nats above which training stops for this iteration
     policy_lr: Rate = 1e-4  # learning rate of the policy
     value_lr: Rate = 1e-3  # learning rate of the critic
     value_weight: NonNegative = 0.5  # weight of the critic loss
@@ -56,14 +58,14 @@ class DPPO(DenoisingRL):
     frozen_networks = ("stopped",)
 
     def networks(self) -> dict[str, nn.Module]:
-        """Return the networks. `stopped` stores the rollout on which training has stopped."""
+        """Return the networks. `stopped` is the rollout at which training stopped, or -1."""
         return super().networks() | {"stopped": Scalar(-1.0)}
 
     def optimizers(self) -> dict[str, Adam]:
         return {"model": Adam(self.cfg.policy_lr), "value": Adam(self.cfg.value_lr)}
 
     def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
-        """Update policy and critic; change nothing once the KL divergence exceeded target_kl."""
+        """Update policy and critic, unless the KL has exceeded target_kl in this iteration."""
         cfg, old, k = self.cfg, state, batch.step
         advantages = standardize(batch.advantages) * cfg.denoising_discount ** (cfg.tuned - 1 - k)
         clip = clip_range(k, cfg.tuned, cfg.clip, cfg.first_clip, cfg.clip_rate)

@@ -5,9 +5,9 @@ unseen actions. EDAC penalizes the cosine similarity of these gradients. About a
 critics then gives enough disagreement.
 
 Paper:   An, Moon, Kim, Song, NeurIPS 2021, arXiv:2110.01548, algorithm 1.
-Differs: as SAC-N. For Adroit the settings are tinkoff-ai/CORL's: raw rewards and one learning rate.
-         The authors normalize rewards, train 200,000 updates with a slower policy, and back up the
-         best of ten actions on pen-cloned.
+Differs: The differences of SAC-N (sac_n.py) apply. For Adroit the settings are tinkoff-ai/CORL's:
+         raw rewards and one learning rate. The authors normalize rewards, train 200,000 updates
+         with a slower policy, and back up the best of ten actions on pen-cloned.
 """
 
 from __future__ import annotations

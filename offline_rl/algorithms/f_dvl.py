@@ -6,10 +6,10 @@ over the data, where f* is f's convex conjugate on densities w >= 0. The reverse
 XQL's Gumbel loss. The loss of chi-square grows quadratically, that of total variation linearly.
 
 Paper:   Sikchi, Zheng, Zhang, Niekum, ICLR 2024, arXiv:2302.08560.
-Differs: the released chi-square loss (hari-sikchi/DVL:offline/critic.py) rises again for
-         Q < V - 4 and so pulls V down to outliers; conjugate=released selects it. With the README's
-         weight of 1 nothing else pulls V down; here lam is its other value, 0.8. No table of
-         weights is published in code.
+Differs: The released chi-square loss (hari-sikchi/DVL:offline/critic.py) rises again for Q < V - 4
+         and so pulls V down to outliers; conjugate=released selects it. For locomotion, the README
+         of hari-sikchi/DVL sets its weight lam to 1. Nothing else then pulls V down. Here lam is
+         0.8, the other value in that README. No table of weights is published in code.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Config(xql.Config):
     """Defaults: hari-sikchi/DVL:offline, its README and train_offline.py, but for `lam`."""
 
     divergence: Divergence = "chi_square"  # the f-divergence
-    conjugate: Conjugate = "one_sided"  # f below w = 1: zero, kept, or the released loss
-    lam: Expectile = 0.8  # near 1 V follows the best action; not read by reverse_kl
-    temperature: Positive = 1.0  # divides Q - V; in one-sided total_variation a mere factor
+    conjugate: Conjugate = "one_sided"  # one_sided: f = 0 for w < 1; released: their loss
+    lam: Expectile = 0.8  # near 1, V follows the best action; not used by reverse_kl
+    temperature: Positive = 1.0  # divides Q - V; only scales one-sided total_variation
     batch_size: Count = 1024
 
     def __post_init__(self) -> None:
@@ -60,10 +60,11 @@ class FDVL(xql.XQL):
 def chi_square(y: Tensor, conjugate: Conjugate) -> Tensor:
     """Return the chi-square conjugate max_{w >= 0} w y - f(w), elementwise.
 
-    two_sided:  of f = (w - 1)^2:          y + y^2 / 4 at w = 1 + y / 2, or -1 at w = 0.
-    one_sided:  of f = max(w - 1, 0)^2:    equal for y > 0, else 0 at w = 0. V then follows only
-                values above it, and is the best action's for lam -> 1. two_sided exceeds it by 2.
-    released:   max(y + y^2 / 4, 0), which is no conjugate: it falls from y = -4 on.
+    two_sided: f = (w - 1)^2. The maximum is y + y^2 / 4 at w = 1 + y / 2, or -1 at w = 0.
+    one_sided: f = max(w - 1, 0)^2. It equals two_sided for y > 0, and is 0 at w = 0 otherwise.
+    V then follows only values above V, and is the value of the best action for lam -> 1. V with
+    two_sided exceeds that by 2.
+    released: max(y + y^2 / 4, 0). This is not a conjugate: it falls as y rises to -4.
     """
     full = y + y.square() / 4
     if conjugate == "two_sided":
@@ -74,11 +75,11 @@ def chi_square(y: Tensor, conjugate: Conjugate) -> Tensor:
 def total_variation(y: Tensor, conjugate: Conjugate) -> Tensor:
     """Return the total-variation conjugate max_{w >= 0} w y - f(w), elementwise.
 
-    It is infinite for y > 1/2; this is ignored, and y is used there too.
+    The conjugate is infinite for y > 1/2. This function returns y there.
 
-    two_sided:  of f = |w - 1| / 2:          y at w = 1, or -1/2 at w = 0.
-    one_sided:  of f = max(w - 1, 0) / 2:    y at w = 1, or 0 at w = 0. V is a quantile of Q: a
-                share (1 - lam) / lam lies above it.
-    released:   equal to one_sided.
+    two_sided: f = |w - 1| / 2. The maximum is y at w = 1, or -1/2 at w = 0.
+    one_sided: f = max(w - 1, 0) / 2. The maximum is y at w = 1, or 0 at w = 0. V is a quantile of
+    Q: a share (1 - lam) / lam of the values lies above V.
+    released: equal to one_sided.
     """
     return y.clamp(min=-0.5 if conjugate == "two_sided" else 0.0)

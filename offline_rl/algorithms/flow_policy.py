@@ -5,10 +5,10 @@ observation history. At test time it integrates the velocity from pure noise in 
 
 Paper:   Lipman et al., ICLR 2023, arXiv:2210.02747; times: Black et al., arXiv:2410.24164.
 Differs: from LeRobot's multi_task_dit (huggingface/lerobot:src/lerobot/policies/multi_task_dit),
-         whose loss and time distribution are used: network, optimizer and moving average are
+         whose loss and time distribution are used. Network, optimizer and moving average are
          Diffusion Policy's. The network receives times multiplied by 1,000, for its sinusoidal
-         embedding. Every row is the current step, there not the last ones of an episode. There,
-         sampling takes 100 steps.
+         embedding. Every row is the current step; LeRobot leaves out the last rows of an episode.
+         LeRobot samples in 100 steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Config(DenoisingConfig):
     """Defaults: Diffusion Policy's network and optimizer, LeRobot's time distribution."""
 
     num_inference_steps: Count = 10  # integration steps from noise to a chunk
-    time_power: Positive = 1.5  # times are 1 - u ** (1 / this): above 1 favors noisy ones
+    time_power: Positive = 1.5  # times are 1 - u ** (1 / time_power); above 1: more noise
     time_max: Share = 0.999  # largest time in training
 
 

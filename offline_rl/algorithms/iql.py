@@ -5,14 +5,15 @@ trained by advantage-weighted regression. Actions outside the dataset are never 
 
 Paper:   Kostrikov, Nair, Levine, ICLR 2022, arXiv:2110.06169. Equation numbers refer to it. The
          order of the steps, eq. 6 and eq. 7 are in common/in_sample.py.
-Differs: offline, no known difference from the authors' code
-         (ikostrikov/implicit_q_learning:learner.py). Online, the policy's learning rate has decayed
-         to 0 and returns to its full value; there (train_finetune.py) it never decays. Rewards are
-         scaled as in the data, there raw in locomotion. `deterministic` follows tinkoff-ai/CORL
-         (algorithms/offline/iql.py); online it explores with a standard deviation of 0.1, there
-         0.03. `num_critics`, `num_min_critics` and `squashed` follow zhouzypaul/wsrl
-         (wsrl/agents/iql.py) for runs that WSRL continues, except that its policy is not squashed
-         there: algorithm.num_critics=10 algorithm.num_min_critics=2 algorithm.squashed=true
+Differs: Offline, no known difference from the authors' code
+         (ikostrikov/implicit_q_learning:learner.py). Online, the policy's learning rate returns to
+         its full value after its decay to 0 offline; in the authors' code (train_finetune.py) it
+         never decays. Online rewards are scaled like the data's; the authors use raw rewards in
+         locomotion. `deterministic` follows tinkoff-ai/CORL (algorithms/offline/iql.py), but
+         explores online with a standard deviation of 0.1; CORL uses 0.03. `num_critics`,
+         `num_min_critics` and `squashed` follow zhouzypaul/wsrl (wsrl/agents/iql.py), for runs that
+         WSRL continues. The policy of that file is not squashed. The options of such a run are
+         algorithm.num_critics=10 algorithm.num_min_critics=2 algorithm.squashed=true
          algorithm.layer_norm=true.
 """
 

@@ -1,15 +1,16 @@
 """LB-SAC: SAC-N with very large batches, which need fewer critics and fewer updates.
 
-The batch size is 10,000, and learning rates are scaled by the square root of its growth. A small
+The batch size is 10,000, and learning rates are multiplied by sqrt(batch_size / 256). A small
 ensemble then penalizes unseen actions earlier than a large ensemble with small batches.
 
 Paper:   Nikulin, Kurenkov, Tarasov, Akimov, Kolesnikov, 2022, arXiv:2211.11092.
-Differs: as SAC-N except for the weights, which are initialized by fan-out like the authors', so
-         that critics disagree from the start. The learning rates are exactly sqrt(10000 / 256)
-         times 3e-4, 1.875e-3; the released configs (tinkoff-ai/CORL:configs/offline/lb-sac) round
-         to 1.8e-3. With `layer_norm` each critic has its own gain and shift, there all share one.
-         Ten critics are tinkoff-ai/CORL's default, its setting for walker2d-medium and
-         -medium-expert. No number is published outside locomotion.
+Differs: The differences of SAC-N (sac_n.py) apply, except that weights are initialized by fan-out
+         like the authors', so that critics disagree from the start. The learning rates are exactly
+         sqrt(10000 / 256) times 3e-4, which is 1.875e-3; the released configs
+         (tinkoff-ai/CORL:configs/offline/lb-sac) round to 1.8e-3. With `layer_norm` each critic has
+         its own gain and shift; in the released code all critics share one. Ten critics are
+         tinkoff-ai/CORL's default and its setting for walker2d-medium and -medium-expert. No number
+         is published outside locomotion.
 """
 
 from __future__ import annotations

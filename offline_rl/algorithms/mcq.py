@@ -6,11 +6,12 @@ actions are then not overestimated, and not penalized more than needed. The VAE 
 with the other networks.
 
 Paper:   Lyu, Ma, Li, Lu, NeurIPS 2022, arXiv:2206.04745.
-Differs: from the authors' code (dmksjfl/MCQ:offlinerl/algo/modelfree/MCQ.py): pseudo targets are
-         not raised to 0, and no data set has special rules (there a margin, weights by distance,
-         one-sided errors). Both critics receive the same samples. The losses of temperature and
-         policy draw separate samples, there one. The log density is exact, there 1e-6 inside its
-         logarithm. There, a network has one hidden layer more than its setting says.
+Differs: from the authors' code (dmksjfl/MCQ:offlinerl/algo/modelfree/MCQ.py). Pseudo targets below
+         0 are not raised to 0. No data set has special rules; the authors' code has a margin,
+         weights by distance and one-sided errors for some. Both critics receive the same samples.
+         The losses of temperature and policy use separate samples; the authors' code uses one for
+         both. The log density is exact; the authors add 1e-6 inside its logarithm. In the authors'
+         code, a network has one hidden layer more than its setting says.
 """
 
 from __future__ import annotations

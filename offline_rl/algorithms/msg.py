@@ -6,10 +6,11 @@ standard deviation over the critics, beta < 0. A small CQL penalty lowers each c
 the policy's actions.
 
 Paper:   Ghasemipour, Gu, Nachum, NeurIPS 2022, arXiv:2205.13703.
-Differs: from the authors' code (google-research/google-research:jrl/agents/msg): the temperature's
+Differs: from the authors' code (google-research/google-research:jrl/agents/msg). The temperature's
          loss is linear in log alpha instead of alpha. The policy's standard deviation is exp of a
-         clipped output, there softplus + 0.01. Weights have torch's default initialization. The
-         pair of networks for each critic, used there on locomotion, is left out.
+         clipped output; the authors use softplus + 0.01. Weights have torch's default
+         initialization. The authors' pair of networks for each critic, which they use on
+         locomotion, is left out.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """One-step policy: distillation of a diffusion or flow policy into a single forward pass.
 
 From the same initial noise, the student predicts in one step the chunk at which the teacher's
-deterministic sampler ends. States are the data's; its actions are not used. A teacher that acts by
-DDPM, or with noise in sampling, is distilled through its DDIM sampler without noise. Of rl100, the
-multi-step policy is the teacher. `offline-rl distill algorithm=one_step run=<run>` starts with a
-run of diffusion_policy, flow_policy, dppo or rl100.
+deterministic sampler ends. Training uses the data's states, but not its actions. A teacher that
+acts by DDPM, or with noise in sampling, is distilled through its DDIM sampler without noise. If the
+teacher is a run of rl100, its multi-step policy is distilled. RL-100 ends with this distillation,
+or trains a one-step head in all phases (`rl100` with `one_step`). `offline-rl distill
+algorithm=one_step run=<run>` starts with a run of diffusion_policy, flow_policy, dppo or rl100.
 
-Paper:   Lei et al., arXiv:2510.14830. RL-100 ends with this step, or trains such a head throughout
-         (`rl100` with `one_step`).
-Differs: from the authors' code (Lei-Kun/RL-100): all actions from the current step on are trained,
-         there the executed ones. A moving average of the weights acts, there the last weights
-         (`ema_max=0`). The head receives the policy's first time, and its chunks are limited to
-         [-1, 1]; there they are in the actions' own units. Images are encoded by the teacher's
-         encoder, which does not change.
+Paper:   Lei et al., arXiv:2510.14830.
+Differs: from the authors' code (Lei-Kun/RL-100). All actions from the current step on are trained;
+         the authors train only the executed ones. A moving average of the weights acts; in the
+         authors' code the last weights act (`ema_max=0`). The head receives the policy's first
+         denoising timestep, and its chunks are limited to [-1, 1]; in the authors' code they are in
+         the actions' own units. Images are encoded by the teacher's encoder, which does not change.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from policies.heads.schedules import Table, sample
 class Config(DenoiserShape, ChunkConfig):
     """Sizes and process are the teacher's; other defaults are Diffusion Policy's."""
 
-    process: Annotated[Literal["ddpm", "edm", "flow"], BUILT] = "ddpm"  # the teacher's
+    process: Annotated[Literal["ddpm", "edm", "flow"], BUILT] = "ddpm"  # the teacher's process
     num_train_timesteps: Built = 100  # noise levels of the teacher's ddpm schedule
     prediction_type: Annotated[Literal["epsilon", "sample"], BUILT] = (
         "epsilon"  # what the teacher's ddpm network predicts
     )
     num_inference_steps: Built = 100  # the teacher's denoising steps
-    tuned: Built | None = None  # the teacher's last, fine-tuned denoising steps; null: all or none
+    tuned: Built | None = None  # number of fine-tuned last steps; null: all or none
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,7 +62,7 @@ class Config(DenoiserShape, ChunkConfig):
         if self.tuned is not None and self.tuned > self.num_inference_steps:
             raise ValueError(
                 f"tuned={self.tuned} exceeds the teacher's "
-                f"num_inference_steps={self.num_inference_steps}."
+                f"num_inference_steps={self.num_inference_steps}. Use at most that."
             )
         if self.process == "ddpm" and self.num_inference_steps > self.num_train_timesteps:
             raise ValueError(
@@ -94,7 +94,7 @@ class OneStep(Student):
         values = {name: hyper[name] for name in names if hyper.get(name) is not None}
         if algorithm == "flow_policy":
             values["process"] = "flow"
-        if values.get("process") != "ddpm":  # others do not read these
+        if values.get("process") != "ddpm":  # other processes do not use these
             values = {
                 k: v
                 for k, v in values.items()

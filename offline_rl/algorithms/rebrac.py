@@ -6,15 +6,17 @@ weight. Three hidden layers, layer normalization in the critics and large batche
 method.
 
 Paper:   Tarasov, Kurenkov, Nikulin, Kolesnikov, NeurIPS 2023, arXiv:2305.09836.
-Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py): the policy's target
-         follows the updated policy, there the previous one. The actor is updated in the second of
-         two updates, there in the first. Layer normalization has torch's eps (1e-5, there 1e-6).
-         Rows cut by a time limit are left out, there as in D4RL's `qlearning_dataset`, because the
-         data has no next action for them. Online training is that of
-         corl-team/CORL:algorithms/finetune/rebrac.py, with two differences: an episode enters the
-         buffer when it has ended, with its next actions (a time-out has none and repeats its own
-         action, which is read with online.critic_bc alone); both updates of a pair run after the
-         second of two environment steps, as in `td3`.
+Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py). The policy's target
+         follows the updated policy; in the released code it follows the previous one. The actor is
+         updated in the second of two updates; the released code updates it in the first. Layer
+         normalization has torch's eps of 1e-5; the released code has 1e-6. Rows cut by a time limit
+         are left out because the data has no next action for them; the released code leaves out
+         rows as D4RL's `qlearning_dataset` does. Online training is that of
+         corl-team/CORL:algorithms/finetune/rebrac.py, with two differences. An episode enters the
+         buffer when it has ended, because its rows need their next actions. Its last row has no
+         next action if it timed out, and uses its own action instead, which has an effect only with
+         online.critic_bc. Both updates of a pair run after the second of two environment steps, as
+         in `td3`.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ expert behavior.
 
 Paper:   Sikchi, Zheng, Zhang, Niekum, ICLR 2024, arXiv:2302.08560.
 Differs: objective=bounded is the released code (chufanchen/ReCOIL:offline, a copy of the authors'),
-         with the bounded targets of LS-IQ (arXiv:2303.00599). The paper's objective is `mixture`;
-         the released learner never reads its coefficient `beta`. V and the policy are fitted to
-         the other data alone, as in the code. Its bound of 200 is 2 / (1 - discount) here.
+         with the bounded targets of LS-IQ (arXiv:2303.00599). objective=mixture is the paper's; the
+         released learner never reads the coefficient `beta` of that objective. V and the policy are
+         fitted to the other data alone, as in the released code. The released code's bound of 200
+         is reward_gap / (1 - discount) here, with a reward_gap of 2.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Config(DualConfig):
     max_clip: NonNegative = 7.0  # cap on (Q - V) / temperature; no gradient above it
     reward_gap: Positive = 2.0  # objective=bounded: cost of each step of the other data
     mixture: Share = 0.1  # objective=mixture: weight of the expert's data (beta in the paper)
-    batch_size: Count = 1024  # of the other data; as many of the expert's are added
+    batch_size: Count = 1024  # other data's rows per update; as many expert rows are added
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,7 +55,7 @@ class ReCOIL(DualV):
         return False
 
     def value_pairs(self, state: State, batch: Batch, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the other data's pairs, then the expert's; the latter only scale V's loss."""
+        """Return the other data's pairs, then the expert's, which only scale V's loss."""
         expert = expert_batch(batch)
         q_expert = state.critic_target(expert.observations, expert.actions).amin(0)
         return torch.cat([batch.observations, expert.observations]), torch.cat([q, q_expert])

@@ -1,22 +1,24 @@
 """ResFiT: online RL fine-tuning of a residual policy on top of a frozen base policy.
 
 The frozen base policy proposes an action at every step; it may be any policy. A residual actor,
-initialized to zero, adds a small correction. It is trained by TD3 with n-step returns, half of each
-batch from demonstrations: ten LayerNorm critics, the target from two drawn at random, and several
-critic updates per actor update. Before that, the base acts with uniform noise, and then the critics
-are trained alone.
+initialized to zero, adds a small residual action. It is trained by TD3 with n-step returns. Half of
+each batch is from demonstrations. There are ten LayerNorm critics, the target is the minimum over
+two random ones, and each actor update follows several critic updates. Training starts with a
+warm-up, in which the base acts with uniform noise. Then only the critics are trained for a while.
 
 Paper:   Ankile, Jiang, Duan, Shi, Abbeel, Nagabandi, 2025, arXiv:2509.19301.
 Use:     finetune algorithm=resfit base=<bundle or module:function> task=… dataset=<demonstrations>.
-Differs: from the authors' code (amazon-science/residual-offpolicy-rl): time-outs bootstrap, there
-         they terminate. The clipped action is stored. The critics' error is squared before it is
-         averaged over them (`mean_first` for the code's). The critics share no layer, there one
-         that compresses images. Actor and critics each have their own image encoder; there is one
-         there, trained by the critics. Actions are in [-1, 1]; there they are in the data's range,
-         widened by a factor of (1 + scale). Weights have torch's initialization, there orthogonal.
-         No experience is dropped, there all but the last 200,000 steps. Warm-up steps count as
-         environment steps. Values are scalars; the code can also learn distributions (C51,
-         HL-Gauss). Layer normalization precedes ReLUs in both.
+Differs: from the authors' code (amazon-science/residual-offpolicy-rl). Time-outs bootstrap; in the
+         authors' code they terminate. The clipped action is stored. The error of each critic is
+         squared before the mean over critics; `mean_first` selects the order of the authors' code.
+         The critics share no layer; in the authors' code they share one that compresses images.
+         Actor and critics each have their own image encoder; the authors' code has a single
+         encoder, trained by the critics. Actions are in [-1, 1]; in the authors' code they are in
+         the data's range, widened by a factor of (1 + scale). Weights have torch's initialization;
+         the authors' is orthogonal. No experience is dropped; the authors' code drops all but the
+         last 200,000 steps. Warm-up steps count as environment steps. Values are scalars; the
+         authors' code can also learn distributions (C51, HL-Gauss). Layer normalization precedes
+         ReLUs here and in the authors' code.
 """
 
 from __future__ import annotations
@@ -67,12 +69,12 @@ class Config(VisionConfig):
     normalize_observations: Normalize = True  # not applied to the base's observations and action
     min_std: Positive | None = 0.1  # minimum standard deviation of a z-score; null: std + 0.001
     scale: Fraction = 0.1  # largest residual action, in units of the [-1, 1] action range
-    noise: Annotated[NonNegative, BUILT] = 0.05  # std of the noise on actions and in the target
+    noise: Annotated[NonNegative, BUILT] = 0.05  # std of the noise on acting and in the target
     noise_clip: NonNegative = 0.3  # largest magnitude of the target's noise
     target_noise: bool = True  # add noise to the target's next action
     clip_target: bool = False  # clip targets to [0, 1], for rewards of success only
     correction_weight: NonNegative = 0.0  # weight of the squared residual action in the actor loss
-    mean_first: bool = False  # square the critics' mean error, as the authors' code does
+    mean_first: bool = False  # square the critics' mean |error|, as the authors' code does
     num_critics: Ensemble = 10  # number of critics (E)
     num_min_critics: Count = 2  # critics sampled in each update for the minimum in the target
     layer_norm: Switch = True  # layer normalization in actor and critics
@@ -126,7 +128,7 @@ class ResFiT(DelayedActor):
 
     @classmethod
     def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
-        """Return `cfg`. Raises UserError if clip_target would clip targets below rewards."""
+        """Return `cfg`. Raise UserError if clip_target is set and a reward is outside [0, 1]."""
         if cfg.clip_target:
             transform = Transform.fit(replace(cfg, normalize_observations=False), dataset, ())
             rewards = transform.apply_to_rewards(dataset.rewards)
@@ -197,7 +199,7 @@ class ResFiT(DelayedActor):
 
 
 class CriticOfAll(nn.Module):
-    """Q(s, a) of the executed action. It does not observe the base's action."""
+    """Critic Q(s, a) of the executed action a. It does not observe the base's action."""
 
     def __init__(self, spec: Spec, cfg: VisionConfig, **shape: Any) -> None:
         super().__init__()

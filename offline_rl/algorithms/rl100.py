@@ -3,25 +3,28 @@
 Training starts with imitation. Then an iteration repeats: critics and a transition model are fitted
 to all data; PPO reinforces denoising chains on the data's states, with advantages from the critics;
 new weights are kept if they score better in the model; new episodes join the data, and imitation
-continues. Finally PPO continues online on rollouts alone.
+continues. Finally PPO continues online on rollouts alone. `acting` selects the policy that acts:
+the multi-step policy or the one-step head.
 
-Paper:   Lei et al., arXiv:2510.14830. `acting` selects its one-step head or the multi-step policy.
-Differs: updates equal those of the authors' code (Lei-Kun/RL-100; benchmarks/conformance), with
-         vector observations, without its image encoder and that encoder's losses. Around them:
-         denoising steps are drawn in minibatches from all decisions; there each decision's steps
-         are taken one after another, V is updated once for them, and its values and gradient are
-         clipped. Later imitation continues from the current policy with Adam and a moving average
-         of constant rate; there AdamW and a rate that decreases. There is one batch size; there 256
-         rows of data, and 512 in policy improvement. Phases are shorter; there 8,000 times 10
-         updates with a gate after every 50 of these. Online, V keeps its optimizer state, there it
-         is reset. Learning rates and clips do not decay. Both policies are scored from the same
-         states, and rejected weights are restored, as in the paper. The last denoising step has no
-         noise except `sampling_floor`; there it ends at the least noisy level. Noise is cut at
-         `noise_max`. Chunks are valued as executed, within their range. Target networks follow
-         every update, there every second one. The transition model has no weight decay and does not
-         predict rewards. The one-step head receives the policy's first time, and its chunks are
-         limited to [-1, 1]; there they are in the actions' own units. Transitions of flows are
-         those of `dppo`.
+Paper:   Lei et al., arXiv:2510.14830.
+Differs: Updates equal those of the authors' code (Lei-Kun/RL-100; benchmarks/conformance), with
+         vector observations, without the authors' image encoder and its losses. The rest differs
+         as follows. Denoising steps are drawn in minibatches from all decisions. The authors' code
+         takes the steps of each decision one after another, updates V once for them, and clips V's
+         values and gradient. Later imitation continues from the current policy with Adam and a
+         moving average of constant rate; the authors use AdamW and a decreasing rate. There is one
+         batch size; the authors use 256 rows of data, and 512 in policy improvement. Phases are
+         shorter; the authors' code repeats 10 updates 8,000 times, with a gate after every 50
+         repetitions. Online, V keeps its optimizer state; the authors' code resets it. Learning
+         rates and clips do not decay. The gate scores both policies from the same states and
+         restores the old weights if it rejects the new ones, as in the paper. The last denoising
+         step has no noise except `sampling_floor`; the authors' code ends at the least noisy level
+         instead. Noise is clipped to +-`noise_max`. Critics evaluate chunks as executed, within
+         their range. Target networks follow every update; in the authors' code they follow every
+         second one. The transition model has no weight decay and does not predict rewards. The
+         one-step head receives the policy's first denoising timestep, and its chunks are limited to
+         [-1, 1]; in the authors' code they are in the actions' own units. The transitions of flow
+         policies are those of `dppo`.
 """
 
 from __future__ import annotations
@@ -131,7 +134,7 @@ class RL100(OfflineImprovement, Imitating):
 
     @property
     def phases(self) -> Mapping[str, int]:
-        """Phases with their updates, once each; `schedule` repeats them."""
+        """Number of updates of each phase; `schedule` repeats the phases."""
         cfg, pairs = self.cfg, self.cfg.decisions * self.cfg.tuned // self.cfg.batch_size
         distil = cfg.student_updates if cfg.one_step == "afterward" else 0
         phases = {"imitate": cfg.imitation_updates, "settle": 1, "judge": cfg.judge_updates}
@@ -142,7 +145,7 @@ class RL100(OfflineImprovement, Imitating):
     ) -> list[schedule.Piece]:
         """Return the order of phases.
 
-        num_updates: of the first imitation, in addition to those of the run.
+        num_updates: updates of the first imitation phase, in addition to those of the run.
         """
         cfg, online, size = self.cfg, schedule.ONLINE, self.cfg.decisions * self.cfg.n_action_steps
         count, rest = divmod(num_env_steps, size)
@@ -178,7 +181,7 @@ class RL100(OfflineImprovement, Imitating):
         return (densities[:, first : first + executed.shape[-1]].sum(-1) * executed).sum(-1)
 
     def improve(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:
-        """Update the policy with PPO, here on `behavior`'s chains on the data's states."""
+        """Update the policy with PPO; offline, on chains of `behavior` on the data's states."""
         clip = self.cfg.offline_clip if self.phase == "improve" else self.cfg.clip
         state, metrics = self.update_policy(state, batch, batch.advantages, clip)
         state, student_metrics = self.update_student(self.copy_to_policy(state), batch.observations)

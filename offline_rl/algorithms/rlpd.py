@@ -1,15 +1,16 @@
 """RLPD: SAC trained online, with half of every batch from offline data.
 
-Ten critics with layer normalization; the target is the minimum over two of them, drawn at random.
-Every environment step brings many critic updates and one actor update, on the critics' mean. There
-is no offline training and no pessimism.
+There are ten critics with layer normalization. The target is the minimum over two random ones.
+Every environment step is followed by many critic updates and one actor update, which maximizes the
+mean over critics. There is no offline training and no pessimism.
 
 Paper:   Ball, Smith, Kostrikov, Levine, ICML 2023, arXiv:2302.02948, algorithm 1.
-Differs: from the authors' code (ikostrikov/rlpd:rlpd/agents/sac/sac_learner.py): every critic
-         update draws its own batch, half and half; there one batch of `utd` times the size is split
-         into as many parts, half and half. Both draw uniformly with replacement. Layer
-         normalization has torch's eps (1e-5, there 1e-6). The data's actions are unchanged, there
-         clipped to +-0.99999. Terminals of the binary Adroit data count, there they are removed.
+Differs: from the authors' code (ikostrikov/rlpd:rlpd/agents/sac/sac_learner.py). Every critic
+         update samples its own batch, half from offline data and half from online data. The
+         authors' code samples one batch of `utd` times that size and splits it into `utd` parts,
+         each half and half. Both sample uniformly with replacement. Layer normalization has torch's
+         eps of 1e-5; the authors' code has 1e-6. The data's actions are unchanged; the authors clip
+         them to +-0.99999. Terminals of the binary Adroit data count; the authors remove them.
 """
 
 from __future__ import annotations
@@ -124,7 +125,10 @@ class RLPD(DelayedActor):
         return batch.rewards + batch.discount * q
 
     def entropy_log_prob(self, old: State, batch: Batch, log_pi: Tensor) -> Tensor:
-        """Return the mean log density for the temperature, 0-d; log_pi: of the policy loss."""
+        """Return the mean log density for the temperature, 0-d.
+
+        log_pi: the mean log density from the policy loss.
+        """
         return log_pi
 
     def actor_q(self, q: Tensor) -> Tensor:

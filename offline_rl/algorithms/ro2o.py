@@ -6,14 +6,15 @@ Online training uses the same losses on new experience.
 
 Paper:   Wen, Yu, Yang, Chen, Bai, Wang, 2023, arXiv:2309.16973; the losses are those of RORL,
          arXiv:2206.02829.
-Differs: from the authors' code (BattleWen/RO2O:algorithms/offline): weights are initialized by
-         fan-in, there by fan-out, and the log density is exact, there 1e-6 inside its logarithm. As
-         there, "adversarial" means the worst of n uniform draws, the same n for the complete batch,
-         not a gradient attack. Online, the losses are the paper's; the authors' code
-         (algorithms/finetune) drops all but SAC's and the cloning term, which is
-         online.q_smoothness=0 online.policy_smoothness=0 online.uncertainty=0. In mazes its cloning
-         weight is always 1 or 10 and its rewards are 4 (r - 1/2); here both are the offline ones.
-         Its buffer starts empty; online.offline_fraction=rows starts with the data.
+Differs: from the authors' code (BattleWen/RO2O:algorithms/offline). Weights are initialized by
+         fan-in; the authors' by fan-out. The log density is exact; the authors add 1e-6 inside its
+         logarithm. As in the authors' code, "adversarial" means the worst of n uniform draws, not a
+         gradient attack, and all states of a batch share these draws. Online, the losses are the
+         paper's. The authors' online code (algorithms/finetune) keeps only SAC's losses and the
+         cloning term; the options for this are online.q_smoothness=0 online.policy_smoothness=0
+         online.uncertainty=0. For mazes, that code always has a cloning weight of 1 or 10 and
+         rewards of 4 (r - 1/2); here the cloning weight and rewards of offline training are used.
+         The authors' buffer starts empty; to start with the data, set online.offline_fraction=rows.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Config(sac_n.Config):
     policy_smoothness: NonNegative = 1.0  # weight of the policy's smoothness loss (eta_3)
     uncertainty: NonNegative = 0.1  # weight of the uncertainty loss (eta_2)
     pessimism: NonNegative = 1.0  # standard deviations by which Q is lowered, at the start (alpha)
-    min_pessimism: NonNegative = 0.1  # and at the end
+    min_pessimism: NonNegative = 0.1  # lower bound of pessimism as it decays
     pessimism_decay: Share = 5e-7  # decrease of pessimism per update
     bound: Literal["min", "lcb"] = "min"  # what the policy maximizes: minimum of Q, or mean - 4 std
     cloning: NonNegative = 0.0  # weight of the policy's squared distance to the data's actions
@@ -130,5 +131,5 @@ def jeffreys_divergence(p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor]) -> T
     (mean, log_std), (other_mean, other_log_std) = p, q
     ratio = (2 * (log_std - other_log_std)).exp()
     gap = (mean - other_mean).square()
-    apart = gap * ((-2 * log_std).exp() + (-2 * other_log_std).exp())
-    return ((ratio + 1 / ratio + apart) / 2 - 1).sum(-1)
+    shift = gap * ((-2 * log_std).exp() + (-2 * other_log_std).exp())
+    return ((ratio + 1 / ratio + shift) / 2 - 1).sum(-1)

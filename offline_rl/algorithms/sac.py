@@ -4,10 +4,11 @@ Twin critics learn the value of actions plus future entropy. The actor minimizes
 the Boltzmann policy of the critics. The temperature is adapted to a target entropy of -|A|.
 
 Paper:   Haarnoja et al., arXiv:1812.05905 (learned temperature). Equation numbers refer to it.
-Differs: the temperature's loss is linear in log alpha, as in rlkit, which made the D4RL data. The
-         first actions (`Online.warmup_steps`) are uniform. Networks have torch's default
+Differs: The temperature's loss is linear in log alpha, as in rlkit, which was used to make the D4RL
+         data. The first actions (`Online.warmup_steps`) are uniform. Networks have torch's default
          initialization. rlkit takes all losses at the old parameters; the order here is that of
-         pranz24/pytorch-soft-actor-critic. Both add 1e-6 inside the log density, which is left out.
+         pranz24/pytorch-soft-actor-critic. Both of them add 1e-6 inside the logarithm of the log
+         density; here the log density is exact.
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@ minimum costs little. Where they disagree, it is a lower bound whose distance to
 N. There is no other pessimism.
 
 Paper:   An, Moon, Kim, Song, NeurIPS 2021, arXiv:2110.01548, algorithm 1 with eta = 0.
-Differs: temperature, policy and critics are updated one after the other, each with the parameters
-         updated before, as in tinkoff-ai/CORL:algorithms/offline/sac_n.py, whose settings are used.
-         The authors take all losses at the old parameters
-         (snu-mllab/EDAC:lifelong_rl/trainers/q_learning/sac.py). Target critics start as copies.
-         Weights are initialized by fan-in for each critic and the policy; there the first layer is
-         initialized by fan-out (lifelong_rl/torch/pytorch_util.py). The log density is exact; both
-         add 1e-6 inside its logarithm, so that its gradient on saturated actions vanishes.
+Differs: Temperature, policy and critics are updated one after the other, and each update uses the
+         parameters that the previous one changed, as in
+         tinkoff-ai/CORL:algorithms/offline/sac_n.py, whose settings are used. The authors take all
+         losses at the old parameters (snu-mllab/EDAC:lifelong_rl/trainers/q_learning/sac.py).
+         Target critics start as copies. Weights are initialized by fan-in for each critic and the
+         policy; the authors initialize the first layer by fan-out
+         (lifelong_rl/torch/pytorch_util.py). The log density is exact. The authors and CORL add
+         1e-6 inside its logarithm, so that its gradient on saturated actions vanishes.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """SPOT: TD3 with an actor penalty on actions that are unlikely under the data.
 
-A conditional VAE is first trained on the data's actions. TD3 then adds the negative evidence lower
-bound that the VAE gives to the actor's action to the actor loss. The policy may move freely within
+A conditional VAE is first trained on the data's actions. TD3 then adds a penalty to the actor loss:
+the VAE's negative evidence lower bound of the actor's action. The policy may move freely within
 the support of the data and is not pulled toward single actions.
 
 Paper:   Wu, Wu, Qiu, Wang, Long, NeurIPS 2022, arXiv:2202.06239.
-Differs: offline, no known difference from the authors' code (thuml/SPOT:SPOT.py, vae.py) with one
-         sample of z and its evidence lower bound, as in all of its settings. Every seed trains its
-         own VAE. Online, the penalty weight decays over this run's updates, there over 1M. Both
-         updates of a pair run after the second of two environment steps, as in `td3`. Optimizer
-         states are kept, as there; tinkoff-ai/CORL:algorithms/finetune/spot.py resets them.
+Differs: Offline, no known difference from the authors' code (thuml/SPOT:SPOT.py, vae.py) with one
+         sample of z and the evidence lower bound from it, as in all of the authors' settings. Every
+         seed trains its own VAE. Online, the penalty weight decays over this run's updates; the
+         authors' decays over 1M. Both updates of a pair run after the second of two environment
+         steps, as in `td3`. Optimizer states are kept, as in the authors' code;
+         tinkoff-ai/CORL:algorithms/finetune/spot.py resets them.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ Both critics regress on the smaller of two target values. The target action carr
 critic update only.
 
 Paper:   Fujimoto, van Hoof, Meger, ICML 2018, arXiv:1802.09477, algorithm 1.
-Differs: from the authors' code (sfujim/TD3:TD3.py, main.py) in the timing of updates: both updates
-         of a pair run after the second of two environment steps, there one runs after each step.
-         The actor that acts between them is the same. Network sizes, learning rates and exploration
-         are the code's, not the paper's (400-300 units, 1e-3).
+Differs: from the authors' code (sfujim/TD3:TD3.py, main.py) in the timing of updates. Both updates
+         of a pair run after the second of two environment steps; the authors' code runs one after
+         each step. The actor that acts between them is the same. Network sizes, learning rates and
+         exploration are the code's, not the paper's (400-300 units, 1e-3).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OfflineConfig(BaseConfig):
     discount: Discount = 0.99  # discount factor gamma
     tau: Tau = 0.005  # target update rate: share of the trained networks mixed into their targets
     policy_noise: NonNegative = 0.2  # standard deviation of the noise added to the target action
-    noise_clip: NonNegative = 0.5  # largest magnitude of that noise
+    noise_clip: NonNegative = 0.5  # largest magnitude of the noise on the target action
     policy_delay: Count = 2  # critic updates per update of the actor and of all targets
     actor_lr: Rate = 3e-4  # learning rate of the policy
     critic_lr: Rate = 3e-4  # learning rate of the critics
@@ -109,8 +109,8 @@ class TD3(Algorithm):
     def target(self, state: State, batch: Batch) -> Tensor:
         """Return the bootstrapped target r + discount * min_i Q_i(s', a'), [B].
 
-        a' is the target policy's action plus clipped noise. A policy trained with dropout also uses
-        it here.
+        a' is the target policy's action plus clipped noise. Dropout of the policy, if any, is
+        active here too.
         """
         s2, cfg = batch.next_observations, self.cfg
         noise = cfg.policy_noise * state.random.normal(batch.actions.shape)

@@ -2,23 +2,24 @@
 
 The pessimistic values of offline training collapse on the first online batches. WSRL therefore
 starts with a short warm-up: the pretrained policy acts, nothing is updated, and its experience
-fills the buffer. SAC then starts from the pretrained networks, with ten LayerNorm critics of which
-two drawn at random give the target, several critic updates per actor update, and no entropy in the
-target.
+fills the buffer. SAC then starts from the pretrained networks. There are ten LayerNorm critics, and
+the target is the minimum over two random ones, without entropy. Each actor update follows several
+critic updates.
 
 Paper:   Zhou, Peng, Li, Levine, Kumar, ICLR 2025, arXiv:2412.07762.
 Use:     finetune run=<run of cal_ql, cql or iql> algorithm=wsrl num_env_steps=…; train that run
          with num_critics=10 num_min_critics=2 layer_norm=true, an IQL run with
          num_critics=10 num_min_critics=2 squashed=true.
-Differs: from the authors' code (zhouzypaul/wsrl:wsrl/agents/sac.py): the temperature is exp of the
-         learned parameter, as in the checkpoints, there softplus. The policy's standard deviation
-         has CQL's learned scale and shift and lies in [e^-20, e^2]; there it has none and lies in
-         [1e-5, 10] (and in AntMaze it depends on the state here, not there). The actor's update
-         uses the last batch of a block, there all of them. Networks that a step leaves out do not
-         change; there Adam's momentum moves them. Every critic has its own output layer, there all
-         share one. Layer normalization has torch's eps (1e-5, there 1e-6). The episodes of the
-         binary Adroit tasks do not end with success. After IQL, which has no temperature, it is
-         newly initialized.
+Differs: from the authors' code (zhouzypaul/wsrl:wsrl/agents/sac.py). The temperature is exp of the
+         learned parameter, as in the checkpoints; the authors use softplus. The policy's standard
+         deviation has CQL's learned scale and shift and lies in [e^-20, e^2]. In the authors' code
+         it has neither and lies in [1e-5, 10]. In AntMaze it depends on the state here, but not in
+         the authors' code. The actor's update uses the last batch of a block; the authors' uses all
+         batches of the block. Networks that a step does not train do not change; in the authors'
+         code Adam's momentum moves them. Every critic has its own output layer; in the authors'
+         code all critics share one. Layer normalization has torch's eps of 1e-5; the authors' code
+         has 1e-6. The episodes of the binary Adroit tasks do not end with success. After IQL, which
+         has no temperature, the temperature starts from `initial_alpha`.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ regression.
 
 Paper:   Garg, Hejna, Geist, Ermon, ICLR 2023, arXiv:2301.02328. Equation numbers are those of
          Div99/XQL:docs/extreme_q_learning.pdf; its beta is `temperature` here.
-Differs: no known difference from the authors' code (Div99/XQL:offline) but for LayerNorm's epsilon.
-         That code differs from the paper in the Huber loss for eq. 14, and in the clipping and
-         rescaling of gumbel_loss (common/in_sample.py). Scores published for XQL are the best
+Differs: no known difference from the authors' code (Div99/XQL:offline) except for LayerNorm's
+         epsilon. That code differs from the paper in the Huber loss for eq. 14, and in the clipping
+         and rescaling of gumbel_loss (common/in_sample.py). Scores published for XQL are the best
          evaluation of each run; expect less of the last one.
 """
 

@@ -1,6 +1,6 @@
 """Base class of all algorithms: networks, optimizers and a functional update, for one seed.
 
-The engine does the rest: it stacks seeds, samples, compiles and counts. Inside `update`,
+The training engine stacks seeds, samples batches, compiles and counts updates. Inside `update`,
 `state.<name>(…)` calls a network with its current parameters; `minimize` and `soft_update` return
 the next state.
 """
@@ -82,12 +82,12 @@ class State:
 
 @dataclass(frozen=True)
 class Interaction:
-    """Online training: how it interacts, and the config it uses."""
+    """Settings of online training: the options of its interaction, and its config."""
 
     online: Online
     cfg: Any  # config of online training
-    num_updates: int = 1  # updates of online training, for schedules that end with it
-    fixed_online_fields: frozenset[str] = frozenset()  # cfg fields set for it alone
+    num_updates: int = 1  # updates of online training, for learning-rate schedules
+    fixed_online_fields: frozenset[str] = frozenset()  # cfg fields set for it only
 
     def of(self, cfg: Any) -> Interaction:
         """Return the same settings for another config; `fixed_online_fields` keep their values."""
@@ -100,31 +100,31 @@ class Algorithm:
     """Base of all algorithms. Define `Config`, `networks`, `optimizers` and `update`."""
 
     Config: ClassVar[type]
-    targets: ClassVar[Mapping[str, str]] = {}  # target network -> network it starts as a copy of
+    targets: ClassVar[Mapping[str, str]] = {}  # target network -> network that it copies first
     frozen_networks: ClassVar[tuple[str, ...]] = ()  # never trained, such as a teacher
-    offline_networks: ClassVar[tuple[str, ...]] = ()  # they stay unchanged online
-    distills_from: ClassVar[str] = ""  # runs it distills; empty: it needs none
-    finetunes_from: ClassVar[str] = ""  # runs it fine-tunes; empty: it trains from scratch
+    offline_networks: ClassVar[tuple[str, ...]] = ()  # unchanged by online training
+    distills_from: ClassVar[str] = ""  # runs that it can distill; empty: none
+    finetunes_from: ClassVar[str] = ""  # runs that it fine-tunes; empty: none needed
     extra_columns: ClassVar[tuple[str, ...]] = ()  # batch columns it needs besides the usual five
     online: ClassVar[bool] = False  # True if it can be trained online, as `Online` describes:
     Online: ClassVar[type[Online]] = Online
     follows_card: ClassVar[bool] = True  # uses the preprocessing of the task's card
     policy: str = "policy"  # name of the network that acts
-    phases_without_eval: ClassVar[tuple[str, ...]] = ()  # they leave the policy unchanged
+    phases_without_eval: ClassVar[tuple[str, ...]] = ()  # the policy does not change in them
     needed_phases: ClassVar[tuple[str, ...]] = ()  # preliminary phases that "update" needs
     # Phases that never read `next_observations`. They use every row of the data, including the
     # last of an episode. If "update" is one of them, no phase reads it.
     imitation_phases: ClassVar[tuple[str, ...]] = ()
     is_residual: ClassVar[bool] = False  # adds to a base policy's actions, which it observes
     vector_only: ClassVar[bool] = True  # cannot use named channels, such as images
-    fixed_online_fields: frozenset[str] = frozenset()  # config fields set for this phase alone
+    fixed_online_fields: frozenset[str] = frozenset()  # config fields set for this phase only
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
     ) -> None:
         """Build the networks.
 
-        num_updates: length of the main phase, for schedules that end with it.
+        num_updates: length of the main phase, for learning-rate schedules over all of it.
         interaction: online training; default: the defaults of `Online`.
         """
         self.spec, self.cfg, self.num_updates = spec, cfg, num_updates
@@ -170,7 +170,7 @@ class Algorithm:
     def schedule(self, num_updates: int, num_env_steps: int, pretrain: int | None) -> list[Piece]:
         """Return the phases in order.
 
-        pretrain: updates of each preliminary phase; None: its own number.
+        pretrain: updates of each preliminary phase; None: the numbers in `phases`.
         """
         lengths = {name: n if pretrain is None else pretrain for name, n in self.phases.items()}
         work: list[Piece] = [Learn(name, n) for name, n in lengths.items()] if num_updates else []
@@ -268,9 +268,9 @@ class Algorithm:
     ) -> dict[str, Tensor]:
         """Return the state of a seed that continues from another algorithm's.
 
-        Both are flat, as in checkpoints. All networks and the update counter are the other's, as
-        are the moments of optimizers that both have. Raises ValueError naming a tensor that is
-        missing or has another shape.
+        initial: state of a new seed.  other: state to continue from. Both are flat, as in
+        checkpoints. Networks, the update counter, and the moments of the optimizers in both states
+        are taken from `other`. Raise ValueError if a tensor is missing or has another shape.
         """
         result = dict(initial)
         networks = {network_name(name) for name in initial if name.startswith("params/")}
@@ -366,7 +366,7 @@ def minimize(state: State, name: str, loss: Loss) -> tuple[State, Tensor]:
 def minimize_with(
     state: State, name: str, loss: Callable[[Network], tuple[Tensor, Any]]
 ) -> tuple[State, Tensor, Any]:
-    """Return as `minimize`, plus tensors that the loss returns as well, detached."""
+    """Return the results of `minimize`, and the loss's second result, detached."""
     module = state.algorithm.modules[name]
     gradient = grad_and_value(lambda params: loss(Network(module, params)), has_aux=True)
     grads, (value, extra) = gradient(state.params[name])

@@ -49,7 +49,7 @@ Even = Annotated[int, Range(4), BUILT]
 
 @dataclass(frozen=True)
 class ChunkShape(BaseConfig):
-    """Size of a decision. Defaults: Diffusion Policy's for states (arXiv:2303.04137)."""
+    """Chunk and history sizes. Defaults: Diffusion Policy's for states (arXiv:2303.04137)."""
 
     n_obs_steps: Built = 2  # number of past observations in the input
     horizon: Built = 16  # predicted actions; the first belongs to the oldest observation
@@ -231,9 +231,9 @@ class ChunkCloning(Algorithm):
         return (error.mean((0, -1)) * batch.valid).sum() / batch.valid.sum()
 
     def update_average(self, state: State) -> State:
-        """Update the policy, the moving average of the model; it is a plain copy for two updates.
+        """Update the policy, which is a moving average of the model's weights.
 
-        The schedule is that of
+        In the first two updates it is a copy of the model. The schedule is that of
         real-stanford/diffusion_policy:diffusion_policy/model/diffusion/ema_model.py.
         """
         previous = (state.done.float() - 1).clamp(min=0)
@@ -264,7 +264,7 @@ class Denoising(ChunkCloning):
 class Student(Denoising):
     """Distillation of another run's policy, the `teacher`.
 
-    The student starts with the teacher's weights, and uses its image encoder.
+    The student starts with the teacher's weights and uses the teacher's image encoder.
     """
 
     frozen_networks = ("teacher",)

@@ -22,10 +22,10 @@ OFFLINE = "offline alone"  # marks fields that online training does not use
 Bound = Annotated[float, Range(-inf, inf)]
 Discount = Annotated[float, Range(0, below=1)]
 Dropout = Annotated[float, Range(0, below=1), BUILT]  # dropout rate
-Ensemble = Annotated[int, Range(2), BUILT]  # members
+Ensemble = Annotated[int, Range(2), BUILT]  # number of ensemble members
 Expectile = Annotated[float, Range(0.5, below=1)]
 Fraction = Annotated[float, Range(above=0, high=1)]
-Preliminary = Annotated[int, Range(0), OFFLINE]  # updates
+Preliminary = Annotated[int, Range(0), OFFLINE]  # number of preliminary updates
 Rate = Annotated[float, Range(0)]  # learning rate
 Sizes = Annotated[tuple[int, ...], Range(1), BUILT]  # units of hidden layers
 Switch = Annotated[bool, BUILT]  # defines networks

@@ -15,7 +15,7 @@ from policies.networks.mlp import MLP, Activation
 
 
 class Critic(nn.Module):
-    """Ensemble of E independent Q(s, a), computed as one batched product.
+    """Ensemble of E independent Q(s, a), evaluated by batched matrix multiplications.
 
     Each member is initialized by its own fan-in.
     """
@@ -84,7 +84,7 @@ def sample_members(
 ) -> Tensor | None:
     """Return indices [K] of `count` random ensemble members; None (all members) for None.
 
-    One draw serves the complete batch.
+    The complete batch uses the same members.
     """
     if count is None:
         return None
@@ -96,7 +96,7 @@ def sample_members(
 def sampled_q(state: State, q: Tensor, count: int | None) -> Tensor:
     """Return Q of `count` members sampled with replacement, [E, ...] -> [K, ...]; all for None.
 
-    The gradients of a member that is drawn twice are summed in a fixed order. Indexing would not
+    The gradients of a member that is sampled twice are summed in a fixed order. Indexing would not
     guarantee this on a GPU.
     """
     members = sample_members(state, len(q), count, replace=True)

@@ -5,7 +5,7 @@ transition. Disagreement between members shows what the data does not determine.
 episodes is held out; on them the elites are selected, and the fit of the model is measured.
 
 Chua et al., NeurIPS 2018, arXiv:1805.12114; elites: Janner et al., NeurIPS 2019, arXiv:1906.08253.
-There each member is trained on its own bootstrap sample of the data, here all on the same batches.
+Unlike in these papers, all members are trained on the same batches instead of bootstrap samples.
 """
 
 from __future__ import annotations

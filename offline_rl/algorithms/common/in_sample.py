@@ -46,7 +46,7 @@ from policies.networks.mlp import Activation
 
 @dataclass(frozen=True)
 class DualConfig(BaseConfig):
-    """Defaults: IQL's for locomotion (arXiv:2110.06169, appendix B), kept by the other methods."""
+    """Defaults: IQL's for locomotion (arXiv:2110.06169, appendix B), shared by all four."""
 
     beta: NonNegative = 3.0  # 0 is behavior cloning; larger values trust the advantage more
     max_weight: NonNegative = 100.0  # cap on the advantage weight exp(beta * advantage)

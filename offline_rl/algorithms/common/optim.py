@@ -46,7 +46,7 @@ class Adam:
         done = state["count"]["steps"]
         count = (done + 1).float()
         lr = self.lr if self.schedule is None else self.lr * self.schedule(done)
-        # 1 - beta**count without cancellation. Scalars first: one division per element, not three.
+        # 1 - beta**count without cancellation. Combining scalars first saves divisions.
         size = lr / -(count * log(self.beta1)).expm1()
         scale = (-(count * log(self.beta2)).expm1()).rsqrt()
         first, second, new = {}, {}, {}
@@ -86,7 +86,7 @@ def cosine(total: int) -> Callable[[Tensor], Tensor]:
 def warm_up_cosine(warm_up: int, total: int) -> Callable[[Tensor], Tensor]:
     """Return a schedule with a linear rise over `warm_up` steps, then a half-cosine fall to 0.
 
-    As diffusers' `get_cosine_schedule_with_warmup`: the first step has a learning rate of 0.
+    It equals diffusers' `get_cosine_schedule_with_warmup`: the first step has a learning rate of 0.
     """
 
     def factor(done: Tensor) -> Tensor:

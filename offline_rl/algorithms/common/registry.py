@@ -83,7 +83,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def run_label(name: str) -> str:
-    """Return the name of an algorithm's run folders: its own, its file's or its class's name."""
+    """Return the name of an algorithm's run folders: built-in name, class or file name."""
     source, cls = split_name(name)
     return cls or (Path(source).stem if source.endswith(".py") else source)
 
@@ -162,7 +162,7 @@ def algorithm_yaml(name: str) -> dict[str, Any]:
 def table_of(name: str) -> str | None:
     """Return the built-in algorithm whose per-task table holds for the algorithm `name`.
 
-    That is a built-in algorithm itself, and the nearest built-in parent of one of the user's.
+    For a built-in algorithm it is itself, for a user's algorithm its nearest built-in parent.
     """
     if name in algorithm_names():
         return name
@@ -262,9 +262,8 @@ def algorithm_config(name: str, task: str, overrides: Mapping[str, Any]) -> tupl
 def interaction(name: str, task: str, cfg: Any, overrides: Mapping[str, Any]) -> Interaction:
     """Return the settings of online training.
 
-    Precedence: `overrides`, then table, then `Online.config_changes`. A name is a field of its
-    `Online`,
-    or a field of its config that then holds online only.
+    Precedence: `overrides`, then table, then `Online.config_changes`. A name is a field of the
+    algorithm's `Online`, or a field of its Config. The value of the latter then holds online only.
     """
     from offline_rl.algorithms.common.base import Interaction
     from offline_rl.algorithms.common.config import OFFLINE, structural_fields

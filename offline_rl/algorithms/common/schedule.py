@@ -29,7 +29,7 @@ class Learn:
 
 @dataclass(frozen=True)
 class Interact:
-    """Steps in each seed's environment, with the updates that they bring."""
+    """Environment steps of each seed, and the updates that follow from them."""
 
     phase: str
     env_steps: int
@@ -42,12 +42,12 @@ class Interact:
 
 @dataclass(frozen=True)
 class Collect:
-    """Decisions of each seed's fixed policy, kept until the next ones are collected."""
+    """Decisions of each seed's fixed policy, stored until the next `Collect`."""
 
     phase: str
     decisions: int
     n_action_steps: int  # environment steps per decision, unless the episode ends earlier
-    adds: bool = False  # add episodes that end to the data
+    adds: bool = False  # add completed episodes to the data
 
     @property
     def size(self) -> int:

@@ -2,7 +2,7 @@
 
 A latent z of 2 |A| numbers is learned for each action in its state. An action is unlike the data if
 it is reconstructed badly or only from an unlikely z. Actions decoded from a likely z are like the
-data's. As in BCQ (Fujimoto, Meger, Precup, ICML 2019, arXiv:1812.02900;
+data's. The model is that of BCQ (Fujimoto, Meger, Precup, ICML 2019, arXiv:1812.02900;
 sfujim/BCQ:continuous_BCQ/BCQ.py).
 """
 
@@ -38,8 +38,8 @@ class VAE(nn.Module):
     def terms(self, observations: Tensor, actions: Tensor, random: Random) -> tuple[Tensor, Tensor]:
         """Return the parts of the evidence lower bound, from one sample of z.
 
-        The squared error of each dimension of the decoded action [..., A], and KL(q(z | s, a), N(0,
-        1)) for each dimension of z [..., 2 A].
+        The first is the squared error of each dimension of the decoded action, [..., A]. The second
+        is KL(q(z | s, a), N(0, 1)) of each dimension of z, [..., 2 A].
         """
         mean, log_std = self.encode(observations, actions)
         z = mean + log_std.exp() * random.normal(mean.shape)

@@ -19,5 +19,5 @@ def deterministic_table(cfg: Any) -> Table:
 
 
 def one_step_table(table: Table) -> Table:
-    """Return the table of a one-step head, which predicts at the first time of `table`."""
+    """Return the table of a one-step head, which predicts at the first timestep of `table`."""
     return [DenoisingStep(table[0][0], 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0)]

@@ -70,12 +70,10 @@ def karras_weight(std: Tensor) -> Tensor:
 def distance(a: Tensor, b: Tensor, weight: Tensor | None, kind: Distance) -> Tensor:
     """Return the pseudo-Huber distance per element [..., T, A].
 
-    norm: sqrt(|a - b|^2 + c^2) - c of a complete chunk, for each of its elements: the paper's (Song
-    and
-        Dhariwal, arXiv:2310.14189, eq. 8).
-    elements: sqrt(e^4 + c^2) - c of each element: the authors' code, which squares twice, so that
-    it is
-        nearly a squared error.
+    norm: sqrt(|a - b|^2 + c^2) - c of the complete chunk, repeated for each element, as in the
+    paper (Song and Dhariwal, arXiv:2310.14189, eq. 8).
+    elements: sqrt(e^4 + c^2) - c of each element's error e, as in the authors' code. That code
+    squares twice, so the result is nearly a squared error.
     """
     c = 0.00054 * math.sqrt(a.shape[-1] * a.shape[-2])
     error = (a - b).square()

@@ -71,7 +71,7 @@ class ChainConfig(DenoiserShape):
     eta: Fraction = 1.0  # noise of ddim and flow steps in exploration; evaluation has none
     sampling_floor: Positive = 0.1  # minimum std of a denoising step in exploration
     density_floor: Positive = 0.1  # minimum std in log densities
-    noise_max: Annotated[float, Range(above=0), BUILT] = 3.0  # noise is cut at +- this
+    noise_max: Annotated[float, Range(above=0), BUILT] = 3.0  # noise is clipped to +- this
     environments: Built = 40  # parallel environments per seed
     decisions: Built = 20_000  # decisions per iteration, over all environments
     batch_size: Count = 50_000  # denoising steps per update
@@ -87,7 +87,8 @@ class ChainConfig(DenoiserShape):
         super().__post_init__()
         if self.tuned > self.num_inference_steps:
             raise ValueError(
-                f"tuned={self.tuned} exceeds num_inference_steps={self.num_inference_steps}."
+                f"tuned={self.tuned} exceeds num_inference_steps={self.num_inference_steps}. "
+                "Use at most that."
             )
         if self.process == "ddpm" and self.num_inference_steps > self.num_train_timesteps:
             raise ValueError(
@@ -239,7 +240,7 @@ class DenoisingRL(Algorithm):
     def chain(self, state: State, network: Network, observations: Tensor, noise: Tensor) -> Tensor:
         """Return denoising chains [E, K'+1, T, A].
 
-        network: takes the last `tuned` steps; the pretrained policy takes the earlier ones.
+        network: predicts in the last `tuned` steps; in earlier steps, the pretrained policy does.
         """
         cfg = self.cfg
 
@@ -306,7 +307,7 @@ class DenoisingRL(Algorithm):
     def sampler_rows(self, batch: Decisions) -> Tensor:
         """Return the sampler-table row of each denoising step in a batch, [B, 8].
 
-        Computed outside losses, where no tensor can be created.
+        Call it outside losses: they cannot create tensors.
         """
         return table_rows(self.table(self.cfg.eta), self.cfg.tuned, batch.chain)[batch.step]
 

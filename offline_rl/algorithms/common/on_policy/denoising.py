@@ -5,8 +5,8 @@
     chain                      x_0  …  x_K'-1  x_K'       the last is the chunk
 
 A step samples x_k+1 around a mean given by its sampler-table row and the network's prediction. The
-standard deviation is the table's, but at least a floor: the last step of DDPM and DDIM has none of
-its own. Sampling and log density have separate floors (Ren et al., arXiv:2409.00588, section 5.2).
+standard deviation is the table's, but at least a floor: in the last step of DDPM and DDIM the table
+has 0. Sampling and log density have separate floors (Ren et al., arXiv:2409.00588, section 5.2).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def sample_chain(
     ceiling: float = math.inf,
     cut: float,
 ) -> Tensor:
-    """Sample denoising chains [B, K'+1, T, A] from noise [B, K+1, T, A], which is cut at +-`cut`.
+    """Sample denoising chains [B, K'+1, T, A] from noise [B, K+1, T, A], clipped to +-`cut`.
 
     base: predicts in all but the last `tuned` steps.  floor, ceiling: of the standard deviation.
     """

@@ -40,7 +40,7 @@ Learns = Literal["none", "joint", "afterward"]
 class ImitationConfig(ChainConfig):
     """Defaults: RL-100's learning rate.
 
-    Its moving average slows down (power 0.75), and it uses AdamW.
+    RL-100's code uses AdamW, and a moving average whose rate decreases (power 0.75).
     """
 
     imitation_lr: Rate = 1.4e-4  # learning rate of imitation, and of the student in all phases
@@ -130,7 +130,7 @@ class Imitating(DenoisingRL):
 
 
 def model_name(name: str) -> str:
-    """Return the name of the model's weight for the policy's weight `name`, of either part."""
+    """Return the name of the model's parameter for the policy's, tuned or pretrained."""
     return f"network.{name.split('.', 1)[1]}"
 
 

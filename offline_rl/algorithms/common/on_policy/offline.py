@@ -126,7 +126,7 @@ class OfflineImprovement(DenoisingRL):
         return {name: column.unflatten(0, size) for name, column in columns.items()}
 
     def compare(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Keep the model's weights if they score better than `behavior`'s, otherwise restore those.
+        """Keep the model's weights if they score better than `behavior`'s; else restore the latter.
 
         The same decision applies to a one-step student trained together with the policy. Optimizers
         are reset.
