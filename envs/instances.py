@@ -13,8 +13,8 @@ import numpy as np
 from envs.faults import USER_ERRORS, describe_briefly
 
 
+class NotReplayable(RuntimeError):
     """Raised if the same seed and actions lead to a different observation."""
-    """The same seed and actions lead to a different observation."""
 
 
 class Instance:
