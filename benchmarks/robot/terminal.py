@@ -94,7 +94,7 @@ class Run:
         for pid in map(int, path.read_text().split()):
             try:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            except (FileNotFoundError, ProcessLookupError):  # it has already ended
+            except (FileNotFoundError, ProcessLookupError):  # the process has already ended
                 continue
             for name, module in MODULES.items():
                 if module in line:

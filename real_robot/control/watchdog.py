@@ -70,7 +70,7 @@ class Watchdog:
     def fence(self) -> bool:
         """Kill the owner and wait for silence on the bus. Return True if its end was observed."""
         if self._handle >= 0:
-            with contextlib.suppress(ProcessLookupError):  # it has already ended
+            with contextlib.suppress(ProcessLookupError):  # the process has already ended
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         start_ns = time.monotonic_ns()  # the owner writes nothing from now on
         ended = self._handle < 0 or bool(self._poll.poll(DEATH_MS))

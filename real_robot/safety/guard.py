@@ -83,7 +83,8 @@ class Guard:
         self._rest_since_ns = 0  # time since which the goals have not changed; 0: they change
         self._pushed_ns = 0  # time of the last push
         # Used by `_release_contact`:
-        self._handled_stop: tuple[State, Reason] | None = None  # its goals were already moved
+        # the stop after which the goals were already moved; None: no such stop
+        self._handled_stop: tuple[State, Reason] | None = None
         self._stopped_since_ns = 0  # when the robot came to rest after a stop; 0: it still moves
         self._status = np.zeros(count, int)  # status of each joint in the last reading
         self.culprits = 0  # joints that caused the stop, one bit each

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from real_robot.robots.config import DynamixelOptions, RobotDescription
 
 MAPPED = (
-    table.STATUS_LEVEL,  # its value is 2; if 0 is read, the servo has lost its mapping
+    table.STATUS_LEVEL,  # 2; if 0 is read, the servo has lost its mapping
     table.TORQUE_ENABLE,
     table.HARDWARE_ERROR,
     table.BUS_WATCHDOG,
