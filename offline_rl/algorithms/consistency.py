@@ -50,7 +50,7 @@ from policies.heads.schedules import SIGMAS, Table, jumps, karras, log_time, sig
 class Config(DenoisingConfig):
     """Defaults: the authors', except that a moving average acts."""
 
-    num_inference_steps: Annotated[int, Range(1, BINS)] = 1  # jumps from noise to a chunk
+    num_inference_steps: Annotated[int, Range(1, BINS)] = 1  # sampling steps (jumps)
     unit: bool = True  # start from noise of standard deviation 1 instead of 80
     ctm_weight: NonNegative = 1.0  # weight of the consistency loss (CTM)
     dsm_weight: NonNegative = 1.0  # weight of the denoising loss (DSM)

@@ -54,7 +54,7 @@ class EDAC(sac_n.SACN):
 def gradient_similarity(gradients: Tensor) -> Tensor:
     """Return E[sum_{i != j} <g_i, g_j>] / (N - 1) for unit vectors g, [E, B, A] -> 0-d.
 
-    It is N for equal gradients. Uses sum_{i != j} <g_i, g_j> = |sum_i g_i|^2 - sum_i |g_i|^2.
+    It is N for equal gradients. It uses sum_{i != j} <g_i, g_j> = |sum_i g_i|^2 - sum_i |g_i|^2.
     """
     unit = gradients / (torch.linalg.vector_norm(gradients, dim=-1, keepdim=True) + 1e-10)
     pairs = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))  # [B]

@@ -145,7 +145,7 @@ class ResFiT(DelayedActor):
         options = {"scale": float(cfg.scale), "noise": cfg.noise}
         return {
             "policy": build_head(self.spec, cfg, ResidualActor, actions=act, **shape, **options),
-            "critic": CriticOfAll(self.spec, cfg, ensemble=cfg.num_critics, **shape),
+            "critic": ExecutedActionCritic(self.spec, cfg, ensemble=cfg.num_critics, **shape),
         }
 
     def optimizers(self) -> dict[str, Adam]:
@@ -198,7 +198,7 @@ class ResFiT(DelayedActor):
         return y.clamp(0, 1) if cfg.clip_target else y
 
 
-class CriticOfAll(nn.Module):
+class ExecutedActionCritic(nn.Module):
     """Critic Q(s, a) of the executed action a. It does not observe the base's action."""
 
     def __init__(self, spec: Spec, cfg: VisionConfig, **shape: Any) -> None:

@@ -56,7 +56,7 @@ class Config(OfflineConfig, ImitationConfig):
     Policy sizes are those of the run.
     """
 
-    iterations: Count = 3  # offline iterations: critics, improvement, new episodes, imitation
+    iterations: Count = 3  # offline iterations of critics, improvement, new episodes, imitation
     judge_updates: Count = 10_000  # updates of critics and transition model per iteration
     improvements: Count = 10  # policy improvements per iteration, each checked by the gate
     passes: Count = 1  # passes over the denoising steps per improvement

@@ -105,8 +105,8 @@ class Algorithm:
     offline_networks: ClassVar[tuple[str, ...]] = ()  # unchanged by online training
     distills_from: ClassVar[str] = ""  # runs that it can distill; empty: none
     finetunes_from: ClassVar[str] = ""  # runs that it fine-tunes; empty: none needed
-    extra_columns: ClassVar[tuple[str, ...]] = ()  # batch columns it needs besides the usual five
-    online: ClassVar[bool] = False  # True if it can be trained online, as `Online` describes:
+    extra_columns: ClassVar[tuple[str, ...]] = ()  # additional batch columns that it needs
+    online: ClassVar[bool] = False  # True if it can be trained online, with `Online` options
     Online: ClassVar[type[Online]] = Online
     follows_card: ClassVar[bool] = True  # uses the preprocessing of the task's card
     policy: str = "policy"  # name of the network that acts
@@ -136,7 +136,7 @@ class Algorithm:
 
     @classmethod
     def starts_online(cls) -> bool:
-        """Return True if it trains from scratch in an environment, starting with random actions."""
+        """Return True if training starts in an environment with random actions."""
         return cls.online and cls.Online().warmup_policy == "random"
 
     @property

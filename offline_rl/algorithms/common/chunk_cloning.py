@@ -298,7 +298,7 @@ class Student(Denoising):
 
 
 def with_action_ranges(cfg: Any, dataset: Dataset) -> Any:
-    """Return `cfg` with each action's range in the data where it is null. Raises UserError."""
+    """Return `cfg` with null action limits set from the data. Raise UserError if not valid."""
     check_length(cfg.num_future_actions, dataset)
     low, high = cfg.action_low, cfg.action_high
     low = tuple(dataset.actions.min(0).tolist()) if low is None else low

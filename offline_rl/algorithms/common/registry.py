@@ -89,7 +89,7 @@ def run_label(name: str) -> str:
 
 
 def source_file(name: str) -> dict[str, str]:
-    """Return file and checksum of a user's algorithm, which its runs store; {} if built-in."""
+    """Return file and checksum of a user's algorithm, as stored in runs; {} if built-in."""
     source, _ = split_name(name)
     if source in algorithm_names():
         return {}
@@ -172,7 +172,7 @@ def table_of(name: str) -> str | None:
 
 
 def without_own_defaults(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table's values without those that the user's algorithm sets itself.
+    """Return the table values that a user's algorithm does not override.
 
     These are fields that its Config redefines or lacks. A built-in algorithm takes all values.
     """
@@ -213,8 +213,8 @@ def tuned(name: str, task: str, section: str = "tuned") -> tuple[str | None, dic
 
     section: `tuned`, or `online` for what differs in online training.
 
-    gym/<set>, our own data of D4RL's kind, uses the row of D4RL's <set>-v2; its point mazes use
-    that of maze2d-<maze>-v1. d4rl:<id> uses the row of <id>.
+    gym/<set>, this project's counterpart of a D4RL data set, uses the row of D4RL's <set>-v2.
+    gym/pointmaze-<maze> uses the row of maze2d-<maze>-v1. d4rl:<id> uses the row of <id>.
     """
     task = task.removeprefix("d4rl:")
     names = [task]

@@ -75,7 +75,7 @@ Piece: TypeAlias = Learn | Interact | Collect | Fill
 def locate(schedule: Sequence[Piece], clock: int) -> tuple[int, int]:
     """Return the index of the phase at `clock`, and how much of it is done.
 
-    At the end of a phase the next one has started. After the last one, the index is len(schedule).
+    The end of a phase counts as the start of the next. After the last, the index is len(schedule).
     """
     for k, work in enumerate(schedule):
         if clock < work.size:

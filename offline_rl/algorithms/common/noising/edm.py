@@ -29,7 +29,7 @@ def sample_std(random: Random, shape: tuple[int, ...]) -> Tensor:
 
 
 def sample_consistency_std(random: Random, shape: tuple[int, ...]) -> Tensor:
-    """Sample half from the noisier 70 % of the noise levels, half as `sample_std`."""
+    """Sample half from the noisier 70 % of the noise levels, half by `sample_std`."""
     noisy = sigma(0.7 * random.uniform(shape))
     first = torch.arange(math.prod(shape), device=noisy.device).reshape(shape) % 2 == 0
     return torch.where(first, noisy, sample_std(random, shape))
@@ -46,7 +46,7 @@ def jump(
 ) -> Tensor:
     """Return x moved along its path from noise `start` to noise `end`.
 
-    It is CTM's G (arXiv:2310.02279, eq. 9), and x where both are equal.
+    It is CTM's G (arXiv:2310.02279, eq. 9). It returns x if `start` equals `end`.
     """
     ratio = expand_chunk(end / start)
     chunk = denoise(network, observations, x, start, random, EDM_TIME * end.log())

@@ -201,7 +201,7 @@ class DenoisingRL(Algorithm):
         return ddim(alphas, cfg.num_inference_steps, cfg.prediction_type, eta)
 
     def networks(self) -> dict[str, nn.Module]:
-        """Return `model`, which is trained, `policy`, which contains it and acts, and `value`."""
+        """Return the trained `model`, the acting `policy` that contains it, and `value`."""
         cfg = self.cfg
         options = cfg.head_options(self.spec) | {"table": self.table(0.0)}
         tuned = {} if cfg.tuned == cfg.num_inference_steps else {"tuned": cfg.tuned}
@@ -344,7 +344,7 @@ class DenoisingRL(Algorithm):
     def update_value(
         self, state: State, batch: Decisions, weight: float = 1.0
     ) -> tuple[State, Metrics]:
-        """Update the critic. weight: of its squared error."""
+        """Update the critic on `weight` times the squared error."""
 
         def value_loss(value: Network) -> Tensor:
             return weight * (value(batch.observations.flatten(1)) - batch.returns).square().mean()

@@ -61,7 +61,7 @@ class Imitating(DenoisingRL):
         return with_action_ranges(cfg, dataset)
 
     def networks(self) -> dict[str, nn.Module]:
-        """Return the networks: `student`, and `student_before` with its last accepted weights."""
+        """Return the networks, with `student` and `student_before`, its last accepted weights."""
         networks, cfg = super().networks(), self.cfg
         if cfg.one_step != "none":
             networks["student"] = DiffusionActor(
