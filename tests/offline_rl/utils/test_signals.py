@@ -50,7 +50,11 @@ def test_an_error_of_a_compiler_that_the_signal_ended_is_not_raised(ctrl_c: None
         except KeyboardInterrupt:
             raise RuntimeError("g++ was ended by signal 2") from None
 
-    with postpone_signals(lambda _: None) as request, pytest.raises(Abandoned), request.abandon_on_signal():
+    with (
+        postpone_signals(lambda _: None) as request,
+        pytest.raises(Abandoned),
+        request.abandon_on_signal(),
+    ):
         fails()
     with (
         postpone_signals(lambda _: None) as request,
