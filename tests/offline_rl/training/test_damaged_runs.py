@@ -256,7 +256,7 @@ def test_a_damaged_result_is_refused_and_recreated_after_its_removal(finished_ru
     path = run / "seed_0" / "result.json"
     for content in ("", "[]", "{}", '{"score": "high", "mean_return": 1.0}'):
         path.write_text(content)
-        with pytest.raises(UserError, match=r"result\.json.*Remove it; the same command"):
+        with pytest.raises(UserError, match=r"result\.json.*Remove it; repeating the command"):
             train(**keys)
     path.unlink()
     assert equal_results(train(**keys).path, finished_run[1])
