@@ -1,4 +1,4 @@
-"""Calibrated Q-learning (Cal-QL): CQL whose penalty stops at the return observed in the data.
+"""Calibrated Q-learning (Cal-QL): CQL that does not push Q below the return observed in the data.
 
 CQL lowers the values of its policy's actions without limit, so that fine-tuning must first undo
 this. Cal-QL does not lower a value below the Monte-Carlo return of the data. Values then have

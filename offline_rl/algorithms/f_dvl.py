@@ -1,4 +1,4 @@
-"""f-DVL: XQL with a choice of f-divergence, whose value loss need not be exponential.
+"""f-DVL: XQL with other f-divergences, some of them without an exponential value loss.
 
 In the dual of RL regularized by an f-divergence, V solves
     min_V (1 - lam) E[V(s)] + lam E[f*(Q(s, a) - V(s))]
