@@ -182,9 +182,9 @@ class LoopVectorEnv(VectorEnv):
     num_threads: threads that step the environments. Above 1, the environments must not share
     state. Threads help if steps run outside Python's global interpreter lock, as in MuJoCo.
     name: the environment's name in errors.
-    instances: the open instances of the same task. They are shared if no more can be opened.
-    Default: no instance is shared with another LoopVectorEnv.
-    fewer: accept fewer environments if no more can be opened, instead of raising a ValueError.
+    instances: all open instances of the task. If no more can be opened, this LoopVectorEnv shares
+    an open one with others. Default: new instances, which no other LoopVectorEnv uses.
+    fewer: accept fewer environments if no more can be opened. False: raise a ValueError.
     single: the reason why only one instance is allowed. All environments of the task then share
     this instance. Default: no limit.
     `reset` and `step` raise Broken for any exception in an environment. The message names the line

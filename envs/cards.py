@@ -138,7 +138,8 @@ def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, An
 def _file(folder: str, hosts: Iterable[dict[str, Any]], fields: str | dict[str, Any]) -> File:
     """Return the File of an entry.
 
-    A plain string is the file's path on the suite's hosts; so is the field `at`.
+    fields: path of the file on the suite's hosts, or a mapping with fields of `File`. In a mapping,
+    the optional key `at` is that path.
     """
     fields = {"at": fields} if isinstance(fields, str) else dict(fields)
     if at := fields.pop("at", None):

@@ -90,9 +90,10 @@ class Instances:
 
     def __init__(self, make: Callable[[], gymnasium.Env], name: str) -> None:
         self.make, self.name = make, name
-        self.limit: str | None = None  # why no more instances can be used at the same time
-        self.compared = False  # whether two instances have been compared
-        # whether two instances have been open at once; a later failure then has another cause
+        self.limit: str | None = None  # why only one instance can be used; None: no limit is known
+        self.compared = False  # True: two instances have been compared
+        # True: two instances have been open at the same time. If `make` fails later, the cause is
+        # not that only one instance can be open.
         self.had_several = False
         self._open = weakref.WeakSet[Instance]()
 
@@ -104,8 +105,8 @@ class Instances:
     def new(self) -> View | None:
         """Return a view of a new instance, or None if one is open and a second is not possible.
 
-        With None, `limit` holds the reason. An error of the constructor is raised if no instance is
-        open, or if several have been open at once.
+        If the result is None, `limit` holds the reason. An error of the constructor is raised
+        unless exactly one instance is open and never more than one was open at the same time.
         """
         if self.limit is not None and self.open:
             return None

@@ -29,7 +29,9 @@ for _file in pkgutil.walk_packages(suites.__path__, f"{suites.__name__}."):
 _registered: dict[str, "Registration"] = {}
 
 
-@dataclass(frozen=True, eq=False)  # hashed by identity: a new registration shares no instances
+# eq=False: a registration is a key of `instances_of` and is hashed by identity. Two registrations
+# therefore never share instances.
+@dataclass(frozen=True, eq=False)
 class Registration:
     make: Callable[..., gymnasium.Env]
     max_episode_steps: int

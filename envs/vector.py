@@ -41,8 +41,8 @@ class VectorEnv(ABC):
     action_high: np.ndarray | None = None  # [A]: value of action 1 in the environment's units
     rate_hz: float | None = None  # actions per second of simulated time
     limit: str | None = None  # why fewer instances are open than requested; None: all are open
-    # steps from an observation to the time at which the first action computed from that
-    # observation is reached; a robot needs this to time action chunks; None: unknown
+    # time, in steps, from an observation until the first action computed from it is reached.
+    # Robots use it to time action chunks. None: unknown.
     action_offset: float | None = None
 
     def __init__(self, num_envs: int) -> None:

@@ -77,7 +77,7 @@ def verify_golden(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:
     """Return the result of `run_golden`. Raises BundleError if the recorded output differs."""
     policy, result = run_golden(bundle, runtime)
     if (golden := bundle.golden) is not None:
-        recorded = check_shape(golden.chunk, bundle, "the recorded policy")
+        recorded = check_shape(golden.chunk, bundle, "the golden output")
         difference = np.abs(result.chunk - recorded).max()
         if not difference <= TOLERANCE:
             raise BundleError(
@@ -104,20 +104,22 @@ def run_golden(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:
         raise BundleError(
             f"{bundle.kind}: the weights or arguments do not fit this policy: {fault}"
         ) from None
-    chunk = np.ascontiguousarray(check_shape(chunk, bundle, bundle.kind), np.float32)
+    chunk = np.ascontiguousarray(
+        check_shape(chunk, bundle, f"the output of {bundle.kind}"), np.float32
+    )
     return policy, replace(golden, chunk=chunk)
 
 
 def check_shape(chunk: np.ndarray, bundle: Bundle, source: str) -> np.ndarray:
-    """Return `chunk` if its shape is that in the specification. Raises BundleError otherwise.
+    """Return `chunk` if it has the shape in the specification. Raises BundleError otherwise.
 
-    source: what returned the chunk, for the error message.
+    source: name of the chunk in the error message.
     """
     expected = (ROWS, bundle.spec.chunk_size, bundle.spec.action_dim)
     if chunk.shape != expected:
         raise BundleError(
-            f"{source} returns a chunk of shape {list(chunk.shape[1:])}, but the specification "
-            f"requires {list(expected[1:])}"
+            f"{source} has shape {list(chunk.shape[1:])}, but the specification requires "
+            f"{list(expected[1:])}. Create the bundle again, with the specification of its policy"
         )
     return chunk
 

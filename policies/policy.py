@@ -59,7 +59,8 @@ def refuse_rewards(policy: Any, place: str) -> None:
 class History(NamedTuple):
     """State of `BundlePolicy.act` for a policy with an observation history or noise."""
 
-    observations: dict[str, np.ndarray]  # [B, n_obs_steps, *shape], raw; the last one is present
+    # [B, n_obs_steps, *shape] per channel, raw; the last one is the current observation
+    observations: dict[str, np.ndarray]
     num_chunks: int  # chunks predicted so far
 
 

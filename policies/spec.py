@@ -286,15 +286,17 @@ class Spec:
         return f"[{low[0]:g}, {high[0]:g}]" if are_equal else f"[{low}, {high}]"
 
     def conversion(self, other: Spec, actions: np.ndarray | None = None) -> Conversion | None:
-        """Return the map from actions of this spec to actions of `other`, in the same units.
+        """Return the conversion of this spec's actions to actions of `other`, in the same units.
 
-        None if no map is needed: both ranges are equal, either range is not stated, or the range of
-        this spec is [-1, 1]. A policy or file that states [-1, 1] has normalized actions, which fit
-        any range.
-        actions: [N, A] in [-1, 1], all actions that must fit. Default: any action in [-1, 1].
+        Return None if no conversion is needed:
+          - The two action ranges are equal.
+          - One of the two specs states no action range.
+          - This spec states [-1, 1]. Its actions are normalized, and fit any range.
+
+        actions: [N, A] in [-1, 1], all actions to be converted. Default: any action in [-1, 1].
         Raises ValueError, with both ranges, if an action would leave the range of `other`. Also
-        raises it if the range of `other` is [-1, 1], because this range is ambiguous: the actions
-        may be in units or normalized.
+        raises ValueError if `other` states [-1, 1] and a conversion is needed. It is then unknown
+        whether the actions of `other` are normalized or in units.
         """
         if not (self.action_low and other.action_low) or self.is_normalized:
             return None

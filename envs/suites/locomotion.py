@@ -95,9 +95,10 @@ class HalfCheetah(Runner):
 class Ant(Runner):
     """Ant with four legs, as in gym's v2.
 
-    Observation [111]: z, orientation, 8 angles, velocities, 84 zeros. The zeros stand for the
-    contact forces, which are zero in D4RL's data too. As in gym, the speed is computed from the
-    torso position of MuJoCo's last kinematics pass, which is one integrator stage old.
+    Observation [111]: z, orientation, 8 angles, velocities, 84 zeros. The zeros replace the contact
+    forces, which are also zero in D4RL's data. As in gym, the speed is computed from the torso's
+    `xpos`. MuJoCo updates `xpos` in its kinematics pass, so it is one integrator stage older than
+    `qpos`.
     """
 
     xml, frame_skip = "ant.xml", 5

@@ -19,7 +19,7 @@ class Arm:
 
     links: tuple[float, ...]  # m
     max_speed: float = 2.5  # speed limit of every joint, rad/s
-    reach: float = 2.9  # joint angles are limited to plus or minus this, rad
+    reach: float = 2.9  # an angle, not a length: joint angles are in [-reach, reach], rad
 
 
 ARMS = {

@@ -54,8 +54,9 @@ class DiffusionActor(ChunkHead):
         horizon: number of denoised actions.
         n_action_steps: number of executed actions per chunk.
         action_low, action_high: [A], range of the actions in the data; default -1 and 1.
-        until: value of the network's second time input when the policy acts. This input is the time
-        at which a jump of a consistency model ends. None: the network has one time input.
+        until: for consistency models, whose network has a second time input: the time at which a
+        jump ends. `until` is the value of this input when the policy acts. None: the network has
+        one time input.
         encoder: options of `ImageEncoder`.
         dropout_rate: probability of dropping a hidden unit, in training only.
         """
@@ -97,7 +98,7 @@ class DiffusionActor(ChunkHead):
         observations: [B, n_obs_steps, *obs], or channels of this shape by name. They are encoded
         once for all leading dimensions of x.
         random: source of random numbers for crops and dropout, in training only.
-        until: [..., B], second time input. Default: the value for acting.
+        until: [..., B], second time input. Default: the constructor's `until`.
         """
         return self.predict(self.encode(observations, random), x, times, random, until)
 
@@ -151,7 +152,7 @@ class DiffusionActor(ChunkHead):
     def finish(self, x: Tensor) -> Tensor:
         """Convert denoised actions [B, T, A] to a chunk [B, chunk_size, A].
 
-        The actions before the present step are dropped, and the others are denormalized.
+        Drop the actions before the current step, and denormalize the others.
         """
         chunk = x[:, self.n_obs_steps - 1 :].clip(-1, 1)
         return self.denormalize_actions(chunk).clip(-1, 1)

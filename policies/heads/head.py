@@ -2,7 +2,8 @@
 
 A head has the methods `act(observations) -> actions` (deterministic, for evaluation and robots) and
 `explore(observations, random) -> actions`. `random` provides `normal(shape)` and `uniform(shape)`.
-Noise is always passed in. An update therefore uses the same numbers, regardless of how it runs.
+A head has no random number generator of its own: the caller passes all noise. An update therefore
+uses the same random numbers whether it runs eagerly, compiled or stacked over seeds.
 
 Recurrent heads have the methods of `Recurrent` instead of `act`. Heads that predict chunks of
 actions have the methods of `Planner` instead. The attribute `arguments` holds the constructor
@@ -46,14 +47,14 @@ class Recurrent(Protocol):
 
 
 class Planner(Protocol):
-    """A policy that predicts a chunk of actions. The first action is for the present step.
+    """A policy that predicts a chunk: actions for consecutive steps, beginning at the current step.
 
     A planner has no state. `policies.chunks.ChunkExecutor` stores the state of an episode: the
     observation history, the current chunk, and the number of predicted chunks, which determines the
     noise of the next chunk.
     """
 
-    n_obs_steps: int  # number of observations in the input; the last one is the present one
+    n_obs_steps: int  # number of observations in the input; the last one is the current one
     chunk_size: int  # number of predicted actions
     n_action_steps: int  # number of executed actions per chunk, before the next prediction
     # optional: `temporal_ensemble_coeff: float | None`, see `policies.chunks.ChunkExecutor`

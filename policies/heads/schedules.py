@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 
 Table = Sequence[Sequence[float]]
 
-FLOW_TIME = 1000.0  # the time input of the network is this times the flow time in [0, 1]
+FLOW_TIME = 1000.0  # time input of the network = FLOW_TIME * flow time; flow time is in [0, 1]
 SIGMAS = (0.02, 80.0)  # EDM's sigma_min and sigma_max, standard deviations of the noise
 RHO, SIGMA_DATA = 7.0, 0.5  # EDM's rho (spacing of noise levels) and std of the data
-EDM_TIME = 250.0  # EDM's time input of the network is this times log(sigma)
+EDM_TIME = 250.0  # time input of an EDM network = EDM_TIME * log(sigma)
 
 
 class DenoisingStep(NamedTuple):
@@ -78,16 +78,17 @@ def ddpm(
 ) -> Table:
     """Return the table of DDPM's ancestral sampling (Ho et al., arXiv:2006.11239, eq. 6 and 7).
 
+    alphas: alpha-bar of each training timestep.
     The noise has the posterior variance. The predicted chunk is clipped, as with `clip_sample` in
     diffusers.
     """
     table = []
-    for k, alpha, next_alpha in leading_timesteps(alphas, num_inference_steps):
-        ratio = alpha / next_alpha  # alpha (not alpha-bar) of this step
-        noise_std = ((1 - next_alpha) / (1 - alpha) * (1 - ratio)) ** 0.5
-        x_weight = ratio**0.5 * (1 - next_alpha) / (1 - alpha)
-        x0_weight = next_alpha**0.5 * (1 - ratio) / (1 - alpha)
-        x0 = x0_coefficients(alpha, prediction_type)
+    for k, alpha_bar, next_alpha_bar in leading_timesteps(alphas, num_inference_steps):
+        alpha = alpha_bar / next_alpha_bar
+        noise_std = ((1 - next_alpha_bar) / (1 - alpha_bar) * (1 - alpha)) ** 0.5
+        x_weight = alpha**0.5 * (1 - next_alpha_bar) / (1 - alpha_bar)
+        x0_weight = next_alpha_bar**0.5 * (1 - alpha) / (1 - alpha_bar)
+        x0 = x0_coefficients(alpha_bar, prediction_type)
         table.append(DenoisingStep(k, 1.0, *x0, x_weight, 0.0, x0_weight, noise_std))
     return table
 
@@ -100,20 +101,23 @@ def ddim(
 ) -> Table:
     """Return the table of DDIM (Song et al., arXiv:2010.02502, eq. 12 and 16).
 
+    alphas: alpha-bar of each training timestep.
     eta: factor of the noise that each step adds; 0 is deterministic.
     The term "direction pointing to x_t" uses the noise that the network predicts. As in diffusers,
     the noise is not computed again from the clipped chunk.
     """
     table = []
-    for k, alpha, next_alpha in leading_timesteps(alphas, num_inference_steps):
-        noise_std = eta * ((1 - next_alpha) / (1 - alpha) * (1 - alpha / next_alpha)) ** 0.5
-        noise_weight = max(1 - next_alpha - noise_std**2, 0.0) ** 0.5
+    for k, alpha_bar, next_alpha_bar in leading_timesteps(alphas, num_inference_steps):
+        alpha = alpha_bar / next_alpha_bar
+        noise_std = eta * ((1 - next_alpha_bar) / (1 - alpha_bar) * (1 - alpha)) ** 0.5
+        noise_weight = max(1 - next_alpha_bar - noise_std**2, 0.0) ** 0.5
         x_weight, f_weight = 0.0, noise_weight
-        if prediction_type == "sample":  # noise = (x - sqrt(alpha) f) / sqrt(1 - alpha)
-            x_weight = noise_weight / (1 - alpha) ** 0.5
-            f_weight = -x_weight * alpha**0.5
-        x0 = x0_coefficients(alpha, prediction_type)
-        table.append(DenoisingStep(k, 1.0, *x0, x_weight, f_weight, next_alpha**0.5, noise_std))
+        if prediction_type == "sample":  # noise = (x - sqrt(alpha_bar) f) / sqrt(1 - alpha_bar)
+            x_weight = noise_weight / (1 - alpha_bar) ** 0.5
+            f_weight = -x_weight * alpha_bar**0.5
+        x0 = x0_coefficients(alpha_bar, prediction_type)
+        x0_weight = next_alpha_bar**0.5
+        table.append(DenoisingStep(k, 1.0, *x0, x_weight, f_weight, x0_weight, noise_std))
     return table
 
 
@@ -177,7 +181,7 @@ def karras(num_inference_steps: int) -> Table:
 def jumps(num_inference_steps: int, bins: int, unit: bool) -> Table:
     """Return the table of a consistency model. Each step jumps to the minimum noise level.
 
-    Every jump but the last one is followed by fresh noise.
+    After each jump except the last one, the sampler adds fresh noise.
     num_inference_steps: number of jumps, evenly spaced over the bins.
     bins: number of noise levels. Prasad et al. (arXiv:2405.07503) have 80 bins, and start three
     jumps at bins 0, 27 and 54.
@@ -201,7 +205,8 @@ def leading_timesteps(
 ) -> list[tuple[int, float, float]]:
     """Return (timestep, alpha-bar, alpha-bar of the next timestep) for each denoising step.
 
-    The last step has no next timestep, and 1 as the next alpha-bar. The timesteps have the spacing
+    alphas: alpha-bar of each training timestep.
+    The last step has no next timestep. Its next alpha-bar is 1. The timesteps have the spacing
     "leading" of diffusers: multiples of len(alphas) // num_inference_steps.
     """
     stride = len(alphas) // num_inference_steps
@@ -212,7 +217,10 @@ def leading_timesteps(
 def x0_coefficients(
     alpha: float, prediction_type: Literal["epsilon", "sample"]
 ) -> tuple[float, float]:
-    """Return the factors of x and of the network's output in the predicted clean chunk."""
+    """Return the factors of x and of the network's output in the predicted clean chunk.
+
+    alpha: alpha-bar of the timestep.
+    """
     if prediction_type == "sample":
         return 0.0, 1.0
     return alpha**-0.5, -(((1 - alpha) / alpha) ** 0.5)

@@ -29,7 +29,7 @@ class PositionalAttention(nn.Module):
         super().__init__()
         packed = [MLP(size, size, (), inner=True, init=xavier(4 * size)) for _ in range(3)]
         self.query, self.key, self.value = packed  # initialized as one matrix [size, 3 * size]
-        # torch's bound for weights, 1 / sqrt(size), is Xavier's for fan_in + fan_out = 6 * size
+        # Xavier's bound is sqrt(6 / fans). For fans = 6 * size it is torch's bound 1 / sqrt(size).
         fans = (6 if torch_init_scheme else 2) * size
         self.out = MLP(size, size, (), inner=True, init=xavier(fans))
         self.attention = Attention(heads)

@@ -1,7 +1,8 @@
 """Networks that denoise chunks of actions, and a function that builds them by name.
 
-Each network maps noisy chunks x [R, T, A], `times` time inputs [R, times] and observation features
-[R, n_obs_steps, F] to outputs [R, T, A]. R is the number of rows, T is the horizon.
+Each network maps noisy chunks x [R, T, A], time inputs [R, I] and observation features
+[R, n_obs_steps, F] to outputs [R, T, A]. R is the number of rows, T is the horizon. I is the number
+of time inputs per chunk, which the constructor argument `times` sets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Encoders that map images to feature vectors, and several observation channels to one vector.
 
 Images are uint8 [..., H, W, C], as in the data, and the encoder scales them. Training crops each
-image at a random position, acting at its center. The features are spatial softmax keypoints: the
-expected position in each feature map (Finn et al., arXiv:1509.06113).
+image at a random position. Acting crops each image at its center. The features are spatial softmax
+keypoints: the expected position in each feature map (Finn et al., arXiv:1509.06113).
 
 Shapes: P images, C channels of a convolution, K feature maps.
 """
@@ -107,8 +107,9 @@ class ResidualBlock(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 (He et al., arXiv:1512.03385) with group norm, and without pooling and classifier.
 
-    As in Diffusion Policy (arXiv:2303.04137, section 3.2), groups of 16 channels replace batch
-    normalization, because batch statistics do not fit a moving average of the weights.
+    As in Diffusion Policy (arXiv:2303.04137, section 3.2), group normalization replaces batch
+    normalization, which is incompatible with an exponential moving average (EMA) of the weights.
+    Each group has 16 channels.
     """
 
     widths = (64, 64, 128, 256, 512)
@@ -150,7 +151,7 @@ class ImageEncoder(nn.Module):
         shape: [H, W, C].
         kind: backbone, a small convolutional network or ResNet-18.
         num_keypoints: number of feature maps. Each gives two features, x and y of its keypoint.
-        crop: height and width of the crop, as a share of those of the image.
+        crop: height of the crop divided by the height of the image; the same for the width.
         """
         super().__init__()
         height, width, colors = shape

@@ -144,7 +144,7 @@ class ChunkTransformer(nn.Module):
     def forward(self, x: Tensor, times: Tensor, features: Tensor, drop: Drop) -> Tensor:
         """Return [R, L, actions] for x [R, L, actions].
 
-        times: [R, times].  features: [R, n_obs_steps, F].
+        times: [R, number of time inputs].  features: [R, n_obs_steps, F].
         """
         time_embeddings = sinusoids(times, self.size)
         memory = torch.cat([time_embeddings, self.embed_observation(features)], 1)

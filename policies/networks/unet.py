@@ -139,9 +139,10 @@ class Level(nn.Module):
 class UNet(nn.Module):
     """A U-Net over the steps of a chunk.
 
-    The down path has one level per entry of `widths`, its number of channels. Between two levels,
-    the number of steps is halved. The up path reverses this, with skip connections from the down
-    path. As in the authors' code, the output of the first level has no skip connection.
+    The down path has one level per entry of `widths`. The entry is the level's number of channels.
+    Between two levels, the number of steps is halved. The up path reverses this, with skip
+    connections from the down path. As in the authors' code, the output of the first level has no
+    skip connection.
     """
 
     def __init__(
@@ -171,24 +172,26 @@ class UNet(nn.Module):
             )
         condition = times * time_size + observations
 
-        def level(inputs: int, outputs: int) -> Level:
+        def make_level(inputs: int, outputs: int) -> Level:
             return Level(inputs, outputs, condition, size, groups)
 
         self.embed_time = TimeEmbedding(time_size)
-        self.down = nn.ModuleList(level(a, b) for a, b in pairwise([actions, *widths]))
+        down_widths = pairwise([actions, *widths])
+        self.down = nn.ModuleList(make_level(inputs, outputs) for inputs, outputs in down_widths)
+        # the stride 2 halves the number of steps
         self.narrow = nn.ModuleList(Conv(width, width, 3, 2) for width in widths[:-1])
-        self.middle = level(widths[-1], widths[-1])
-        up_widths = [(wide, narrow) for narrow, wide in pairwise(widths)][::-1]
-        # 2 * wide: the skip connection is concatenated to the input
-        self.up = nn.ModuleList(level(2 * wide, narrow) for wide, narrow in up_widths)
-        self.widen = nn.ModuleList(Upsample(narrow) for _, narrow in up_widths)
+        self.middle = make_level(widths[-1], widths[-1])
+        up_widths = [(inputs, outputs) for outputs, inputs in pairwise(widths)][::-1]
+        # 2 * inputs: the skip connection is concatenated to the input
+        self.up = nn.ModuleList(make_level(2 * inputs, outputs) for inputs, outputs in up_widths)
+        self.widen = nn.ModuleList(Upsample(outputs) for _, outputs in up_widths)
         self.last = ConvBlock(widths[0], widths[0], size, groups)
         self.answer = MLP(widths[0], actions, ())
 
     def forward(self, x: Tensor, times: Tensor, features: Tensor, drop: Drop) -> Tensor:
         """Return [R, L, actions] for x [R, L, actions].
 
-        times: [R, times].  features: [R, n_obs_steps, F].
+        times: [R, number of time inputs].  features: [R, n_obs_steps, F].
         """
         condition = torch.cat([self.embed_time(times).flatten(-2), features.flatten(-2)], -1)
         skips = []

@@ -40,8 +40,8 @@ from real_robot.safety.limits import Rules, envelope, limit_problems, limits_fro
 from real_robot.safety.states import MOVING, Reason, Refused, State
 
 ARM_S = 1.0  # maximum wait for a good reading before arming
-# time that the robot has to come to rest at the end of a run, in addition to its longest stop; the
-# margin is for missed ticks
+# At the end of a run, the robot has `Envelope.longest_stop_s` + END_MARGIN_S to come to rest. The
+# margin is for missed ticks.
 END_MARGIN_S = 4.0
 
 
@@ -163,7 +163,8 @@ def _loop(
 ) -> None:
     """Run ticks until the run ends and the robot is at rest.
 
-    If the robot does not come to rest, stop after its longest stop plus END_MARGIN_S.
+    If the robot does not come to rest, return once more than `longest_stop_s` + END_MARGIN_S has
+    passed since the run ended.
     """
     guard, ended_ns, had_run_out = loop.guard, 0, False
     end_ns = round((guard.envelope.longest_stop_s + END_MARGIN_S) * 1e9)

@@ -34,7 +34,7 @@ from real_robot.safety.states import State
 WARM_UP = 20  # number of calls of the policy before the run
 POLL_S = 0.0005
 MAX_EXECUTED = 0.5  # fraction of a chunk after which the next one is computed at the latest
-USED = frozenset({State.RUNNING, State.SOFT_STOP})  # states that use a plan
+PLANNED = frozenset({State.RUNNING, State.SOFT_STOP})  # states that use a plan
 
 
 class ActingPolicy(Protocol):
@@ -99,7 +99,7 @@ class Inference:
             return False
         row = self._rows.record
         state = State(int(row["state"]))
-        needed = state in USED or (state is State.HOLD and self._shared["starting"])
+        needed = state in PLANNED or (state is State.HOLD and self._shared["starting"])
         if not needed or now_ns < self._next_ns or int(row["code"]) != Code.OK:
             return False
         observation = self._observe(row)

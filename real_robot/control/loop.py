@@ -24,7 +24,8 @@ from real_robot.rows import Mode
 from real_robot.safety.guard import Guard
 from real_robot.safety.states import ARMED, MOVING, Event, Reason, Refused, State
 
-# The robot stops after this number of misses in a row, or at this fraction of misses in this time.
+# The robot stops after MISSED_IN_A_ROW missed deadlines in a row. It also stops if more than the
+# fraction MISSED_SHARE of the deadlines in the last WINDOW_S seconds was missed.
 MISSED_IN_A_ROW, MISSED_SHARE, WINDOW_S = 3, 0.05, 1.0
 TAKEOVER_RAMP_S = 0.2  # time in which the robot moves to the takeover device's target
 UNARMED = frozenset({State.CONNECTED, State.CHECKED})

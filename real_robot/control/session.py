@@ -102,8 +102,9 @@ class Session:
         return unconfirmed_file(self.robot, adapter=self.adapter, **self.changes)
 
     def claim(self) -> BinaryIO:
-        """Lock the arm for this process. Closing the returned file, or its end, releases the lock.
+        """Lock the arm for this process.
 
+        The lock is released when the returned file is closed or this process ends.
         Raises UserError if another run commands the arm. Also raises UserError if the watchdog of
         an earlier run does not end in time, because it may still write to the arm.
         """

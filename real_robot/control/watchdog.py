@@ -23,8 +23,10 @@ from real_robot.robot import Robot
 from real_robot.safety.validation import hold_by_adapter
 
 POLL_MS = 2
-DEATH_MS = 15  # maximum wait for the end of a killed process; the robot is held even if it has not
-SILENCE_S = 0.005  # wait between the end of the process and the hold, so that the bus is silent
+# maximum wait until a killed process ends; the watchdog then holds the robot, even if the process
+# has not ended
+DEATH_MS = 15
+SILENCE_S = 0.005  # minimum wait between the kill and the hold, so that the bus is silent
 # control has stalled after this time or this number of periods without a tick, whichever is longer
 STALL_NS, STALL_PERIODS = 30_000_000, 3
 

@@ -238,9 +238,9 @@ def _is_stuck(
 ) -> bool:
     """Return True if joint i's goals have moved for a while and its measurements have not.
 
-    A healthy joint also stands still if friction holds it, at a turning point, and against an
-    obstacle. Against an obstacle its current follows the goal. At a turning point its measured
-    velocity changes.
+    The position of a healthy joint also stays constant if friction holds the joint, at a turning
+    point, and against an obstacle. Against an obstacle the current follows the goal. At a turning
+    point the measured velocity changes.
 
     These signs are missing if the adapter returns no current, a constant current, or a velocity
     that is derived from the position. The goals must then move further before the joint counts as
@@ -249,7 +249,7 @@ def _is_stuck(
     If the goals are at rest, the observation starts again: an earlier motion must not prevent
     re-arming.
     """
-    goal, digit, room = before.q[i], e.resolution[i], e.tracking_error[i]
+    goal, digit, max_error = before.q[i], e.resolution[i], e.tracking_error[i]
     still = q == before.measured[i] and not rests
     after.still_low[i] = low = min(before.still_low[i], goal) if still else goal
     after.still_high[i] = high = max(before.still_high[i], goal) if still else goal
@@ -272,16 +272,17 @@ def _is_stuck(
     if after.still_s[i] < e.rules.stuck_s:
         return False
     if current_a != current_a or not after.has_current[i]:
-        return travel > max(8 * digit, room / 4)
-    min_travel = max(4 * digit, room / 64)
+        return travel > max(8 * digit, max_error / 4)
+    min_travel = max(4 * digit, max_error / 64)
     if not (after.velocity_changed[i] or after.current_changed[i]):
         return travel > min_travel
     if after.velocity_changed[i] or not after.has_velocity[i]:
-        min_travel = max(16 * digit, room / 8)
-    # The current is compared with the one before the goal moved. If the goal has returned, the
-    # current has, too, so only the net distance counts.
+        min_travel = max(16 * digit, max_error / 8)
+    # Compare the current with the current before the goal moved. If the goal has moved back, so has
+    # the current. So `travel` is now the net distance of the goal.
     travel = abs(goal - after.still_q[i])
-    too_little = abs(current_a - after.still_a[i]) * room < 2 * e.current_a[i] * travel < _INFINITE
+    change_a = abs(current_a - after.still_a[i])
+    too_little = change_a * max_error < 2 * e.current_a[i] * travel < _INFINITE
     return too_little and travel > min_travel
 
 
@@ -304,7 +305,8 @@ def _follow(e: Envelope, before: Motion, after: Motion, target: Sequence[float])
         gap, before_gap = abs(after.target[i] - after.q[i]), abs(before.target[i] - before.q[i])
         if abs(after.q[i] - requested) > e.rules.held_back * e.tracking_error[i]:
             off_target = True
-            # A ramp toward a target at rest is the intended response to a large step.
+            # After a large step of the target, the goal ramps to the target, as intended. A tick of
+            # the ramp does not count if the goal gets nearer and the target does not jump.
             nearer = gap < before_gap and after.target_v[i] == after.target_v[i]
             held_back_now = held_back_now or not nearer or bool(clips & POSITION)
     after.stop = FREE
@@ -343,7 +345,7 @@ def _stop(e: Envelope, before: Motion, after: Motion, stop_kind: int) -> None:
 def _synchronize_stops(e: Envelope, before: Motion, after: Motion) -> None:
     """Prolong the shorter stops so that all joints come to rest together.
 
-    A joint keeps its hardest stop if a softer one would exceed a limit. All joints keep their
+    A joint keeps its hardest stop if a softer stop would exceed a limit. All joints keep their
     hardest stops if the robot would otherwise come to rest outside its workspace.
     """
     longest = 0.0

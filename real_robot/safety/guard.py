@@ -38,7 +38,7 @@ from real_robot.safety.validation import (
     stamp_fault,
 )
 
-ROUNDING = 1e-9  # rad; two goals that differ by less count as equal
+ROUNDING = 1e-9  # rad; two goals count as equal if they differ by less than this
 ARM_PATIENCE_S = 1.0  # s; maximum duration of the readings before arming
 ARM_TRIES = 3  # maximum number of attempts to get a good reading
 REST_S = 0.3  # s; time without a change of the goals after which the robot counts as at rest
@@ -71,7 +71,7 @@ class Guard:
         # last measured positions while not armed, and their time in ns; 0: none yet
         self._unarmed_q, self._unarmed_ns = [0.0] * count, 0
         self.invalid = ""  # fault in the adapter's last return value; empty: none
-        # goals to which a robot at rest moves; None: it keeps its goals
+        # goals to which a robot at rest moves; None: the robot keeps its present goals
         self._relief_goals: list[float] | None = None
         # Used by `_comply_with_push`:
         # goals to which the robot returns after a push; None: it has not been at rest yet
@@ -277,10 +277,10 @@ class Guard:
     def _blocking_reasons(self) -> list[Reason]:
         """Return the last tick's reasons that prevent re-arming.
 
-        After a fault or an emergency stop, a joint without torque is no such reason, even if it has
-        sunk out of its limits: arming checks it again.
+        In FAULT and ESTOP, a joint may have lost torque and may have sunk out of its limits. Such a
+        joint does not prevent re-arming, because arming checks it again.
         """
-        # A suspension of the computer has ended when it is detected.
+        # SUSPENDED never persists: the computer runs again when the loop detects the suspension.
         reasons = self.motion.reasons & ~(1 << Reason.SUSPENDED)
         if self.state in (State.FAULT, State.ESTOP):
             status = int(np.bitwise_or.reduce(self._status))
@@ -383,7 +383,7 @@ class Guard:
         hold_by_adapter(self.spec, self.__robot.hold, Reason.ENCODER_LEAPT.text)
 
     def _detect_jumps_unarmed(self, reading: Reading) -> None:
-        """Detect encoder jumped while the robot is not armed, even if it is moved by hand."""
+        """Detect encoder jumps while the robot is not armed, even while it is moved by hand."""
         if reading.code != Code.OK:
             return
         e, motion = self.envelope, self.motion
@@ -409,7 +409,7 @@ class Guard:
         """
         latched, e = self.machine.latched, self.envelope
         if self._relief_goals is not None and motion.is_at_rest():
-            self._relief_goals = None  # the goals have arrived, or cannot move
+            self._relief_goals = None  # the sent goals have reached them, or cannot move
         if latched is None or latched not in CONTACTS:
             self._relief_goals, self._handled_stop, self._stopped_since_ns = None, None, 0
             return
@@ -422,7 +422,9 @@ class Guard:
             return
         self._stopped_since_ns = self._stopped_since_ns or motion.now_ns
         if motion.now_ns - self._stopped_since_ns > e.max_age_ns or self._silenced:
-            # Too late: the robot may have been moved meanwhile. It would jump to these goals.
+            # Do not move the goals. The position has been unknown for too long, or no goals are
+            # sent. The robot may have been moved since the stop. It would jump to its old goals,
+            # where the motion to the measured positions begins.
             self._handled_stop = stop
         elif not is_position_unknown(e, motion, motion.reasons):
             pairs = zip(motion.measured, motion.q, e.resolution, strict=True)

@@ -206,15 +206,19 @@ def _approach(
 ) -> bool:
     """Move joint i, now at v and a, to a moving target as fast as its limits permit.
 
-    Return False if this is not possible. The computation uses the frame of the target. Two
-    trajectories of one period are mixed: the stop, and a push at full jerk. If the joint's stop
-    would end short of the target, the push is forward; if beyond it, backward. The share of the
-    push is the largest one for which the joint can still stop without passing the target or a
-    limit.
+    Return False if this is not possible. The computation uses the frame of the target. It combines
+    two trajectories of one period:
 
-    Stop and push keep the limits of acceleration and jerk, so any mixture of them keeps these
-    limits. The limit of acceleration is reduced by the target's own acceleration. Otherwise the
-    trajectories could exceed the limit between two samples, where no sample shows it.
+        x = stop + share * (push - stop)
+
+    `stop` is the quickest stop of the joint. `push` moves at full jerk: forward if the stop would
+    end short of the target, backward if it would end beyond the target. `share`, from 0 to 1, is
+    the largest for which the joint can still stop without passing the target or a limit. Velocity
+    and acceleration are combined in the same way.
+
+    `stop` and `push` keep the limits of acceleration and jerk, so x keeps these limits too. The
+    limit of acceleration is reduced by the acceleration of the target. Otherwise x could exceed the
+    limit between two samples, where no sample shows it.
     """
     p, limit_j = e.period_s, e.jerk[i]
     v, a = v - target_v + target_a * p / 2, a - target_a
@@ -228,8 +232,8 @@ def _approach(
     x, stop_v, stop_a = advance(0.0, v, a, limit_a, limit_j, p)
     start, target_v = target - room, target_v + target_a * p / 2
     share = 0.0
-    # A smaller gap needs no push: one period of jerk closes it, and then the target itself is
-    # within the limits.
+    # A smaller gap needs no push: one period of jerk closes it. The target itself is then within
+    # the limits.
     if abs(gap) > min(limit_j * p, limit_a) * p * p / 4:
         sign = 1.0 if gap > 0 else -1.0
         dx, dv, da = _push(v, a, sign, limit_a, limit_j, p)

@@ -13,7 +13,7 @@ from real_robot.robot import Grip, Limits, RobotSpec
 from real_robot.safety.stopping import duration_s
 
 LOWER = ("position_low",)  # limits for which a larger number is stricter
-# Limits that only the robot's file may set, so that no user makes a stop softer.
+# Limits that only the robot's file may set, so that no user can make a stop softer.
 STOPS = ("stop_acceleration", "stop_jerk")
 # A larger position limit is probably in degrees. Joints that turn several times are not supported.
 FURTHEST_RAD = 7.0
@@ -73,7 +73,7 @@ class Rules(Checked):
     trip_ratio: Annotated[float, Range(high=1000, above=1)] = 200.0
     # stop if the measured velocity exceeds this multiple of the velocity limit
     velocity_ratio: Annotated[float, Range(1, 2)] = 1.2
-    # fraction of tracking_error; a goal that misses its target by more counts for trip_after_s
+    # a goal misses its target if they differ by more than this fraction of tracking_error
     held_back: Upto1 = 0.1
     # count of failed readings at which the bus counts as lost
     bus_faults: Annotated[float, Range(1, 5)] = 2.0
@@ -115,7 +115,8 @@ class Envelope:
     box_high_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     grips: list[Grip | None] = field(default_factory=list)  # [J]; None: the joint is no gripper
-    room: list[float] = field(default_factory=list)  # [J], upper bound of the length of a stop
+    # [J] rad or m; upper bound of the distance that a joint moves while it stops
+    room: list[float] = field(default_factory=list)
     scratch: list[float] = field(default_factory=list)  # [J], reused by the check
 
     def __post_init__(self) -> None:
@@ -208,7 +209,10 @@ def limit_problems(
 
 
 def _implausible(joint: str, name: str, value: float, plausible: Plausible) -> list[str]:
-    """Return a sentence if the value is probably in another unit. An infinite value is none."""
+    """Return a sentence if a value is probably in another unit; otherwise an empty list.
+
+    Infinite values are accepted.
+    """
     if abs(value) <= plausible.max_value or np.isinf(value):
         return []
     key = FILE_NAMES.get(name, name)

@@ -27,7 +27,10 @@ def failure(error: Exception) -> str:
 
 
 def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a method of an adapter that is not armed. Convert any exception to a UserError."""
+    """Call a method of an adapter. Convert any exception to a UserError.
+
+    Not for `read` and `command` of an armed robot: an exception must not end the control loop.
+    """
     try:
         return function(*arguments)
     except UserError:

@@ -31,7 +31,9 @@ class DMSD(VectorEnv):
     def _reset(self, seeds: list[int], indices: np.ndarray) -> np.ndarray:
         for seed, index in zip(seeds, indices, strict=True):
             rng = np.random.RandomState(seed)
-            rng.uniform(size=8)  # upstream draws its constants between equal bounds
+            # Upstream samples its constants here. Their lower and upper bounds are equal, so the
+            # numbers do not matter, but the generator must advance.
+            rng.uniform(size=8)
             for mass in range(2):
                 self._targets[index, :, mass] = rng.uniform(-1.5, 1.5, rng.randint(1, 3))
             self._state[index, 0] = rng.uniform(-0.25, 0.25, 2)

@@ -1,7 +1,7 @@
 """NeoRL-2's RandomFrictionHopper: `polixir/NeoRL2:neorl2/envs/randomfrictionhopper.py`.
 
-Paper: arXiv:2503.19267. A seed gives the same episode as upstream with that seed for both Python's
-`random` and `reset`, as in the recording of its data
+Paper: arXiv:2503.19267. A seed gives the same episode as upstream if both Python's `random` and
+`reset` are seeded with it. NeoRL-2's data were recorded in this way
 (`polixir/neorl2_dataset:scripts/get_data.py`).
 """
 

@@ -3,16 +3,21 @@
 The UVA/Padova model of type 1 diabetes (2008 version), with the equations, patients, pump and meal
 times of `jxx123/simglucose` 0.2.11, as NeoRL-2 changed it: a sensor without noise and with a
 minimum of 10 mg/dL, the same meals every day, no random initial glucose. `vpatient_params.csv` is
-simglucose's table, unaltered, under the license next to it (MIT, Jinyu Xie). A seed gives the same
-patient and hour as upstream with that seed for NumPy's global generator, as in the recording of its
-data (`polixir/neorl2_dataset:scripts/get_data.py`).
+simglucose's table, unaltered, under the license next to it (MIT, Jinyu Xie).
+
+A seed gives the same patient and hour as upstream if NumPy's global generator is seeded with it.
+NeoRL-2's data were recorded in this way (`polixir/neorl2_dataset:scripts/get_data.py`).
 
 Differs: upstream integrates each minute with an adaptive Dormand-Prince method (relative tolerance
 1e-6). This code uses the classical fourth-order Runge-Kutta method with two steps per minute, or
-eight while the patient eats or an overdose makes glucose uptake fast. Its results are within
-2e-4 mg/dL of the limit of small steps and, under random actions, of upstream's results. That limit
-differs from the data files by up to 3e-3. The integration is not the cause: the files store actions
-in float32, and the pump rounds them.
+eight while the patient eats or an overdose makes glucose uptake fast. The largest differences are:
+
+    2e-4 mg/dL  from this code with very small steps
+    2e-4 mg/dL  from upstream, under random actions
+    3e-3 mg/dL  from the data files to this code with very small steps
+
+The integration does not cause the difference from the data files. The cause is that the files store
+actions in float32, and the pump rounds them.
 """
 
 import csv
