@@ -57,7 +57,7 @@ class Config(ChunkConfig):
     max_grad_norm: Annotated[Positive, BUILT] = 10.0  # gradients are clipped to this norm
     num_warmup_updates: Amount = 0  # updates over which the learning rate rises
     decay_lr: bool = False  # cosine decay of the learning rate to 0 over num_updates
-    ema_max: Share = 0.0  # decay of the averaged weights that act; 0: the last weights act
+    ema_max: Share = 0.0  # EMA decay of the weights used at evaluation; 0: the last weights
     batch_size: Count = 8  # chunks per update
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Config(ChunkConfig):
 
 class ACT(ChunkCloning):
     Config = Config
-    chunk_start: ClassVar[Literal["oldest", "present"]] = "present"
+    chunk_start: ClassVar[Literal["oldest", "present"]] = "present"  # the current step
 
     def head(self) -> ActionChunkingTransformer:
         spec, cfg = self.spec, self.cfg

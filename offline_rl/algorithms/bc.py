@@ -68,7 +68,7 @@ class Config(VisionConfig):
 
 class BC(Algorithm):
     Config = Config
-    follows_card = False  # imitation learns no values
+    follows_card = False  # the preprocessing of dataset cards is for methods that learn values
     imitation_phases = ("update",)
     vector_only = False
 

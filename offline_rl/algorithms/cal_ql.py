@@ -7,14 +7,14 @@ and an episode enters the buffer when it has ended, with its returns.
 
 Paper:   Nakamoto, Zhai, Singh, Mark, Ma, Finn, Kumar, Levine, NeurIPS 2023, arXiv:2303.05479.
 Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL). All losses share one set of sampled
-         actions; in the authors' code each loss samples its own. If the file has the last row of a
-         truncated episode, the episode's return includes its reward. Updates run during an episode.
-         The authors' code runs as many after the episode's end, so that one policy acts in the
-         complete episode. With `tail=failures`, a *terminated* episode keeps its plain return, even
-         if all its rewards are `failure_reward`. A truncated episode whose last reward is
-         `failure_reward` counts as receiving that reward forever, even if it succeeded earlier.
-         Such episodes cannot occur in the authors' code, where episodes of the binary Adroit tasks
-         end at their last success. Here, success does not end them.
+         actions; in the authors' code each loss samples its own. The return of a truncated episode
+         includes the reward of the last row, if the file contains that row. Updates run between the
+         steps of an episode. The authors' code runs the same number of updates after the episode,
+         so one policy acts in the complete episode. With `tail=failures`, the return of a
+         *terminated* episode has no tail, even if all rewards are `failure_reward`. A truncated
+         episode whose last reward is `failure_reward` counts as receiving that reward forever, even
+         if it succeeded earlier. Such episodes cannot occur in the authors' code, where episodes of
+         the binary Adroit tasks end at their last success. Here, success does not end them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class CalQL(cql.CQL):
 
     @classmethod
     def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
-        """Set `failure_reward` from the data; a single online episode does not determine it."""
+        """Set `failure_reward`, if it is null, to the lowest reward in the offline data.
+
+        Online returns use the same value, because an online episode may not contain this reward.
+        """
         if cfg.tail != "failures" or cfg.failure_reward is not None:
             return cfg
         transform = Transform.fit(replace(cfg, normalize_observations=False), dataset, ())
@@ -88,7 +91,8 @@ class CalQL(cql.CQL):
         zero: no rewards. G is then a lower bound only if rewards are not negative.
         failures: `failure_reward` forever, if the last reward is `failure_reward`; else no rewards.
         This is for sparse rewards. Otherwise a failed episode would look better the earlier it was
-        truncated. A truncated episode that only fails has G = r / (1 - discount) in all rows.
+        truncated. If all rewards of a truncated episode are r = `failure_reward`, G is
+        r / (1 - discount) in all rows.
         last_reward: the last reward forever. This is for rewards that stay once earned (kitchen).
         """
         last = dataset.rewards[dataset.episode_ends].astype(np.float64)  # [episodes]

@@ -5,17 +5,19 @@ teacher's path end where one jump ends (CTM), and by the teacher's denoising los
 (DSM). `offline-rl distill run=<run>` starts with a run of diffusion_policy with process=edm.
 
 Paper:   Prasad et al., RSS 2024, arXiv:2405.07503; CTM: Kim et al., ICLR 2024, arXiv:2310.02279.
-Differs: from the authors' code (Aaditya-Prasad/consistency-policy). The second point of a path is
-         always the next bin, and a jump ends at that bin or later. In the authors' code some jumps
-         end where they start, which gives no training signal. Noise levels come from two
-         distributions, which alternate within a batch; the authors' code uses one distribution for
-         each half of the batch. With three sampling steps, jumps start at other noise levels: the
-         default of the authors' code reads bin numbers as standard deviations. The policy and its
-         teacher use moving averages of the weights; the authors use the last weights (`ema_max=0`).
-         `dropout` applies to all blocks; in the authors' code the middle block always has a rate of
-         0.2. As in the authors' code, the current student computes the targets, without a moving
-         average, and the initial noise has standard deviation 1 (`unit`). Images are encoded by the
-         teacher's encoder, once per update; the student never changes it.
+Differs: from the authors' code (Aaditya-Prasad/consistency-policy). There are 80 noise levels
+         (bins), in order of decreasing noise. From each bin, the teacher takes one step to the next
+         bin, and the student's jumps end at that bin or a later one. In the authors' code some
+         jumps end at the bin where they start, which gives no training signal. For the denoising
+         loss, noise levels come from two distributions, which alternate within a batch; the
+         authors' code uses one distribution for each half of the batch. With three sampling steps,
+         jumps start at other noise levels: the default of the authors' code reads bin numbers as
+         standard deviations. The policy and its teacher use moving averages of the weights; the
+         authors use the last weights (`ema_max=0`). `dropout` applies to all blocks; in the
+         authors' code the middle block always has a rate of 0.2. As in the authors' code, the
+         current student computes the targets, without a moving average, and the initial noise has
+         standard deviation 1 (`unit`). Images are encoded by the teacher's encoder, once per
+         update; the student never changes it.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ from policies.heads.schedules import SIGMAS, Table, jumps, karras, log_time, sig
 
 @dataclass(frozen=True)
 class Config(DenoisingConfig):
-    """Defaults: the authors', except that a moving average acts."""
+    """Defaults: the authors', except that evaluation uses a moving average of the weights."""
 
     num_inference_steps: Annotated[int, Range(1, BINS)] = 1  # sampling steps (jumps)
-    unit: bool = True  # start from noise of standard deviation 1 instead of 80
+    unit: bool = True  # initial noise in sampling has standard deviation 1 instead of 80
     ctm_weight: NonNegative = 1.0  # weight of the consistency loss (CTM)
     dsm_weight: NonNegative = 1.0  # weight of the denoising loss (DSM)
-    distance: Distance = "elements"  # of chunks: elements as in the code, norm as in the paper
+    distance: Distance = "elements"  # loss of elements (authors' code) or of the norm (paper)
     dropout: Dropout = 0.2  # dropout rate of the student during training
     batch_size: Count = 64  # chunks per update
 
@@ -73,6 +75,7 @@ class Consistency(Student):
         return jumps(self.cfg.num_inference_steps, BINS, self.cfg.unit)
 
     def head(self) -> DiffusionActor:
+        # in sampling, every jump ends at the lowest noise level
         return self.build_actor(self.table(), until=log_time(SIGMAS[0]))
 
     def networks(self) -> dict[str, nn.Module]:

@@ -4,16 +4,16 @@ The critics are penalized by a soft maximum of Q over sampled actions minus Q at
 The penalty weight is fixed, or a Lagrange multiplier is learned that keeps the penalty at `gap`.
 
 Paper:   Kumar, Zhou, Tucker, Levine, NeurIPS 2020, arXiv:2006.04779, with its equation numbers.
-Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py). Two differences
-         are as in young-geng/CQL:SimpleSAC/conservative_sac.py: all losses are taken at the old
-         parameters, and max_target_backup is a maximum over actions of the minimum over critics.
-         The following are young-geng's too: the exact log density (the authors add 1e-6 inside its
-         logarithm), the learned scale and shift of the log standard deviation, its range of [-20,
-         2] (the authors' is [-5, 2]), a temperature updated after the losses that use it, the
-         penalty's bounds and the initial weights. There are two differences from tinkoff-ai/CORL,
-         the source of the defaults. CORL's second critic always has three hidden layers. CORL's
-         cloning phase raises the density of the policy's own samples, not of the data's actions;
-         here that phase is young-geng's. Online training is that of
+Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py). The following
+         differences are taken from young-geng/CQL:SimpleSAC/conservative_sac.py. All losses use the
+         parameters before the update. max_target_backup takes the minimum over critics, then the
+         maximum over actions. Also young-geng's are the exact log density (the authors add 1e-6
+         inside its logarithm), the learned scale and shift of the log standard deviation, its range
+         of [-20, 2] (the authors' is [-5, 2]), a temperature updated after the losses that use it,
+         the penalty's bounds and the initial weights. There are two differences from
+         tinkoff-ai/CORL, the source of the defaults. CORL's second critic always has three hidden
+         layers. CORL's cloning phase raises the density of the policy's own samples, not of the
+         data's actions; here that phase is young-geng's. Online training is that of
          tinkoff-ai/CORL:algorithms/finetune/cql.py. `num_critics`, `num_min_critics` and
          `layer_norm` follow zhouzypaul/wsrl (wsrl/agents/cql.py), for runs that WSRL continues:
          algorithm.num_critics=10 algorithm.num_min_critics=2 algorithm.layer_norm=true.
@@ -61,11 +61,11 @@ class Config(EnsembleConfig):
     """Defaults: tinkoff-ai/CORL's for D4RL locomotion."""
 
     weight: NonNegative = 10.0  # weight of the conservative penalty (alpha in eq. 4)
-    variant: Variant = "H"  # H: log-sum-exp; H-raw: without densities; rho: policy-weighted
+    variant: Variant = "H"  # H: log-sum-exp of Q - log density; H-raw: of Q; rho: mean over policy
     num_samples: Count = 10  # sampled actions per proposal distribution and state (N)
     temperature: Positive = 1.0  # temperature of the soft maximum
     gap: Gap = None  # target of the penalty; a learned multiplier on `weight` keeps it there
-    gap_after_weight: Switch = False  # subtract the gap after weighting; needs a gap
+    gap_after_weight: Switch = False  # weight * penalty - gap, instead of weight * (penalty - gap)
     clip_diff_min: Bound = -inf  # lower bound on the penalty of one sample
     clip_diff_max: Bound = inf  # upper bound on the penalty of one sample
     max_target_backup: bool = False  # bootstrap from the best of `num_samples` actions, not one
@@ -156,7 +156,7 @@ class CQL(Algorithm):
         state, _, _ = minimize_with(state, "log_multiplier", multiplier_loss)
         return state, metrics | {"multiplier": factor}
 
-    clone = partialmethod(update, clone=True)  # the preliminary phase, as in the authors' code
+    clone = partialmethod(update, clone=True)  # the preliminary phase, as in young-geng's code
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
         """Return the critic target [B], from one next action or the best of `num_samples`."""
@@ -170,7 +170,7 @@ class CQL(Algorithm):
         return batch.rewards + batch.discount * q
 
     def penalized_values(self, q: Tensor, batch: Batch) -> Tensor:
-        """Return the values in the soft maximum, [E, M + 1, B]; the last is the data's action's."""
+        """Return the values in the soft maximum, [E, M + 1, B]; the last is Q(s, data action)."""
         return q
 
 

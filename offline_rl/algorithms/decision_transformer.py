@@ -37,12 +37,12 @@ class Config(BaseConfig):
 
     target_return: Number | None = None  # raw return to condition on; null: best in the data
     return_scale: Positive | None = None  # divides returns; null: the largest |return| of the data
-    counted: bool = False  # rewards in the data are running counts: use increases
+    counted: bool = False  # rewards in the data are cumulative: train on their differences
     context_length: Count = 20  # steps in the context (K)
     dim_model: Count = 128  # embedding size: a multiple of num_heads
     num_layers: Count = 3  # transformer layers
     num_heads: Count = 1  # attention heads in each layer
-    episode_steps: Count = 1000  # size of the time step embedding table
+    episode_steps: Count = 1000  # number of time step embeddings; later steps use the last one
     dropout: Dropout = 0.1  # dropout rate during training
     lr: Rate = 1e-4  # learning rate
     weight_decay: Share = 1e-4  # weight decay of AdamW
@@ -81,7 +81,7 @@ class Config(BaseConfig):
 class DT(Algorithm):
     Config = Config
     extra_columns = ("mc_returns", "timesteps")
-    follows_card = False  # the target return is raw
+    follows_card = False  # target_return is a raw return, so rewards must not be preprocessed
     imitation_phases = ("update",)
 
     @classmethod
@@ -95,7 +95,7 @@ class DT(Algorithm):
         return cfg
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """Return the data with the rewards that the environment pays per step."""
+        """Return the data with the reward of each single step."""
         return with_paid_rewards(self.cfg, dataset)
 
     def source(self, phase: str, sources: Sources) -> Source:
@@ -143,9 +143,10 @@ class DT(Algorithm):
 
 
 def with_paid_rewards(cfg: Any, dataset: Dataset) -> Dataset:
-    """Return the data with the rewards that the environment pays per step.
+    """Return the data with the reward of each single step.
 
-    With `counted`, the data's rewards are running counts; the paid reward is their increase.
+    With `counted`, a reward in the data is the sum of all rewards of the episode so far. It is
+    replaced by the difference from the previous row.
     """
     if not cfg.counted:
         return dataset

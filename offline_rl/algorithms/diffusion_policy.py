@@ -7,8 +7,8 @@ mode.
 
 Paper:   Chi et al., RSS 2023, arXiv:2303.04137.
 Differs: from the authors' code (real-stanford/diffusion_policy). Observations are standardized; the
-         authors scale them to [-1, 1] (`normalize_observations=min_max`). Every row of the data is
-         the current step equally often; the authors leave out the last rows of an episode.
+         authors scale them to [-1, 1] (`normalize_observations=min_max`). The current step is any
+         row of the data, with equal probability; the authors leave out the last rows of an episode.
          Keypoints of images are passed on directly; the authors' code applies a linear layer and
          ReLUs to them. A transformer's image encoder has the weight decay of the transformer; in
          the authors' code it has 1e-6. With process=edm, the policy is trained like the teacher of
@@ -44,7 +44,7 @@ from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, karras
 class Config(DenoisingConfig):
     """Defaults: the authors' for states, with a U-Net. They train for 4,500 epochs."""
 
-    process: Literal["ddpm", "edm"] = "ddpm"  # edm: Karras et al.; for teachers of distill
+    process: Literal["ddpm", "edm"] = "ddpm"  # edm (Karras et al.) is for teachers of consistency
     num_train_timesteps: Count = 100  # noise levels of ddpm's cosine schedule
     prediction_type: Literal["epsilon", "sample"] = (
         "epsilon"  # ddpm network predicts the noise (epsilon) or the chunk (sample); edm ignores it
@@ -52,14 +52,13 @@ class Config(DenoisingConfig):
     sampler: Literal["ddpm", "ddim"] = "ddpm"  # for process=ddpm; ddim needs fewer denoising steps
     num_inference_steps: Count = 100  # denoising steps; for ddpm at most num_train_timesteps
     eta: Share = 0.0  # noise that ddim adds in sampling; 0: none, 1: as much as ddpm
-    distance: Distance = "elements"  # edm's loss: elements as in the code, norm as in the paper
+    distance: Distance = "elements"  # edm's loss: of elements (authors' code) or the norm (paper)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.process == "edm":
-            self.refuse_unread(
-                "process", "num_train_timesteps", "eta"
-            )  # per-task tables may set prediction_type and sampler
+            # edm ignores prediction_type and sampler too, but per-task tables may set them
+            self.refuse_unread("process", "num_train_timesteps", "eta")
             return
         if self.num_inference_steps > self.num_train_timesteps:
             raise ValueError(

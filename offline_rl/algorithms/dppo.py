@@ -12,13 +12,13 @@ Differs: An update equals that of the authors' code (irom-princeton/dppo; benchm
          last observation, and advantages do not continue into the next episode. gamma applies per
          environment step, also inside chunks, instead of per chunk. The sums that scale rewards use
          this gamma too; the authors' code always uses 0.99 for them. The variance of these sums is
-         divided by their count; the authors divide by the count minus one. Actions of a chunk that
-         were not executed because the episode ended do not count. DDIM continues with the noise
-         that the network predicts; the authors' code recomputes the noise from the clipped
-         prediction. Learning rates have no warm-up over the first iterations and no decay. Networks
-         have no residual connections. The authors' value clip, advantage quantiles and cloning
-         term, which all of their settings switch off, are left out. Flow policies are fine-tuned
-         with the noise of arXiv:2509.05952.
+         biased (divided by their count); the authors divide by the count minus one. Actions of a
+         chunk that were not executed because the episode ended do not count. DDIM continues with
+         the noise that the network predicts; the authors' code recomputes the noise from the
+         clipped prediction. Learning rates have no warm-up over the first iterations and no decay.
+         Networks have no residual connections. The authors' value clip, advantage quantiles and
+         cloning term, which all of their settings switch off, are left out. Flow policies are
+         fine-tuned with the noise of arXiv:2509.05952.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from policies.networks.mlp import Scalar
 class Config(ChainConfig):
     """Defaults: the authors' for gym (cfg/gym/finetune). Policy sizes are those of the run."""
 
-    denoising_discount: Share = 0.99  # factor on the advantage per denoising step from the last
+    denoising_discount: Share = 0.99  # advantage factor for each denoising step before the last
     clip: Positive = 0.01  # PPO clip of the last denoising step
     first_clip: Positive = 0.01  # PPO clip of the first denoising step
-    clip_rate: Positive = 3.0  # shape of the rise from first_clip to clip; larger rises later
+    clip_rate: Positive = 3.0  # exponent of the rise from first_clip to clip; larger: later
     target_kl: Positive = 1.0  # KL in nats above which training stops for this iteration
     policy_lr: Rate = 1e-4  # learning rate of the policy
     value_lr: Rate = 1e-3  # learning rate of the critic
@@ -58,7 +58,7 @@ class DPPO(DenoisingRL):
     frozen_networks = ("stopped",)
 
     def networks(self) -> dict[str, nn.Module]:
-        """Return the networks. `stopped` is the rollout at which training stopped, or -1."""
+        """Return the networks and `stopped`, the rollout in which target_kl was exceeded, or -1."""
         return super().networks() | {"stopped": Scalar(-1.0)}
 
     def optimizers(self) -> dict[str, Adam]:

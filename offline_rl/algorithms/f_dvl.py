@@ -36,7 +36,7 @@ class Config(xql.Config):
     divergence: Divergence = "chi_square"  # the f-divergence
     conjugate: Conjugate = "one_sided"  # one_sided: f = 0 for w < 1; released: their loss
     lam: Expectile = 0.8  # near 1, V follows the best action; not used by reverse_kl
-    temperature: Positive = 1.0  # divides Q - V; only scales one-sided total_variation
+    temperature: Positive = 1.0  # divides Q - V; one_sided total_variation: only scales the loss
     batch_size: Count = 1024
 
     def __post_init__(self) -> None:
@@ -62,8 +62,8 @@ def chi_square(y: Tensor, conjugate: Conjugate) -> Tensor:
 
     two_sided: f = (w - 1)^2. The maximum is y + y^2 / 4 at w = 1 + y / 2, or -1 at w = 0.
     one_sided: f = max(w - 1, 0)^2. It equals two_sided for y > 0, and is 0 at w = 0 otherwise.
-    V then follows only values above V, and is the value of the best action for lam -> 1. V with
-    two_sided exceeds that by 2.
+    Then only values of Q above V raise V. For lam -> 1, V is the value of the best action. With
+    two_sided, V is larger than that value by 2.
     released: max(y + y^2 / 4, 0). This is not a conjugate: it falls as y rises to -4.
     """
     full = y + y.square() / 4

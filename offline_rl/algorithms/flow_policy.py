@@ -7,8 +7,8 @@ Paper:   Lipman et al., ICLR 2023, arXiv:2210.02747; times: Black et al., arXiv:
 Differs: from LeRobot's multi_task_dit (huggingface/lerobot:src/lerobot/policies/multi_task_dit),
          whose loss and time distribution are used. Network, optimizer and moving average are
          Diffusion Policy's. The network receives times multiplied by 1,000, for its sinusoidal
-         embedding. Every row is the current step; LeRobot leaves out the last rows of an episode.
-         LeRobot samples in 100 steps.
+         embedding. The current step is any row of the data, with equal probability; LeRobot leaves
+         out the last rows of an episode. LeRobot samples in 100 steps.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ Differs: Offline, no known difference from the authors' code
          its full value after its decay to 0 offline; in the authors' code (train_finetune.py) it
          never decays. Online rewards are scaled like the data's; the authors use raw rewards in
          locomotion. `deterministic` follows tinkoff-ai/CORL (algorithms/offline/iql.py), but
-         explores online with a standard deviation of 0.1; CORL uses 0.03. `num_critics`,
-         `num_min_critics` and `squashed` follow zhouzypaul/wsrl (wsrl/agents/iql.py), for runs that
-         WSRL continues. The policy of that file is not squashed. The options of such a run are
-         algorithm.num_critics=10 algorithm.num_min_critics=2 algorithm.squashed=true
+         explores online with a standard deviation of 0.1; CORL uses 0.03. `num_critics` and
+         `num_min_critics` follow zhouzypaul/wsrl (wsrl/agents/iql.py). They and `squashed` are for
+         runs that WSRL continues; the policy of that file is not squashed. The options of such a
+         run are algorithm.num_critics=10 algorithm.num_min_critics=2 algorithm.squashed=true
          algorithm.layer_norm=true.
 """
 
@@ -42,7 +42,7 @@ class Config(DualConfig):
 
     expectile: Expectile = 0.7  # expectile of Q that V learns; 0.5: mean action, near 1: best one
     deterministic: Switch = False  # deterministic policy, trained by a weighted squared error
-    squashed: Switch = False  # tanh-Gaussian policy as in CQL; layer norm in policy and critics
+    squashed: Switch = False  # CQL's tanh-Gaussian policy, and layer norm in policy and critics
     num_critics: Ensemble = 2  # number of critics (E)
     num_min_critics: Count | None = None  # critics sampled for the minimum of Q; null: all
 

@@ -1,16 +1,16 @@
 """MSG: independent critic targets and a policy that maximizes a lower confidence bound.
 
-Each of N critics bootstraps from its own target only. A shared pessimistic target can turn
-optimistic; independent targets spread where data is scarce. The policy maximizes mean + beta *
-standard deviation over the critics, beta < 0. A small CQL penalty lowers each critic's values of
-the policy's actions.
+Each of N critics bootstraps only from its own target network. A pessimistic target that all critics
+share can become optimistic. Independent targets differ most where data is scarce. The policy
+maximizes mean + beta * standard deviation over the critics, beta < 0. A small CQL penalty lowers
+each critic's values of the policy's actions.
 
 Paper:   Ghasemipour, Gu, Nachum, NeurIPS 2022, arXiv:2205.13703.
 Differs: from the authors' code (google-research/google-research:jrl/agents/msg). The temperature's
-         loss is linear in log alpha instead of alpha. The policy's standard deviation is exp of a
-         clipped output; the authors use softplus + 0.01. Weights have torch's default
-         initialization. The authors' pair of networks for each critic, which they use on
-         locomotion, is left out.
+         loss is linear in log alpha instead of alpha. The policy's standard deviation is the
+         exponential of a clipped network output; the authors apply softplus and add 0.01. Weights
+         have torch's default initialization. The authors' pair of networks for each critic, which
+         they use on locomotion, is left out.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 From the same initial noise, the student predicts in one step the chunk at which the teacher's
 deterministic sampler ends. Training uses the data's states, but not its actions. A teacher that
 acts by DDPM, or with noise in sampling, is distilled through its DDIM sampler without noise. If the
-teacher is a run of rl100, its multi-step policy is distilled. RL-100 ends with this distillation,
-or trains a one-step head in all phases (`rl100` with `one_step`). `offline-rl distill
-algorithm=one_step run=<run>` starts with a run of diffusion_policy, flow_policy, dppo or rl100.
+teacher is a run of rl100, its multi-step policy is distilled. In RL-100, this distillation is the
+last phase, or a one-step head is trained in all phases (option `one_step` of `rl100`). `offline-rl
+distill algorithm=one_step run=<run>` starts with a run of diffusion_policy, flow_policy, dppo or
+rl100.
 
 Paper:   Lei et al., arXiv:2510.14830.
 Differs: from the authors' code (Lei-Kun/RL-100). All actions from the current step on are trained;
@@ -49,7 +50,7 @@ class Config(DenoiserShape, ChunkConfig):
         "epsilon"  # what the teacher's ddpm network predicts
     )
     num_inference_steps: Built = 100  # the teacher's denoising steps
-    tuned: Built | None = None  # number of fine-tuned last steps; null: all or none
+    tuned: Built | None = None  # last steps with fine-tuned weights; null: one network for all
 
     def __post_init__(self) -> None:
         super().__post_init__()

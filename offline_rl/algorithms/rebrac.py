@@ -13,10 +13,10 @@ Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py). Th
          are left out because the data has no next action for them; the released code leaves out
          rows as D4RL's `qlearning_dataset` does. Online training is that of
          corl-team/CORL:algorithms/finetune/rebrac.py, with two differences. An episode enters the
-         buffer when it has ended, because its rows need their next actions. Its last row has no
-         next action if it timed out, and uses its own action instead, which has an effect only with
-         online.critic_bc. Both updates of a pair run after the second of two environment steps, as
-         in `td3`.
+         buffer when it has ended, because its rows need their next actions. The last row of an
+         episode that timed out has no next action, so the action of that row is used instead. This
+         has an effect only with online.critic_bc. Both updates of a pair run after the second of
+         two environment steps, as in `td3`.
 """
 
 from __future__ import annotations

@@ -55,7 +55,11 @@ class ReCOIL(DualV):
         return False
 
     def value_pairs(self, state: State, batch: Batch, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the other data's pairs, then the expert's, which only scale V's loss."""
+        """Return the pairs of the other data, followed by the expert's pairs.
+
+        The expert's pairs affect only the scale of V's loss, which is divided by the largest
+        exponential of all pairs.
+        """
         expert = expert_batch(batch)
         q_expert = state.critic_target(expert.observations, expert.actions).amin(0)
         return torch.cat([batch.observations, expert.observations]), torch.cat([q, q_expert])

@@ -17,8 +17,7 @@ Differs: from the authors' code (amazon-science/residual-offpolicy-rl). Time-out
          the data's range, widened by a factor of (1 + scale). Weights have torch's initialization;
          the authors' is orthogonal. No experience is dropped; the authors' code drops all but the
          last 200,000 steps. Warm-up steps count as environment steps. Values are scalars; the
-         authors' code can also learn distributions (C51, HL-Gauss). Layer normalization precedes
-         ReLUs here and in the authors' code.
+         authors' code can also learn distributions (C51, HL-Gauss).
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Config(VisionConfig):
     """Defaults: the paper's."""
 
     normalize_observations: Normalize = True  # not applied to the base's observations and action
-    min_std: Positive | None = 0.1  # minimum standard deviation of a z-score; null: std + 0.001
+    min_std: Positive | None = 0.1  # lower bound on the divisor; null: divide by std + 0.001
     scale: Fraction = 0.1  # largest residual action, in units of the [-1, 1] action range
     noise: Annotated[NonNegative, BUILT] = 0.05  # std of the noise on acting and in the target
     noise_clip: NonNegative = 0.3  # largest magnitude of the target's noise
@@ -77,7 +76,7 @@ class Config(VisionConfig):
     mean_first: bool = False  # square the critics' mean |error|, as the authors' code does
     num_critics: Ensemble = 10  # number of critics (E)
     num_min_critics: Count = 2  # critics sampled in each update for the minimum in the target
-    layer_norm: Switch = True  # layer normalization in actor and critics
+    layer_norm: Switch = True  # layer normalization before the ReLUs of actor and critics
     discount: Discount = 0.99  # discount factor gamma
     tau: Tau = 0.005  # target update rate: share of the trained networks mixed into their targets
     actor_lr: Rate = 1e-6  # learning rate of the residual actor

@@ -8,8 +8,8 @@ the multi-step policy or the one-step head.
 
 Paper:   Lei et al., arXiv:2510.14830.
 Differs: Updates equal those of the authors' code (Lei-Kun/RL-100; benchmarks/conformance), with
-         vector observations, without the authors' image encoder and its losses. The rest differs
-         as follows. Denoising steps are drawn in minibatches from all decisions. The authors' code
+         vector observations, without the authors' image encoder and its losses. The rest differs as
+         follows. Denoising steps are drawn in minibatches from all decisions. The authors' code
          takes the steps of each decision one after another, updates V once for them, and clips V's
          values and gradient. Later imitation continues from the current policy with Adam and a
          moving average of constant rate; the authors use AdamW and a decreasing rate. There is one
@@ -19,12 +19,12 @@ Differs: Updates equal those of the authors' code (Lei-Kun/RL-100; benchmarks/co
          rates and clips do not decay. The gate scores both policies from the same states and
          restores the old weights if it rejects the new ones, as in the paper. The last denoising
          step has no noise except `sampling_floor`; the authors' code ends at the least noisy level
-         instead. Noise is clipped to +-`noise_max`. Critics evaluate chunks as executed, within
-         their range. Target networks follow every update; in the authors' code they follow every
-         second one. The transition model has no weight decay and does not predict rewards. The
-         one-step head receives the policy's first denoising timestep, and its chunks are limited to
-         [-1, 1]; in the authors' code they are in the actions' own units. The transitions of flow
-         policies are those of `dppo`.
+         instead. Noise is clipped to +-`noise_max`. Critics evaluate chunks as they are executed,
+         clipped to the action range. Target networks follow every update; in the authors' code they
+         follow every second one. The transition model has no weight decay and does not predict
+         rewards. The one-step head receives the policy's first denoising timestep, and its chunks
+         are limited to [-1, 1]; in the authors' code they are in the actions' own units. The
+         transitions of flow policies are those of `dppo`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ class Config(OfflineConfig, ImitationConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Online(schedule.OnPolicy):
-    """Alternating use of offline data and new rollouts."""
+    """Training on rollouts alone, after iterations on the data and new episodes.
+
+    In these iterations, batches are sampled uniformly from all rows of data and new episodes.
+    """
 
     offline_fraction: Share | Literal["rows"] = "rows"
 
@@ -145,7 +148,8 @@ class RL100(OfflineImprovement, Imitating):
     ) -> list[schedule.Piece]:
         """Return the order of phases.
 
-        num_updates: updates of the first imitation phase, in addition to those of the run.
+        num_updates: updates of the first imitation phase. If rl100 continues a run, they follow the
+        updates of that run.
         """
         cfg, online, size = self.cfg, schedule.ONLINE, self.cfg.decisions * self.cfg.n_action_steps
         count, rest = divmod(num_env_steps, size)
@@ -156,10 +160,10 @@ class RL100(OfflineImprovement, Imitating):
             )
         if rest or count < cfg.iterations:
             raise UserError(
-                f"num_env_steps={num_env_steps}: new episodes and online iterations take {size} "
-                f"steps each (algorithm.decisions={cfg.decisions} of {cfg.n_action_steps}). Use a "
-                f"multiple of that, at least {cfg.iterations * size} for "
-                f"algorithm.iterations={cfg.iterations}."
+                f"num_env_steps={num_env_steps} is not possible. Every offline and every online "
+                f"iteration takes {size} environment steps: {cfg.decisions} chunks "
+                f"(algorithm.decisions) of {cfg.n_action_steps} steps. Use a multiple of {size}, "
+                f"at least {cfg.iterations * size} for algorithm.iterations={cfg.iterations}."
             )
         learn = {name: schedule.Learn(name, n) for name, n in self.phases.items()}
         fill = schedule.Fill("improve", cfg.decisions, "imitate")

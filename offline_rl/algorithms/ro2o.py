@@ -68,7 +68,10 @@ class RO2O(sac_n.SACN):
     online = True
 
     def for_phase(self, phase: str) -> Algorithm:
-        """Return the algorithm for `phase`. Online, pessimism is at its final value unless set."""
+        """Return the algorithm for `phase`.
+
+        Online, pessimism is `min_pessimism` unless online.pessimism is set.
+        """
         algorithm = super().for_phase(phase)
         if phase == ONLINE and "pessimism" not in algorithm.fixed_online_fields:
             algorithm.cfg = replace(algorithm.cfg, pessimism=0.0)  # min_pessimism applies

@@ -9,8 +9,8 @@ Differs: Temperature, policy and critics are updated one after the other, and ea
          parameters that the previous one changed, as in
          tinkoff-ai/CORL:algorithms/offline/sac_n.py, whose settings are used. The authors take all
          losses at the old parameters (snu-mllab/EDAC:lifelong_rl/trainers/q_learning/sac.py).
-         Target critics start as copies. Weights are initialized by fan-in for each critic and the
-         policy; the authors initialize the first layer by fan-out
+         Target critics are initialized as copies of the critics. The weights of each critic and of
+         the policy are initialized by fan-in; the authors initialize the first layer by fan-out
          (lifelong_rl/torch/pytorch_util.py). The log density is exact. The authors and CORL add
          1e-6 inside its logarithm, so that its gradient on saturated actions vanishes.
 """
@@ -61,7 +61,7 @@ class Config(BaseConfig):
     critic_lr: Rate = 3e-4  # learning rate of the critics
     alpha_lr: Rate = 3e-4  # learning rate of the temperature
     layer_norm: bool = False  # layer normalization in the critics
-    init: Initialization = "edac"  # edac: small outputs, biases of 0.1; fan_out: uniform
+    init: Initialization = "edac"  # edac: small output layers, biases 0.1; fan_out: LB-SAC's
     hidden: Sizes = (256, 256, 256)  # units of each hidden layer
     activation: Activation = "relu"  # activation between layers, of policy and critics
 

@@ -5,11 +5,11 @@ the VAE's negative evidence lower bound of the actor's action. The policy may mo
 the support of the data and is not pulled toward single actions.
 
 Paper:   Wu, Wu, Qiu, Wang, Long, NeurIPS 2022, arXiv:2202.06239.
-Differs: Offline, no known difference from the authors' code (thuml/SPOT:SPOT.py, vae.py) with one
-         sample of z and the evidence lower bound from it, as in all of the authors' settings. Every
-         seed trains its own VAE. Online, the penalty weight decays over this run's updates; the
-         authors' decays over 1M. Both updates of a pair run after the second of two environment
-         steps, as in `td3`. Optimizer states are kept, as in the authors' code;
+Differs: Offline, no known difference from the authors' code (thuml/SPOT:SPOT.py, vae.py), if that
+         code estimates the evidence lower bound from one sample of z, as in all of the authors'
+         settings. Every seed trains its own VAE. Online, the penalty weight decays over this run's
+         updates; the authors' decays over 1M. Both updates of a pair run after the second of two
+         environment steps, as in `td3`. Optimizer states are kept, as in the authors' code;
          tinkoff-ai/CORL:algorithms/finetune/spot.py resets them.
 """
 
@@ -66,7 +66,7 @@ class SPOT(td3.TD3):
     Config: ClassVar[type] = Config
     Online: ClassVar[type[schedule.Online]] = Online
     follows_card = True  # unlike TD3, it is trained on data
-    imitation_phases = needed_phases = ("fit_vae",)
+    imitation_phases = needed_phases = ("fit_vae",)  # needs no next observations
     offline_networks = ("vae",)
 
     @property
@@ -90,10 +90,11 @@ class SPOT(td3.TD3):
         return super().optimizers() | {"vae": Adam(self.cfg.vae_lr)}
 
     def unlikelihood(self, vae: Network, s: Tensor, a: Tensor, random: Random) -> Tensor:
-        """Return the negative evidence lower bound, up to a constant and scale, [B].
+        """Return the negative evidence lower bound of actions, up to a constant and a factor, [B].
 
-        The scale is kl_weight / (2 |A|). The decoder is normal with variance kl_weight / 4. Means
-        are over |A| and 2 |A| numbers.
+        The decoder is a normal distribution with variance kl_weight / 4. The factor is kl_weight /
+        (2 |A|): the squared error is averaged over the |A| dimensions of the action, and the KL
+        divergence over the 2 |A| dimensions of z.
         """
         error, kl = vae.terms(s, a, random)
         return error.mean(-1) + self.cfg.kl_weight * kl.mean(-1)

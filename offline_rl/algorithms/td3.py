@@ -5,10 +5,11 @@ Both critics regress on the smaller of two target values. The target action carr
 critic update only.
 
 Paper:   Fujimoto, van Hoof, Meger, ICML 2018, arXiv:1802.09477, algorithm 1.
-Differs: from the authors' code (sfujim/TD3:TD3.py, main.py) in the timing of updates. Both updates
-         of a pair run after the second of two environment steps; the authors' code runs one after
-         each step. The actor that acts between them is the same. Network sizes, learning rates and
-         exploration are the code's, not the paper's (400-300 units, 1e-3).
+Differs: from the authors' code (sfujim/TD3:TD3.py, main.py) in the timing of updates. Two updates
+         run after every second environment step; the authors' code runs one update after each step.
+         The actor that takes these steps is the same, because only the second of the two updates
+         changes it. Network sizes, learning rates and exploration are the code's, not the paper's
+         (400-300 units, 1e-3).
 """
 
 from __future__ import annotations

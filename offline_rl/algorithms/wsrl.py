@@ -12,14 +12,15 @@ Use:     finetune run=<run of cal_ql, cql or iql> algorithm=wsrl num_env_steps=â
          num_critics=10 num_min_critics=2 squashed=true.
 Differs: from the authors' code (zhouzypaul/wsrl:wsrl/agents/sac.py). The temperature is exp of the
          learned parameter, as in the checkpoints; the authors use softplus. The policy's standard
-         deviation has CQL's learned scale and shift and lies in [e^-20, e^2]. In the authors' code
-         it has neither and lies in [1e-5, 10]. In AntMaze it depends on the state here, but not in
-         the authors' code. The actor's update uses the last batch of a block; the authors' uses all
-         batches of the block. Networks that a step does not train do not change; in the authors'
-         code Adam's momentum moves them. Every critic has its own output layer; in the authors'
-         code all critics share one. Layer normalization has torch's eps of 1e-5; the authors' code
-         has 1e-6. The episodes of the binary Adroit tasks do not end with success. After IQL, which
-         has no temperature, the temperature starts from `initial_alpha`.
+         deviation has CQL's learned scale and shift, and lies in [e^-20, e^2]. In the authors'
+         code, the standard deviation has no scale and shift, and lies in [1e-5, 10]. In AntMaze,
+         the standard deviation depends on the state; in the authors' code, it does not. The actor's
+         update uses the last batch of a block; the authors' uses all batches of the block. Networks
+         that a step does not train do not change; in the authors' code Adam's momentum moves them.
+         Every critic has its own output layer; in the authors' code all critics share one. Layer
+         normalization has torch's eps of 1e-5; the authors' code has 1e-6. The episodes of the
+         binary Adroit tasks do not end with success. After IQL, which has no temperature, the
+         temperature starts from `initial_alpha`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,11 @@ class WSRL(rlpd.RLPD):
         return super().initialize_from(initial, other)
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
-        """Return r + discount * (min of sampled Q_i(s', a')), [B]; a': one or the best sample."""
+        """Return the critic target r + discount * min_i Q_i(s', a'), [B].
+
+        i: the critics sampled for this update. a': one sampled action, or with max_target_backup
+        the best of `num_samples`.
+        """
         cfg, s = self.cfg, batch.next_observations
         count = cfg.num_samples if cfg.max_target_backup else 1
         pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]

@@ -44,7 +44,7 @@ class Preprocessing(Checked):
     """Options of the preprocessing; the defaults leave the data unchanged."""
 
     normalize_observations: Normalize = False  # true: z-score over the data; min_max: to [-1, 1]
-    min_std: Positive | None = None  # minimum standard deviation of a z-score; null: std + 0.001
+    min_std: Positive | None = None  # lower bound on the divisor; null: divide by std + 0.001
     normalize_returns: bool = False  # rewards * 1000 / (best - worst return), then scale and shift
     center_rewards: bool = False  # subtract the mean reward; only for data without terminations
     reward_scale: Number = 1.0  # training uses rewards * reward_scale + reward_shift

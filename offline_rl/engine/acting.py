@@ -27,11 +27,13 @@ EXPLORATION = 1 << 33  # separates the random numbers of exploration from those 
 class StackedPolicy:
     """The policies of S seeds; each acts in `batch` episodes in parallel.
 
-    A call maps observations [S, batch, O] and a step to actions [S, batch, A], in float32 whatever
-    the engine's precision. The memory of a policy with memory (`heads.head.Recurrent`) is stored
-    here, on the device: `reset` starts `batch` new episodes of each seed, and `observe` passes the
-    raw rewards of the last actions. For a policy that predicts chunks (`heads.head.Planner`),
-    `reset` passes the episodes' seeds. Other policies need neither method.
+    A call maps observations [S, batch, O] and a step to actions [S, batch, A]. It computes in
+    float32, independent of the engine's precision.
+
+    This class stores the memory of a recurrent policy (`heads.head.Recurrent`) on the device. For
+    such a policy, `reset` starts `batch` new episodes of each seed, and `observe` passes the raw
+    rewards of the last actions. For a policy that predicts chunks (`heads.head.Planner`), `reset`
+    passes the episodes' seeds. Other policies need neither method.
 
     The policies act with the current parameters or, after `snapshot`, with a copy of them.
     """

@@ -46,10 +46,10 @@ def compile_graph(
 ) -> Callable[..., Tensor]:
     """Compile `graph` in three parts: scalars of each seed, random numbers, and the rest.
 
-    The first two depend only on integers: the inputs with indices in `counts`, which are seeds,
-    update counts, optimizer steps and sizes. Scalars of each seed are keys of random numbers, bias
-    corrections and learning rates. If all were one part, Inductor would inline the scalars and
-    random numbers, and recompute them for every element that uses them.
+    The first two parts depend only on integer inputs: seeds, update counts, optimizer steps and
+    sizes. `counts` contains the indices of these inputs. The scalars are keys of random numbers,
+    bias corrections and learning rates. In a graph of one part, Inductor would inline the scalars
+    and random numbers, and recompute them for every element that uses them.
     """
     scalars, random_numbers, rest = range(3)
     part: dict[Node, int] = {}

@@ -36,8 +36,10 @@ from offline_rl.utils.trees import flatten
 from policies.networks.precision import set_compute_dtype
 
 Precision = Literal["fp32", "tf32", "bf16"]
-ELSEWHERE = "elsewhere"  # counter of updates in other phases; not saved, see `Engine.done`
-COUNTS = ("steps", "update", ELSEWHERE)  # leaves with equal values for all stacked seeds
+# Key of the counter of updates in all phases except the current one. Checkpoints do not contain it;
+# it is computed from `Engine.done`.
+OTHER_PHASES = "elsewhere"
+COUNTS = ("steps", "update", OTHER_PHASES)  # leaves with equal values for all stacked seeds
 MAX_UNROLLED = 4  # longer periods are split into programs of one update each
 APPLY_STREAM = 1 << 35  # separates the random numbers of `apply` from those of updates
 Positions = tuple[int, ...]  # indices of updates within a period
@@ -87,19 +89,21 @@ class Engine:
             hardware.keep_freed_memory()
         self.seeds, self.batch_size = list(seeds), batch_size
         self.device, self.precision, self.compiled = torch.device(device), precision, compile
-        self.capture = self.device.type == "cuda"  # CUDA graphs; in a profile, each is one call
+        # Use CUDA graphs. A profiler shows a replayed graph as a single call.
+        self.capture = self.device.type == "cuda"
         self.uncompiled_phases: Collection[str] = ()  # phases too short to be worth compiling
         self.compile_seconds = 0.0
         self.fallbacks: dict[str, Fallback] = {}  # program -> fallback; stored in the run's folder
         self.log: Callable[[str], object] = lambda _: None  # prints a message before slow steps
-        self.compiling: Callable[[], AbstractContextManager[None]] = nullcontext  # around compiling
+        # Creates a context manager that is active during each compilation.
+        self.compiling: Callable[[], AbstractContextManager[None]] = nullcontext
         algorithms, trees = [], []
         for s, seed in enumerate(self.seeds):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 algorithms.append(make(s))
             counters = {"seed": torch.tensor(seed), "update": torch.tensor(0)}
-            counters[ELSEWHERE] = torch.tensor(0)
+            counters[OTHER_PHASES] = torch.tensor(0)
             trees.append(algorithms[-1].initial() | {"counters": counters})
         self.algorithm = algorithms[0]
         self.sources = sources if isinstance(sources, Sources) else Sources(offline=sources)
@@ -107,8 +111,9 @@ class Engine:
         self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
         self.values = {k: torch.tensor(v, device=self.device) for k, v in (values or {}).items()}
         set_precision(self.algorithm, precision, self.device)
-        # Phase -> number of updates so far. Checkpoints hold this in addition to the state. The
-        # state's counter "elsewhere" is the number of updates in all phases except `_entered`.
+        # Number of updates of each phase so far. Checkpoints contain `done` and the state.
+        # `_entered` is the current phase. The state's counter OTHER_PHASES is the number of updates
+        # in all phases except `_entered`.
         self.done: dict[str, int] = {}
         self._entered: str | None = None
         self._phases: dict[str, tuple[Algorithm, Source]] = {}
@@ -122,7 +127,8 @@ class Engine:
         counts = self.state["counters"]["update"].tolist()
         if len(set(counts)) > 1:
             raise ValueError(
-                f"seeds {self.seeds} have done {counts} updates and cannot be trained together"
+                f"seeds {self.seeds} have done {counts} updates and cannot be trained together. "
+                "Load checkpoints with the same number of updates."
             )
         return counts[0]
 
@@ -141,7 +147,10 @@ class Engine:
         """Run `num_updates` more updates of every seed, a multiple of the phase's period."""
         period = self.period(phase)
         if num_updates % period:
-            raise ValueError(f"{num_updates} updates are not a multiple of the period {period}")
+            raise ValueError(
+                f"{num_updates} updates are not a multiple of the period {period}. Use a multiple "
+                f"of {period}."
+            )
         programs, source = self.programs(phase), self.for_phase(phase)[1]
         prefetch = getattr(source, "prefetch", None)
         self._enter(phase)
@@ -155,10 +164,13 @@ class Engine:
             self.done[phase] = self.done.get(phase, 0) + period
 
     def _enter(self, phase: str) -> None:
-        """Make `State.done` count the updates of `phase`. A change waits for the device."""
+        """Make `State.done` count the updates of `phase`.
+
+        Entering another phase than before waits for the device.
+        """
         if phase != self._entered:
             others = self.updates - self.done.get(phase, 0)
-            self.state["counters"][ELSEWHERE].fill_(others)
+            self.state["counters"][OTHER_PHASES].fill_(others)
             self._entered = phase
 
     def metrics(self, phase: str = "update") -> dict[str, np.ndarray]:
@@ -215,7 +227,7 @@ class Engine:
             run_update = getattr(algorithm, "update" if phase == ONLINE else phase)
             params, optimizer, counters = tree["params"], tree["optimizer"], tree["counters"]
             update, sums = counters["update"], dict[str, list[Tensor]]()
-            first = update - counters[ELSEWHERE]
+            first = update - counters[OTHER_PHASES]
             for done, i in enumerate(positions):
                 random = Random(counters["seed"], update + done)
                 batch = source.sample(data, random, self.batch_size, algorithm.cfg.discount)
@@ -252,8 +264,8 @@ class Engine:
                 new, metrics = tree_map(lambda x: x[None], one_seed(tree, values, data))
             else:
                 # Data that all seeds share has a leading axis of 1. COUNTS are equal for all seeds
-                # and are passed without a seed axis. Then an optimizer step, whose bias correction
-                # depends on them, is one pass over memory.
+                # and are passed without a seed axis. The bias correction of an optimizer step then
+                # has no seed axis either, so the step is a single pass over memory.
                 axes = (
                     tree_map_with_path(lambda at, _: None if at[-1].key in COUNTS else 0, tree),
                     tree_map(lambda _: 0, values),
@@ -291,10 +303,11 @@ class Engine:
                     prefetch(self.updates)  # the check below needs a batch
                 complete = len(positions) == self.period(phase)
                 name = phase if complete else f"{phase} {positions[0]}"
-                # the check needs an update that changes all networks, including the policy
+                # The check below runs one update, which must change all networks. Some algorithms
+                # do not change the policy in the first updates of a phase, so skip those updates.
                 first, _ = algorithm.updates_before_policy(phase)
                 counters = self.state["counters"]
-                counters[ELSEWHERE].copy_(counters["update"] - first)
+                counters[OTHER_PHASES].copy_(counters["update"] - first)
                 with self.compiling():
                     run = self._compile(name, graph, leaves, inputs)
             if self.capture:
@@ -309,10 +322,12 @@ class Engine:
     def _compile(
         self, name: str, graph: GraphModule, leaves: list[Tensor], inputs: list[Tensor]
     ) -> Callable[..., Tensor]:
-        """Compile `graph`; if the result fails the check, for AVX2; else return `graph` itself.
+        """Compile `graph`, check the compiled function and return it, or return a fallback.
 
-        A fallback is stored in `fallbacks` under `name`. If it already holds one, only that is
-        used. This method changes the training state; the caller restores it.
+        If the function fails the check on a CPU, `graph` is compiled again for AVX2. If no compiled
+        function passes, the uncompiled `graph` is returned. The fallback is stored in `fallbacks`
+        under `name`. If `fallbacks` already contains `name`, the attempts before that fallback are
+        skipped. This method changes the training state; the caller restores it.
         """
         codes: list[Code] = ["default", "avx2"] if self.device.type == "cpu" else ["default"]
         match self.fallbacks.get(name):
@@ -374,7 +389,7 @@ class Engine:
         def one_seed(tree: Any, values: Any, batch: Any) -> Any:
             algorithm, counters = configured.with_values(values), tree["counters"]
             random = Random(counters["seed"] + APPLY_STREAM, counters["update"])
-            done = counters["update"] - counters[ELSEWHERE]
+            done = counters["update"] - counters[OTHER_PHASES]
             state = State(algorithm, tree["params"], tree["optimizer"], random, done)
             if isinstance(inputs, SampleRequest):
                 assert source is not None
@@ -435,7 +450,7 @@ class Engine:
     def _saved(self) -> dict[str, Tensor]:
         """Return the tensors that checkpoints hold, stacked over seeds."""
         tensors = flatten(self.state)
-        return {name: x for name, x in tensors.items() if name != f"counters/{ELSEWHERE}"}
+        return {name: x for name, x in tensors.items() if name != f"counters/{OTHER_PHASES}"}
 
     def load_seed_state(self, s: int, flat: dict[str, Tensor]) -> None:
         """Load the result of `seed_state` into the s-th seed.
@@ -446,13 +461,17 @@ class Engine:
         current = self._saved()
         self.done, self._entered = {}, None
         if unmatched := current.keys() ^ flat.keys():
-            raise ValueError(f"the checkpoint's tensors differ in {sorted(unmatched)[:3]}")
+            raise ValueError(
+                "only the checkpoint or only the algorithm has the tensors "
+                f"{sorted(unmatched)[:3]}. Load a checkpoint of the same algorithm and config."
+            )
         for name, value in flat.items():
             tensor = current[name]
             if tensor[s].shape != value.shape or tensor.dtype != value.dtype:
                 raise ValueError(
                     f"{name} is {tuple(value.shape)} {value.dtype} in the checkpoint, but "
-                    f"{tuple(tensor[s].shape)} {tensor.dtype} here"
+                    f"{tuple(tensor[s].shape)} {tensor.dtype} in the algorithm. Load a checkpoint "
+                    "of the same algorithm and config."
                 )
             tensor[s] = value.to(self.device)
 

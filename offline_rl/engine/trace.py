@@ -27,7 +27,10 @@ def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
             return make_fx(function)(*arguments)
     except (RuntimeError, DataDependentOutputException) as error:
         message = str(error)
-        if not any(words in message for words in VALUES) or (where := user_line(error)) is None:
+        if (
+            not any(words in message for words in READ_ERRORS)
+            or (where := user_line(error)) is None
+        ):
             raise
         raise UserError(
             f"{where}: a tensor's value (`if`, `while`, float(), .item()) is not known while an "
@@ -35,7 +38,9 @@ def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
         ) from error
 
 
-VALUES = (  # parts of torch's messages if code reads a value: one seed, several seeds, a scalar
+# Parts of torch's error messages if traced code reads the value of a tensor. The message depends on
+# whether there is one seed, there are several seeds, or the tensor is a scalar.
+READS = (
     "get value out of a tracing tensor",
     "data-dependent control flow",
     ".item()",

@@ -16,11 +16,17 @@ from torch import Tensor
 # Adam, so no fixed tolerance fits all parameters. Therefore the graph also runs with parameters
 # that have artificial rounding errors, which shows how much correct results can differ.
 ROUNDING = {"fp32": 2.0**-18, "tf32": 2.0**-10, "bf16": 2.0**-8}  # relative errors of parameters
-FREQUENCIES = (1.2e4, 3.4e4)  # one run per frequency, each with different rounding errors
-FACTOR = 4.0  # allowed error / largest difference that rounding errors cause in those runs
+# The artificial error of a parameter is proportional to sin(frequency * parameter). The graph runs
+# once for each frequency.
+FREQUENCIES = (1.2e4, 3.4e4)
+FACTOR = 4.0  # allowed error / largest difference that the artificial rounding errors cause
 FILL_SIZE = 0.02  # magnitude of the numbers that replace zero parameters
-TOLERANCE = 0.2  # additional allowed error, relative to the output: samples or maxima may change
-CANCELED = 1e-6  # allowed if all runs of the graph give 0: terms may cancel to a rounding error
+# Additional allowed error, relative to the norm of the output. Rounding can change which action is
+# sampled or which element is the maximum.
+TOLERANCE = 0.2
+# Allowed norm of an output that is 0 in all runs of the graph. In the compiled update, terms that
+# cancel may leave a rounding error.
+CANCELED = 1e-6
 
 
 class Outputs(NamedTuple):

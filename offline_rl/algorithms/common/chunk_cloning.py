@@ -174,7 +174,7 @@ class ChunkCloning(Algorithm):
     """
 
     targets = {"policy": "model"}
-    follows_card = False  # imitation learns no values
+    follows_card = False  # the preprocessing of dataset cards is for methods that learn values
     imitation_phases: ClassVar[tuple[str, ...]] = ("update",)
     vector_only = False
     # observation at whose time step a chunk starts

@@ -16,8 +16,9 @@ from typing import Annotated, Any, get_type_hints
 from offline_rl.data.transform import Preprocessing
 from offline_rl.utils.options import Count, Range, type_metadata
 
-BUILT = "one value for all seeds"  # marks fields that define networks or data
-OFFLINE = "offline alone"  # marks fields that online training does not use
+# Annotation of fields that define networks or data. Stacked seeds must have the same value.
+BUILT = "one value for all seeds"
+OFFLINE = "offline alone"  # annotation of fields that online training does not use
 
 Bound = Annotated[float, Range(-inf, inf)]
 Discount = Annotated[float, Range(0, below=1)]
@@ -40,9 +41,9 @@ class BaseConfig(Preprocessing):
 
     @classmethod
     def small(cls) -> dict[str, Any]:
-        """Return options of small networks and batches, with which tests take little time.
+        """Return options for fast tests: small networks and batches.
 
-        A subclass adds its own sizes.
+        Subclasses add the options that they define.
         """
         sizes: dict[str, Any] = dict.fromkeys(
             ("hidden", "policy_hidden", "critic_hidden", "vae_hidden"), (16, 16)

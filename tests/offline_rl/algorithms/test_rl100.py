@@ -415,7 +415,10 @@ def test_trained_from_scratch_its_one_step_head_acts_from_a_bundle(line: str, tm
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_env_steps": 100}, "new episodes and online iterations take 48 steps each"),
+        (
+            {"num_env_steps": 100},
+            "Every offline and every online iteration takes 48 environment steps",
+        ),
         (
             {"num_env_steps": 48, "algorithm.iterations": 2},
             "at least 96 for algorithm.iterations=2",
