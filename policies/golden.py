@@ -1,4 +1,4 @@
-"""Opening a bundle and verifying its golden output.
+"""Open a bundle and verify its golden output.
 
 The golden output is the policy's recorded output for a recorded input. Every runtime must reproduce
 it before the policy may act.
@@ -63,7 +63,7 @@ def base_mismatch(residual: BundlePolicy, base: BundlePolicy) -> str | None:
 
 
 def seal(bundle: Bundle) -> Bundle:
-    """Return `bundle` with a golden output, also for its base. Existing ones stay unchanged.
+    """Return `bundle` and its base with golden outputs. Existing golden outputs stay unchanged.
 
     A missing golden output is computed, in torch if torch is installed. Raises BundleError if the
     parts of the bundle do not fit together.

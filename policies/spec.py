@@ -14,7 +14,8 @@ from policies.arrays import as_array
 from policies.channels import is_image
 
 VECTOR = "observation"  # channel name of an observation that is a single vector
-SAME_RANGE = 1e-3  # limits this close, as a share of the range, are equal: files round limits
+# two limits count as equal if they differ by at most this share of the range: files round limits
+SAME_RANGE = 1e-3
 
 
 class Conversion(NamedTuple):

@@ -137,7 +137,7 @@ def test_help_on_an_algorithm_lists_its_hyper_parameters_for_the_task(
 ) -> None:
     main(["train", "algorithm=iql", "task=antmaze-umaze-v2", "--help"])
     page = " ".join(capsys.readouterr().out.split())
-    assert "hyper-parameters of iql, from row antmaze-* of its table" in page
+    assert "(row antmaze-* of configs/algorithm/iql.yaml)" in page
     assert "algorithm.expectile=0.9 " in page
     assert "(a number, at least 0.5 and below 1; default 0.7)" in page
     assert "algorithm.batch_size=256 transitions per update" in page

@@ -43,7 +43,7 @@ class Frame(NamedTuple):
     left: float  # distance from the left side to the arm's base, m
 
 
-CAMERA = Frame(96, 0.9, 0.15)  # for observed images, which show puck and goal, not all of the arm
+CAMERA = Frame(96, 0.9, 0.15)  # for observed images, which show puck and goal, not the whole arm
 
 
 def model_xml(arm: Arm) -> str:

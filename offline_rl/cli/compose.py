@@ -1,4 +1,4 @@
-"""Jobs from a command line: Hydra's overrides and sweeps, experiments, --cfg job.
+"""Parser of the command line of `train`: Hydra's overrides and sweeps, experiments, --cfg job.
 
 An experiment is a YAML file with options of `train`, nested or with dots: a file in
 configs/experiment or one of the user's. The entry `defaults:` names experiments that it extends.
@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 def compose(arguments: Sequence[str]) -> Command:
     """Parse `key=value`, `experiment=`, -m with several values, and --cfg job. Raises UserError."""
-    typed, multirun, print_only = list[str](), False, False
+    overrides, multirun, print_only = list[str](), False, False
     words = iter(arguments)
     for word in words:
         flag, _, value = word.partition("=")
@@ -43,16 +43,16 @@ def compose(arguments: Sequence[str]) -> Command:
         elif word.startswith("-"):
             raise UserError(unknown("flag", word, FLAGS))
         else:
-            typed.append(word)
-    jobs = [with_experiment(job) for job in sweep(typed, multirun)]
+            overrides.append(word)
+    jobs = [with_experiment(job) for job in sweep(overrides, multirun)]
     for job in jobs:
         refuse_lists(job)
     return Command(jobs, print_only)
 
 
-def sweep(typed: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
-    """Return one job for each combination of the values in `typed`, in Hydra's order."""
-    parsed = parse_overrides(typed, Groups())
+def sweep(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
+    """Return one job for each combination of the overrides' values, in Hydra's order."""
+    parsed = parse_overrides(overrides, Groups())
     several = [override for override in parsed if override.is_sweep_override()]
     if not several:
         return [override_values(parsed)]
@@ -72,7 +72,7 @@ def sweep(typed: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
     (lines,) = BasicSweeper.split_arguments(list(parsed), None)
     jobs = [override_values(parse_overrides(line)) for line in lines]
     if not jobs:
-        raise UserError(f"{several[0].input_line!r}: one of the sweeps has no values")
+        raise UserError(f"{several[0].input_line!r}: one of the sweeps has no values. Give it one")
     for job in jobs:  # in a sweep, seeds=1,2 means the seeds 1 and 2; else seeds=3 is a count
         if isinstance(job.get("seeds"), int) and any(o.key_or_group == "seeds" for o in several):
             job["seeds"] = [job["seeds"]]
@@ -111,10 +111,10 @@ class Groups:
 
 
 def with_experiment(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `job` merged with the experiment in its experiment=, if any.
+    """Merge `job` with the experiment that its option `experiment` names, if any.
 
-    The run gets the name of the experiment, unless `job` has a name=. Raises UserError naming the
-    file for an invalid option or value.
+    Options of `job` have priority. Without the option `name`, the run is named after the
+    experiment. Raises UserError, with the experiment's file, for an invalid option or value.
     """
     from offline_rl.training.resolve import TWINS
 
@@ -123,7 +123,7 @@ def with_experiment(job: Mapping[str, Any]) -> dict[str, Any]:
         return job
     path = config_file("experiment", str(name))
     preset = load_experiment(path)
-    for twins in TWINS:
+    for twins in TWINS:  # two keys of one option: the job's key replaces both in the experiment
         if job.keys() & {*twins}:
             preset = {key: value for key, value in preset.items() if key not in twins}
     merged = {"name": path.stem, **preset, **job}

@@ -45,8 +45,9 @@ def algorithm_section(algorithm: str, task: str) -> str:
     cls = algorithm_class(algorithm)
     pattern, values = tuned(algorithm, task)
     owner = table_of(algorithm)
-    whose = "its table" if owner == algorithm else f"{owner}'s table"
-    table = f", from row {pattern} of {whose} for task={task}" if pattern else ""
+    table = ""
+    if pattern:
+        table = f" with task={task} (row {pattern} of configs/algorithm/{owner}.yaml)"
     parts = [f"hyper-parameters of {algorithm}{table}:"]
     parts.append(
         option_lines(
@@ -89,7 +90,7 @@ def option_lines(
 
 
 def allowed_values(option: Option) -> str:
-    """Return type and range of an option as text; empty for any text."""
+    """Return the type and range of an option; empty if the option accepts any text."""
     words = option.type.removesuffix(" or null").removeprefix("one of ").split(" [")[0]
     allowed = str(option.range or "").replace("finite", "")
     parts = ["" if words == "text" else words, "" if allowed == words else allowed]

@@ -43,9 +43,10 @@ def launch(jobs: Sequence[Mapping[str, Any]], *, show: bool = True) -> list[Path
 def merge(jobs: Iterable[Mapping[str, Any]]) -> list[Job]:
     """Merge jobs into as few calls of `train` as possible, in the order of their first jobs.
 
-    Jobs of the same folder become one call with lists if they differ only in seeds or in
-    hyper-parameters that may differ between stacked seeds. Other differences become part of the
-    run's name. Raises UserError if two jobs would still write the same folder.
+    Jobs with the same run folder become one call if they differ only in seeds, or in
+    hyper-parameters that may differ between stacked seeds. The call gets a list of the differing
+    values. Values of other options are appended to the run's name. Raises UserError if two jobs
+    would still write the same folder.
     """
     by_folder = dict[Path, list[Job]]()
     for job in jobs:
@@ -108,7 +109,7 @@ def job_folder(job: Mapping[str, Any], name: str | None = None) -> Path:
 
 
 def job_folders(job: Job) -> list[Path]:
-    """Return the run folders of all stacked values of a job."""
+    """Return the run folders of a job: one per combination of listed hyper-parameter values."""
     lists = {k: v for k, v in job.items() if is_stackable(k, [job]) and isinstance(v, list)}
     names = [k.removeprefix("algorithm.") for k in lists]
     chosen = [dict(zip(names, map(float, vs), strict=True)) for vs in product(*lists.values())]

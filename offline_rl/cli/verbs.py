@@ -183,7 +183,8 @@ def data(arguments: Sequence[str]) -> None:
            offline-rl data convert <file or card> <new file or folder> [key=value …]
 
     <file> is a file or a folder. Its layout is recognized by its content; see
-    docs/reference/formats.md. data_dir= is the folder of the datasets. Repeat the command to
+    docs/reference/formats.md. <card> is a dataset's name in `offline-rl data list`.
+    data_dir= is the folder of the datasets. Repeat the command to
     continue an interrupted download; complete files are not downloaded again.
     The options below are for info, check and convert. For info and check, format= is the layout of
     the file. For convert, format= is the layout to write, and source_format= is the layout of the

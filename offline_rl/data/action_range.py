@@ -61,7 +61,7 @@ def limits(where: str, parsed: ParsedFile, options: ReadOptions) -> Bounds | Non
 
 
 def uses_extremes(parsed: ParsedFile, options: ReadOptions) -> bool:
-    """Return True if the stated minimum and maximum of the actions are used as their limits.
+    """Return True if the action limits are the minimum and maximum that the file states.
 
     This is the case if some actions are outside [-1, 1], and neither the options nor the file
     state limits.

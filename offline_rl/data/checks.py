@@ -22,10 +22,12 @@ Bounds = tuple[np.ndarray | float, np.ndarray | float]  # actions that are scale
 LOST_SHARE = 1e-3  # relative error above which a column has lost its precision
 LOST_OF_BULK = 2.5e-3  # the same limit if the range is measured without the tails (outliers)
 TAILS = 0.05  # fraction of the values at each end that may be outliers
-LOST_REFUSED = 1e-6  # smaller absolute errors give only a note: simulated joints at rest have them
-AT_REST = 1e-5  # columns with a smaller range give only a note: joints at rest, in degrees or mm
+# A column is refused only if its absolute error exceeds LOST_REFUSED and its range exceeds AT_REST.
+# Otherwise it gives a note.
+LOST_REFUSED = 1e-6  # simulated joints at rest have smaller errors
+AT_REST = 1e-5  # joints at rest, in degrees or mm, have smaller ranges
 LOST_NOTED = 1e-7  # smaller absolute errors give no note
-CONSTANT = 1e-10  # columns with a smaller range, relative to their size, are constants in float64
+CONSTANT = 1e-10  # a column whose range / largest absolute value is smaller counts as constant
 EXACT = 2**24  # integers up to this are exact in float32
 
 
@@ -98,18 +100,19 @@ def find_errors(
 def describe_overshoot(actions: np.ndarray) -> str | None:
     """Return a note if clipping to [-1, 1] changes actions by more than float32 rounding does.
 
-    The note continues the array's name. actions: [N, A], in [-1, 1] except for rounding.
+    The note follows the name of the array in a message. actions: [N, A], in [-1, 1] except for
+    rounding.
     """
     beyond = float(np.abs(actions).max()) - 1 if actions.size else 0.0
     if not beyond > TOLERANCE:
         return None
     rows = int((np.abs(actions) > 1).any(1).sum())
     share = f"{rows:,} of {len(actions):,} rows"
-    return f"exceed their limits by up to {beyond:.1%}, as by rounding, and are clipped ({share})"
+    return f"exceed their limits by up to {beyond:.1%} (rounding) and are clipped in {share}"
 
 
 def _describe_range(actions: np.ndarray, low: float, high: float, bounds: Bounds | None) -> str:
-    """Return an error, continuing the array's name, for actions outside [-1, 1]."""
+    """Return an error, to follow the name of the array, for actions outside [-1, 1]."""
     reach = f"{list(actions.shape)} reach from {low:.7g} to {high:.7g}"
     if bounds is None:
         return (
@@ -254,7 +257,7 @@ class PrecisionLoss(NamedTuple):
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Low and high as text, rounded outward to the first digit of their difference."""
+        """`low` and `high` as text, rounded outward to the first digit of `high - low`."""
         unit = 10.0 ** math.floor(math.log10(self.high - self.low))
         low, high = math.floor(self.low / unit) * unit, math.ceil(self.high / unit) * unit
         return f"{low:.15g}", f"{high:.15g}"

@@ -66,10 +66,11 @@ def convert(
     if drop_unusable and (unusable := int((~data.usable).sum())):
         notes.append(f"{unusable:,} time-out rows without a next observation left out")
         data = data.take(np.flatnonzero(data.usable))
+    # A gap is a row in the middle of an episode whose next observation is unknown.
     gaps = ~data.usable & ~data.terminated & ~data.truncated
     if gaps.any():
         data = replace(data, truncated=data.truncated | gaps)
-        notes.append(f"{gaps.sum():,} gaps end an episode, because the layouts cannot store gaps")
+        notes.append(f"{gaps.sum():,} gaps end an episode: no layout can store gaps (missing rows)")
     if layout == "minari":
         if unusable := int((~data.usable).sum()):
             raise UserError(

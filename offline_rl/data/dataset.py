@@ -114,7 +114,8 @@ class Dataset:
         actions: [N, A] in [-1, 1].
         rewards, terminated, truncated: [N] or [N, 1].
         final_observations: [episodes, *obs], the observation after each episode's last row. Use it
-        instead of next_observations if all other next observations are the next rows'.
+        instead of next_observations if, within an episode, the next observation of a row is the
+        observation of the next row.
         terminals, timeouts: D4RL's names for terminated and truncated.
         action_scale, action_range: units of the actions, as in `read`. If `spec` is None, the spec
         of the data set has this range.
@@ -414,7 +415,10 @@ def _successors(
     where: str,
     keys: Mapping[str, str],
 ) -> tuple[Observations, np.ndarray]:
-    """Return the extra rows of observations, and `next_index` with extra rows after all others."""
+    """Return the next observations that are not rows of the data, and `next_index`.
+
+    `next_index` counts the rows of the data first, then these extra rows.
+    """
     num_rows, last = len(is_terminated), is_terminated | is_truncated
     index = np.arange(1, num_rows + 1)
     extra = np.zeros(num_rows, bool)

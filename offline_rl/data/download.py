@@ -35,7 +35,9 @@ from offline_rl.version import __version__
 if TYPE_CHECKING:
     from envs.cards import Card, File
 
-BLOCK = 1 << 20  # bytes read at a time; an attempt that receives fewer counts as failed
+# Bytes per read. If an attempt adds at least a block before it fails, the count of failures in a row
+# restarts at 1.
+BLOCK = 1 << 20
 TEMPORARY = {408, 425, 429, 500, 502, 503, 504}  # HTTP status codes after which a retry may succeed
 Log = Callable[[str], object]
 
@@ -101,14 +103,14 @@ def _fetch(
             "--help."
         )
     target = data_folder(data_dir) / file.path
-    note = target.with_name(f"{target.name}.part.json")
+    progress_file = target.with_name(f"{target.name}.part.json")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with (
             open_exclusively(
-                note, lambda: log(f"{file.name}: another process is downloading it")
+                progress_file, lambda: log(f"{file.name}: another process is downloading it")
             ) as locked,
-            Part(note, locked) as part,
+            Part(progress_file, locked) as part,
         ):
             if not find_stored(card, data_dir, split=split):  # else the other process has finished
                 _download_file(file, card.name, target, part, patience, log, show)
@@ -150,7 +152,7 @@ def _try_url(
         resumed = part.size > 0
         try:
             _receive(url, file, part, patience.silence_s, show)
-            _verify(file, part, temporary=resumed)
+            _verify(file, part, temporary=resumed)  # a wrong resumed file is downloaded again
             return
         except _Failure as failure:
             failures = 1 if part.size >= max_size + BLOCK else failures + 1

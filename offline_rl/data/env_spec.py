@@ -67,7 +67,7 @@ def note_on_normalized_actions(spec: Spec | None, target: Spec, task: str) -> st
 
 
 def map_to_range(data: Dataset, target: Spec, task: str, *, option: str | None) -> Dataset:
-    """Return `data` with actions converted to the action range of `target`, and a note about it.
+    """Convert the actions of `data` to the action range of `target`, and add a note.
 
     target: spec of an environment, from `stated_spec`, or of other data.  task: name of `target`.
     option: `action_scale` or `action_range` if this option states the range of the data, else None.
@@ -80,7 +80,7 @@ def map_to_range(data: Dataset, target: Spec, task: str, *, option: str | None) 
         note = None if option else note_on_normalized_actions(spec, target, task)
         return data if note is None else replace(data, notes=(*data.notes, note))
     if spec.action_dim != target.action_dim or (option and target.is_normalized):
-        return data  # a later comparison of the specs refuses different action dimensions
+        return data  # different dimensions are refused later, when the specs are compared
     uses_extremes = REACHED in data.notes
     if uses_extremes and not target.action_low:
         raise UserError(
@@ -103,8 +103,8 @@ def map_to_range(data: Dataset, target: Spec, task: str, *, option: str | None) 
         if option == "action_scale":
             data_option = f"action_scale={spec.action_high[0]:g}"
         raise UserError(
-            f"{data_option} means {ranges[0]}; the range of {task} is {ranges[1]}. If the data is "
-            f"in the task's units, use {task_option}. Otherwise run `offline-rl data convert "
+            f"{data_option} sets the range {ranges[0]}; the range of {task} is {ranges[1]}. If the "
+            f"data is in the task's units, use {task_option}. Otherwise run `offline-rl data convert "
             f"{where} <new file> {data_option}` first"
         )
     notes = [note for note in data.notes if note != REACHED]

@@ -25,8 +25,8 @@ from offline_rl.utils.options import FileFormat, to_python
 from policies import channels
 from policies.spec import VECTOR, Channel, Spec
 
-# Note for files that state the minimum and maximum of their actions, but not their limits.
-REACHED = "actions: -1 and 1 stand for the minimum and maximum of each action, as the file states"
+# Note on a file that states the minimum and maximum of the recorded actions, but no action limits
+REACHED = "actions: -1 and 1 are the minimum and maximum of each action, as stated by the file"
 
 
 def read(

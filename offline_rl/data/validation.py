@@ -124,7 +124,8 @@ def find_warnings(
     if max_episode_steps is not None and lengths.max() > max_episode_steps:
         yield (
             f"{(lengths > max_episode_steps).sum():,} episodes are longer than the limit of "
-            f"{max_episode_steps:,} steps (the longest has {lengths.max():,}): ends are missing."
+            f"{max_episode_steps:,} steps (the longest has {lengths.max():,}). Check for missing "
+            "terminal and time-out flags."
         )
     for column, array in columns.items():
         checked = column.partition("/")[0] in ("observations", "actions", "rewards")
@@ -161,7 +162,10 @@ def _check_continuity(
     if (final := channels.get(columns, "final_observations")) is not None:
         count, expected = channels.size(final), int(last.sum() + (not last[-1]))
         if count != expected:
-            yield f"final_observations has {count:,} rows for {expected:,} episodes."
+            yield (
+                f"final_observations has {count:,} rows for {expected:,} episodes. It needs one row "
+                "for each episode."
+            )
     stored = channels.get(columns, "next_observations")
     observations = channels.get(columns, "observations")
     if stored is None:
@@ -178,5 +182,5 @@ def _check_continuity(
     if continues.any():
         yield (
             f"row {int(continues.argmax()):,} is flagged as an end, but its {key} is the "
-            f"observation of the next row ({continues.sum():,} such rows)."
+            f"observation of the next row ({continues.sum():,} such rows). Check the flag."
         )

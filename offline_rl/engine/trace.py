@@ -27,10 +27,7 @@ def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
             return make_fx(function)(*arguments)
     except (RuntimeError, DataDependentOutputException) as error:
         message = str(error)
-        if (
-            not any(words in message for words in READ_ERRORS)
-            or (where := user_line(error)) is None
-        ):
+        if not any(words in message for words in READS) or (where := user_line(error)) is None:
             raise
         raise UserError(
             f"{where}: a tensor's value (`if`, `while`, float(), .item()) is not known while an "

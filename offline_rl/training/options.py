@@ -39,7 +39,7 @@ class TrainOptions(Checked):
     num_updates: Amount = (
         1_000_000  # gradient updates on the dataset; default for sac, td3 and rlpd: 0
     )
-    stretch: bool = False  # extend a finished run although its learning-rate schedule has reached 0
+    stretch: bool = False  # extend a finished run whose learning rate is 0: the rate rises again
     pretrain_updates: Amount | None = (
         None  # gradient updates of each preliminary phase; default: the algorithm's
     )
@@ -52,15 +52,15 @@ class TrainOptions(Checked):
     batch_size: Count | None = None  # transitions per update; default: the algorithm's, mostly 256
     eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: Count | Literal["all"] = (
-        10  # episodes per evaluation and seed; all: one per initial state, if their list is finite
+        10  # episodes per evaluation and seed; all: one per initial state (if there is a fixed list)
     )
     eval_envs: Count | None = (
-        None  # maximum of open evaluation environments; 1 if only one can exist; default: no limit
+        None  # limit on open evaluation environments, for simulators that allow few; default: none
     )
     checkpoint_every: Count = 10_000  # updates (online: environment steps) between checkpoints
     device: str = "auto"  # auto, cpu, cuda, or one GPU, such as cuda:1
     precision: Literal["auto", "fp32", "tf32", "bf16"] = (
-        "auto"  # matmul precision; auto: bf16 if a stored result shows no loss of score, else fp32
+        "auto"  # matmul precision; auto: bf16 if benchmarks showed no loss of score, else fp32
     )
     compile: Literal["auto", "always", "never"] = (
         "auto"  # compile the updates; auto: if the estimated saving exceeds the compile time

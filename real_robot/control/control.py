@@ -141,7 +141,7 @@ def _refuse_pressed(shared: SharedValues) -> None:
 def _arm(guard: Guard, clock: Clock, shared: SharedValues) -> str:
     """Arm the robot. Raises UserError if it cannot be armed.
 
-    If the operator must confirm a joint first, return the sentence that says so and do not arm.
+    If the operator must confirm a joint first, return the request to the operator and do not arm.
     """
     end = clock.now_ns() + int(ARM_S * 1e9)
     while (reading := guard.read()).code != Code.OK and clock.now_ns() < end:

@@ -48,7 +48,7 @@ class ActingPolicy(Protocol):
 class Inference:
     """Inference of one policy on one robot. The process calls `step` in a loop.
 
-    The policy observes one row per step of its rate. It is called again after `n_action_steps`
+    The policy observes one row per policy step. It predicts a new chunk after `n_action_steps`
     steps, or after half a chunk if that is shorter.
     """
 

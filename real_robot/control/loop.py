@@ -65,7 +65,7 @@ class Request:
 
 
 class Inputs(Protocol):
-    """Inputs that the loop reads once per tick. No call waits."""
+    """Inputs that the loop reads once per tick. No method blocks."""
 
     def chunk(self) -> Chunk | None:
         """Return the newest chunk if there is a new one since the last call."""
@@ -159,9 +159,9 @@ class Loop:
     def _count_met(self) -> None:
         self._mark(self.tick_number % len(self._window), 0)
 
-    def _mark(self, place: int, value: int) -> None:
-        self._window_sum += value - self._window[place]
-        self._window[place] = value
+    def _mark(self, index: int, value: int) -> None:
+        self._window_sum += value - self._window[index]
+        self._window[index] = value
 
     def _too_many_missed(self) -> bool:
         share = self._window_sum / len(self._window)

@@ -32,7 +32,7 @@ STALL_NS, STALL_PERIODS = 30_000_000, 3
 
 
 class Watchdog:
-    """Watchdog of one process, the owner of the bus. Its process id is in `owner_pid`."""
+    """Watchdog of one process, the owner of the bus. `owner_pid` is the owner's process id."""
 
     def __init__(self, robot: Robot, shared: SharedValues) -> None:
         self._robot, self._shared = robot, shared
@@ -70,7 +70,10 @@ class Watchdog:
         return self._hold()
 
     def fence(self) -> bool:
-        """Kill the owner and wait for silence on the bus. Return True if its end was observed."""
+        """Kill the owner and wait until the bus is silent.
+
+        Return True if the owner's end was observed.
+        """
         if self._handle >= 0:
             with contextlib.suppress(ProcessLookupError):  # the process has already ended
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
@@ -88,7 +91,7 @@ class Watchdog:
         )
 
     def _hold_again(self, dead: bool) -> str | None:
-        """Hold again if joints missed the hold, or if the owner ended only after it."""
+        """Hold again if joints missed the hold, or if the owner ended only after the first hold."""
         if dead:
             time.sleep(POLL_MS / 1000)  # polling an ended process does not wait
         if not self._missed and not (self._owner_may_write and dead):

@@ -168,11 +168,11 @@ def _check_reading(
     positions, speeds = reading.q.tolist(), reading.dq.tolist()
     currents, status = reading.current_a.tolist(), reading.status.tolist()
     for i in range(len(e.joints)):
-        q, dq, current_a, room = positions[i], speeds[i], currents[i], e.tracking_error[i]
+        q, dq, current_a, max_error = positions[i], speeds[i], currents[i], e.tracking_error[i]
         blame = 0
         if status[i] & _SERVO_PROBLEM:
             blame |= 1 << Reason.SERVO_ERROR
-        if not e.low[i] - room <= q <= e.high[i] + room:
+        if not e.low[i] - max_error <= q <= e.high[i] + max_error:
             blame |= 1 << Reason.POSITION_MEASURED
         # quantization noise of the encoder is not motion
         fastest = rules.velocity_ratio * e.velocity[i] + 2 * e.resolution[i] / e.period_s
@@ -181,7 +181,7 @@ def _check_reading(
             blame |= 1 << Reason.ENCODER_LEAPT
         elif not (abs(dq) <= fastest and abs(q - last) <= fastest * max(dt_s, e.period_s)):
             blame |= 1 << Reason.VELOCITY_MEASURED
-        if not abs(before.q[i] - q) <= room:
+        if not abs(before.q[i] - q) <= max_error:
             blame |= 1 << Reason.TRACKING_ERROR
         after.current_a[i] = before.current_a[i]
         if current_a == current_a:
@@ -281,8 +281,9 @@ def _is_stuck(
     # Compare the current with the current before the goal moved. If the goal has moved back, so has
     # the current. So `travel` is now the net distance of the goal.
     travel = abs(goal - after.still_q[i])
-    change_a = abs(current_a - after.still_a[i])
-    too_little = change_a * max_error < 2 * e.current_a[i] * travel < _INFINITE
+    too_little = (
+        abs(current_a - after.still_a[i]) * max_error < 2 * e.current_a[i] * travel < _INFINITE
+    )
     return too_little and travel > min_travel
 
 

@@ -128,9 +128,10 @@ class Motion:
 
 
 def step(e: Envelope, i: int, before: Motion, after: Motion, target: float) -> int:
-    """Advance joint i by one period toward `target`. Return the bits that say why it is not there.
+    """Advance joint i by one period toward `target`.
 
-    A target within the limits becomes the goal unchanged, bit for bit.
+    Return the bits that say why the goal differs from the target. A target within the limits
+    becomes the goal unchanged, bit for bit.
     """
     p, limit_v, limit_a, limit_j = e.period_s, e.velocity[i], e.acceleration[i], e.jerk[i]
     q, v, a = before.q[i], before.v[i], before.a[i]
@@ -264,7 +265,7 @@ def _approach(
 def _push(
     v: float, a: float, sign: float, limit_a: float, limit_j: float, p: float
 ) -> tuple[float, float, float]:
-    """Return x, v and a after one period: full jerk up to the full acceleration, then constant."""
+    """Return x, v and a after one period: full jerk up to limit_a, then constant acceleration."""
     jerk = sign * limit_j
     t = min(p, (limit_a - sign * a) / limit_j)
     x = t * (v + t * (a / 2 + t * jerk / 6))
@@ -299,7 +300,7 @@ def _set_goal(
     limit_a: float,
     limit_j: float,
 ) -> None:
-    """Store joint i's next goal and its fallback stop from there."""
+    """Store joint i's next goal and the fallback stop that begins at this goal."""
     after.q[i] = q1
     after.v[i] = v1 = (q1 - before.q[i]) / p
     after.a[i] = (v1 - before.v[i]) / p

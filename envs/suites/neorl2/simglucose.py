@@ -194,7 +194,7 @@ class Simglucose(VectorEnv):
         rest = np.where(begins, x[0] + x[1], self._rest[indices])
         eaten = np.where(begins, 0, self._eaten[indices]) + bite
         inputs = np.stack([1000 * bite, insulin, rest + 1000 * eaten])
-        # Chosen per patient, so that results do not depend on the other environments.
+        # The number of steps is chosen per patient. So results do not depend on other environments.
         fast = eating | (parameters[VMX] * x[6] > self.FAST * parameters[KM0])
         for mask, substeps in ((~fast, self.SUBSTEPS), (fast, self.SUBSTEPS_FAST)):
             if mask.any():

@@ -457,7 +457,7 @@ def test_names_rate_and_action_range_are_in_the_spec(tmp_path: Path):
     assert (spec.action_low, spec.action_high) == ((-90.0, 4.0), (30.0, 6.0))
     assert (spec.action_names, spec.observation_names) == (("pan", "lift"), ("x", "y", "z"))
     assert spec.rate_hz == 10
-    assert any("stand for the minimum and maximum" in note for note in data.notes)
+    assert any("-1 and 1 are the minimum and maximum" in note for note in data.notes)
     rescaled = read(path, action_range=[-100.0, 100.0])
     np.testing.assert_allclose(rescaled.actions, degrees / 100, atol=1e-6)
     stats["action"]["min"] = ["low"]

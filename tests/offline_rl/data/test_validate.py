@@ -127,7 +127,7 @@ DOUBTFUL = {
         short() | {"timeouts": np.arange(12) == 11},
         "1 episodes are longer than the limi",
     ),
-    "overshoot": (overshooting(), "actions exceed their limits by up to 0.1%, as by rounding, and"),
+    "overshoot": (overshooting(), "actions exceed their limits by up to 0.1% (rounding) and"),
     "constant": (constant(), "observations: 1 of 3 columns never change (1)"),
 }
 
