@@ -23,7 +23,7 @@ LOST_SHARE = 1e-3  # relative error above which a column has lost its precision
 LOST_OF_BULK = 2.5e-3  # the same limit if the range is measured without the tails (outliers)
 TAILS = 0.05  # fraction of the values at each end that may be outliers
 # A column is refused only if its absolute error exceeds LOST_REFUSED and its range exceeds AT_REST.
-# Otherwise it gives a note.
+# Otherwise it gives at most a note.
 LOST_REFUSED = 1e-6  # simulated joints at rest have smaller errors
 AT_REST = 1e-5  # joints at rest, in degrees or mm, have smaller ranges
 LOST_NOTED = 1e-7  # smaller absolute errors give no note

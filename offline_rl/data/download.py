@@ -35,8 +35,8 @@ from offline_rl.version import __version__
 if TYPE_CHECKING:
     from envs.cards import Card, File
 
-# Bytes per read. If an attempt adds at least a block before it fails, the count of failures in a row
-# restarts at 1.
+# Bytes per read. If an attempt adds at least a block before it fails, the count of failures in a
+# row restarts at 1.
 BLOCK = 1 << 20
 TEMPORARY = {408, 425, 429, 500, 502, 503, 504}  # HTTP status codes after which a retry may succeed
 Log = Callable[[str], object]
@@ -325,9 +325,9 @@ class Version:
 class Part:
     """The file `<name>.part` and its record `<name>.part.json`, which this process has locked."""
 
-    def __init__(self, note: Path, locked: BinaryIO) -> None:
-        self.path = note.with_suffix("")
-        self._note, self._locked = note, locked
+    def __init__(self, progress_file: Path, locked: BinaryIO) -> None:
+        self.path = progress_file.with_suffix("")
+        self._progress_file, self._locked = progress_file, locked
         try:
             self.version = Version(**json.loads(locked.read() or b"{}"))
         except (TypeError, ValueError):  # incomplete after a crash, or written by another program
@@ -362,7 +362,7 @@ class Part:
         """Flush the part to disk, rename it to `target`, and remove the record."""
         os.fsync(self._file.fileno())
         self.path.rename(target)
-        self._note.unlink()
+        self._progress_file.unlink()
 
     def __enter__(self) -> "Part":
         return self
@@ -371,7 +371,7 @@ class Part:
         """Close the part; remove it if it is empty."""
         if not self.size:
             self.path.unlink()
-            self._note.unlink()
+            self._progress_file.unlink()
         self._file.close()
 
 

@@ -104,8 +104,8 @@ def map_to_range(data: Dataset, target: Spec, task: str, *, option: str | None) 
             data_option = f"action_scale={spec.action_high[0]:g}"
         raise UserError(
             f"{data_option} sets the range {ranges[0]}; the range of {task} is {ranges[1]}. If the "
-            f"data is in the task's units, use {task_option}. Otherwise run `offline-rl data convert "
-            f"{where} <new file> {data_option}` first"
+            f"data is in the task's units, use {task_option}. Otherwise run `offline-rl data "
+            f"convert {where} <new file> {data_option}` first"
         )
     notes = [note for note in data.notes if note != REACHED]
     notes.append(f"actions of {spec.action_range} are converted to {target.action_range} of {task}")

@@ -163,8 +163,8 @@ def _check_continuity(
         count, expected = channels.size(final), int(last.sum() + (not last[-1]))
         if count != expected:
             yield (
-                f"final_observations has {count:,} rows for {expected:,} episodes. It needs one row "
-                "for each episode."
+                f"final_observations has {count:,} rows for {expected:,} episodes. It needs one "
+                "row for each episode."
             )
     stored = channels.get(columns, "next_observations")
     observations = channels.get(columns, "observations")

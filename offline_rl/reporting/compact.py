@@ -39,6 +39,7 @@ from offline_rl.utils.trees import flatten
 RUNS, CONFIGS, EVALUATIONS = "runs.csv", "configs.json", "evaluations.csv.gz"
 LAST = ("returns", "success", "costs")  # fields of a result that repeat its last evaluation
 REFERENCE = ("min", "max", "source", "environment")
+# first columns of runs.csv; the others follow in alphabetical order
 FIRST: tuple[str, ...] = ("task", "algorithm", "name", "seed", "seeds_stacked", "num_updates")
 FIRST += ("pretrain_updates", "online_updates", "num_env_steps", "score", "mean_return")
 FIRST += ("behavior_score", "behavior_return", "seconds", "compile_seconds", "updates_per_second")
@@ -217,7 +218,10 @@ def read(folder: str | Path) -> list[Record]:
             raise ValueError(f"no row for {', '.join(map(str, evaluations))}")
         return records
     except (AttributeError, EOFError, KeyError, OSError, StopIteration, ValueError) as error:
-        raise UserError(f"{file} is not a file that `compact.pack` wrote: {error!r}") from None
+        raise UserError(
+            f"{file} is damaged, or was not written by `compact.pack` ({error!r}). Pack the runs "
+            "again."
+        ) from None
 
 
 def evaluation(updates: int, env_steps: int, rows: Sequence[Sequence[str]]) -> dict[str, Any]:

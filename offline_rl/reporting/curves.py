@@ -91,8 +91,8 @@ def draw_figure(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
         count = len(ranked[task])
         more = f" (best {MAX_LINES} of {count} runs)" if count > MAX_LINES else ""
         axes.set_title(task + more, fontsize=11)
-        acts = any(seed.moments for seed in seeds)
-        axes.set_xlabel("updates on data, then environment steps" if acts else "updates")
+        is_online = any(seed.moments for seed in seeds)
+        axes.set_xlabel("offline updates, then environment steps" if is_online else "updates")
         axes.set_ylabel("normalized score" if key == "score" else "return")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(color="0.9", lw=0.8)

@@ -10,6 +10,7 @@ from offline_rl.reporting.summary import share_of, share_text
 from offline_rl.training.run_folder import BUNDLE
 from offline_rl.utils.text import format_mean_std
 
+# `keys` are the options of the evaluation.
 HEADER = ["algorithm", "task", "score", "return", "success %", "cost", "episodes", "keys"]
 # columns that are hidden, in this order, if the table is wider than the terminal
 LESS_NEEDED = ["cost", "return", "keys", "task", "episodes"]

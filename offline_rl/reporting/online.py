@@ -29,8 +29,8 @@ NOTE = (
     "interval over the episodes of all seeds. The interval treats all episodes as independent, "
     "although seeds share initial states. Otherwise values are scores or returns, averaged over "
     "seeds. If there are several evaluations after the same number of steps, the last one counts. "
-    "Critic convergence does not count here: a policy that acts in an environment is judged by its "
-    "performance after a number of steps."
+    "Critic convergence is not considered here: online training is judged by performance after a "
+    "number of environment steps."
 )
 LEGEND = {
     "env steps": "environment steps of a seed at the last evaluation.",
@@ -40,8 +40,8 @@ LEGEND = {
     "worst after warm-up": f"minimum in the {100 * EARLY:.0f} % of environment steps after the "
     "warm-up.",
     "end": "value of the last evaluation.",
-    "regret": "cumulative regret: 100 minus the mean success rate or score over all environment "
-    "steps. Values are interpolated linearly between evaluations.",
+    "regret": "100 minus the mean success rate or score over all environment steps. Values are "
+    "interpolated linearly between evaluations.",
     "scores": "score before the first environment step, minimum score, and score at the end.",
 }
 
@@ -76,7 +76,10 @@ class OnlineCurve:
 
     @property
     def worst_after_warm_up(self) -> Point | None:
-        """The worst result in the first environment steps after a warm-up; None without one."""
+        """The worst result in the first environment steps after the warm-up.
+
+        None if there is no warm-up, or no evaluation in these steps.
+        """
         return self._worst(self.warmup_steps) if self.warmup_steps else None
 
     def _worst(self, first: int) -> Point | None:

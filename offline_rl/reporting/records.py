@@ -44,7 +44,10 @@ class Record:
 
 
 def run_of(config: Mapping[str, Any]) -> str:
-    """Return <task>/<algorithm>/<name> of a config, a result's row or a suite's cell."""
+    """Return the name of a run, <task>/<algorithm>/<name>.
+
+    config: the run's config, its row in runs.csv, or its cell of a suite.
+    """
     return f"{named_task(config)}/{run_label(str(config['algorithm']))}/{config['name']}"
 
 

@@ -51,10 +51,10 @@ LEGEND = {
     "episodes": "episodes of one evaluation × seeds.",
     "updates": "offline and online updates of a seed, without preliminary phases.",
     "convergence": "critic convergence, 1 − (1 − τ(1 − γ))^(target updates): how close the critic "
-    "can be to its fixed point, given the number of updates of the target network. Below "
-    f"{100 * MIN_CONVERGENCE:.0f} % a run is marked unfinished, whatever its score. An offline run "
-    "without a critic is unfinished if its last evaluation is significantly above the mean of the "
-    "last five.",
+    "can be to its fixed point, given the number of updates of the target network. A run below "
+    f"{100 * MIN_CONVERGENCE:.0f} % is marked unfinished, whatever its score. An offline run "
+    "without a critic is marked unfinished if the score still rises: the last evaluation exceeds "
+    "the mean of the last five by more than the standard deviation plus the standard error.",
     "env steps": "environment steps of a seed.",
     "wall time": "time to train all seeds, including evaluations.",
     "updates/s": "steady update rate of one seed × number of seeds that were trained together.",
@@ -212,7 +212,7 @@ def success_text(summary: Summary) -> str:
 
 
 def convergence_cell(summary: Summary) -> str:
-    """Return the critic convergence, or `rising` for a run without a critic that still improves."""
+    """Return the critic convergence, or `rising` if a run without a critic still improves."""
     return "rising, unfinished" if summary.rising else convergence_text(summary.critic_convergence)
 
 

@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Moment:
-    """One evaluation of a run with online training."""
+    """Result of one evaluation of a run with online training."""
 
     score: float | None
     mean_return: float
@@ -69,7 +69,8 @@ class Seed:
     number: int
     path: Path
     config: dict[str, Any]  # flat: "hyper.tau" -> value
-    curves: dict[str, dict[int, float]]  # "score", "return": clock -> mean over the episodes
+    # "score" and "return" -> {clock: mean over the episodes}; `clocks` defines the clock
+    curves: dict[str, dict[int, float]]
     outcome: Outcome | None  # None if the seed is not finished
     machine: dict[str, Any]  # environment.json
     state: str  # finished, running, interrupted, or failed with the reason
@@ -113,9 +114,9 @@ def seed_of(record: Record, path: Path) -> Seed:
         raise UserError(
             f"{file} is damaged ({error!r}). Remove the seed's folder, or train it again."
         ) from None
-    number_of = int(path.name.removeprefix("seed_"))
+    seed_number = int(path.name.removeprefix("seed_"))
     rest = (curves, outcome, record.environment, record.state, record.metrics, moments)
-    return Seed(task, title, number_of, path, config, *rest)
+    return Seed(task, title, seed_number, path, config, *rest)
 
 
 def updates_before(config: dict[str, Any]) -> int:
@@ -192,8 +193,8 @@ def compact_seeds(folder: Path) -> list[Seed]:
     seeds = []
     for file in sorted(folder.resolve().rglob(compact.RUNS)):
         for record in compact.read(file.parent):
-            run, number_of = record.key
-            seeds.append(seed_of(record, file / run / f"seed_{number_of}"))
+            run, seed_number = record.key
+            seeds.append(seed_of(record, file / run / f"seed_{seed_number}"))
     return seeds
 
 
@@ -206,7 +207,10 @@ def groups(seeds: Sequence[Seed]) -> dict[str, list[Seed]]:
 
 
 def key_of(seeds: Sequence[Seed]) -> str:
-    """Return the measure to compare a task's seeds: "score" if all have scores, else "return"."""
+    """Return "score" if all seeds of a task have scores, else "return".
+
+    This is the measure by which the seeds are compared.
+    """
     return "return" if any(s.curves["return"] and not s.curves["score"] for s in seeds) else "score"
 
 

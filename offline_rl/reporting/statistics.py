@@ -1,9 +1,10 @@
 """Critic convergence, standard errors and confidence intervals.
 
-Critic convergence says how close the critic can be to its fixed point. It assumes a critic that
-always equals r + discount * target. Each update moves the target network by the share tau, and so
-removes the share tau * (1 - discount) of the remaining distance. A score that is measured before
-most of the distance is gone describes the first updates and little else.
+Critic convergence states how close the critic can be to its fixed point. It assumes that the critic
+always equals r + discount * target. Each target update moves the target network toward the critic
+by the fraction tau. This reduces the distance to the fixed point by the fraction
+tau * (1 - discount). A score that is measured at low convergence describes the first updates and
+little else.
 """
 
 from __future__ import annotations

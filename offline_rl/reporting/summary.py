@@ -47,7 +47,8 @@ class Summary:
     def finished(self) -> bool:
         """True if the result can be compared with other results.
 
-        With a critic: it has converged enough. Without a critic: the result is not rising.
+        With a critic, its convergence must be at least MIN_CONVERGENCE. Without a critic, the
+        result must not be `rising`.
         """
         share = self.critic_convergence
         return not self.rising if share is None else share >= MIN_CONVERGENCE

@@ -52,7 +52,7 @@ class TrainOptions(Checked):
     batch_size: Count | None = None  # transitions per update; default: the algorithm's, mostly 256
     eval_every: Count = 10_000  # updates (online: environment steps) between evaluations
     eval_episodes: Count | Literal["all"] = (
-        10  # episodes per evaluation and seed; all: one per initial state (if there is a fixed list)
+        10  # episodes per evaluation and seed; all: each initial state once, from a fixed list
     )
     eval_envs: Count | None = (
         None  # limit on open evaluation environments, for simulators that allow few; default: none

@@ -51,7 +51,8 @@ def test_several_small_columns_are_listed():
     d = Dataset.from_arrays(np.outer(SIGN, [2e-5, 2e-6, 1]), SIGN[:, None], SIGN, SIGN == 2)
     (warning,) = warnings(d, Spec((3,), 1))
     assert warning == (
-        "observation[0] (2.0e-05), observation[1] (2.0e-06) have small standard deviations and will "
+        "observation[0] (2.0e-05), observation[1] (2.0e-06) have small standard deviations and "
+        "will "
         "barely affect training. Set algorithm.min_std=1e-06 to scale them to 1"
     )
 
