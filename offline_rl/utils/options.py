@@ -289,7 +289,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     checked = {}
     for key, value in values.items():
         if key not in options and prefix.endswith(" "):
-            raise UserError(f"{prefix}{unknown('option', key, options)}")
+            raise UserError(f"{prefix}{unknown('option', str(key), options)}")
         if key not in options:
             raise UserError(unknown("option", f"{prefix}{key}", [f"{prefix}{k}" for k in options]))
         checked[key] = coerce(value, hints[key], f"{prefix}{key}")

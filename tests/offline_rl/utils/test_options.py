@@ -1,5 +1,6 @@
 """Tests of options passed from Python as NumPy and torch values, and of arrays as tensors."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from offline_rl.data import Dataset
 from offline_rl.training.resolve import resolve
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import coerce
+from offline_rl.utils.options import build, coerce
 from policies.arrays import as_array
 
 
@@ -72,3 +73,17 @@ def test_a_data_set_is_built_from_tensors_with_gradients_and_bfloat16() -> None:
 def test_an_array_keeps_its_memory() -> None:
     x = np.zeros(3, np.float32)
     assert as_array(x, np.float32) is x
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Options of a test."""
+
+    lr: float = 1e-3
+
+
+@pytest.mark.parametrize("key", [1.5, True, None])
+def test_a_key_of_a_file_that_is_no_text_is_an_unknown_option(key: Any) -> None:
+    """A YAML file can contain the line `1.5: 2`."""
+    with pytest.raises(UserError, match=rf"^table\.yaml: unknown option '{key}'"):
+        build(Rates, {key: 2.0}, "table.yaml: ")
