@@ -90,7 +90,7 @@ class Config(ChunkConfig):
 
 class ACT(ChunkCloning):
     Config = Config
-    chunk_start: ClassVar[Literal["oldest", "present"]] = "present"  # the current step
+    chunk_start: ClassVar[Literal["oldest", "present"]] = "present"  # at the current step
 
     def head(self) -> ActionChunkingTransformer:
         spec, cfg = self.spec, self.cfg

@@ -69,7 +69,7 @@ class Config(VisionConfig):
 class BC(Algorithm):
     Config = Config
     follows_card = False  # the preprocessing of dataset cards is for methods that learn values
-    imitation_phases = ("update",)
+    imitation_phases = ("update",)  # uses all rows, as it needs no next observations
     vector_only = False
 
     @classmethod

@@ -1,11 +1,12 @@
 """Consistency Policy: distillation of a diffusion policy into one or three sampling steps.
 
-The student jumps from any noise level to any lower one. It is trained so that two jumps along the
-teacher's path end where one jump ends (CTM), and by the teacher's denoising loss on demonstrations
-(DSM). `offline-rl distill run=<run>` starts with a run of diffusion_policy with process=edm.
+The student jumps from any noise level to any lower one. It is trained by two losses. CTM: a
+denoising step of the teacher followed by a jump should end where a single jump ends. DSM: the
+teacher's denoising loss on demonstrations. `offline-rl distill run=<run>` starts with a run of
+diffusion_policy with process=edm.
 
 Paper:   Prasad et al., RSS 2024, arXiv:2405.07503; CTM: Kim et al., ICLR 2024, arXiv:2310.02279.
-Differs: from the authors' code (Aaditya-Prasad/consistency-policy). There are 80 noise levels
+Differs: from the authors' code (Aaditya-Prasad/consistency-policy). Training uses 80 noise levels
          (bins), in order of decreasing noise. From each bin, the teacher takes one step to the next
          bin, and the student's jumps end at that bin or a later one. In the authors' code some
          jumps end at the bin where they start, which gives no training signal. For the denoising

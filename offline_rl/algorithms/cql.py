@@ -61,7 +61,9 @@ class Config(EnsembleConfig):
     """Defaults: tinkoff-ai/CORL's for D4RL locomotion."""
 
     weight: NonNegative = 10.0  # weight of the conservative penalty (alpha in eq. 4)
-    variant: Variant = "H"  # H: log-sum-exp of Q - log density; H-raw: of Q; rho: mean over policy
+    variant: Variant = (
+        "H"  # H: log-sum-exp of Q - log density; H-raw: of Q; rho: softmax-weighted mean of Q
+    )
     num_samples: Count = 10  # sampled actions per proposal distribution and state (N)
     temperature: Positive = 1.0  # temperature of the soft maximum
     gap: Gap = None  # target of the penalty; a learned multiplier on `weight` keeps it there

@@ -111,7 +111,7 @@ class RL100(OfflineImprovement, Imitating):
     extra_columns = ("held_out",)
     finetunes_from = ""
     targets: ClassVar = {"critic_target": "critic", "behavior": "model"}
-    phases_without_eval = ("settle", "judge")
+    phases_without_eval = ("settle", "judge")  # they do not train the policy
     offline_networks = ("behavior", "student_before", "critic", "critic_target", "dynamics", "fit")
 
     def __init__(self, spec: Any, cfg: Any, *rest: Any, **more: Any) -> None:
