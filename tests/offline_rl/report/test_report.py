@@ -123,7 +123,7 @@ def test_a_critic_that_has_not_converged_marks_its_run_unfinished(tmp_path: Path
     text = report([tmp_path])
     assert cells(text, "bc (slow)")[7] == "76 %, unfinished"
     assert cells(text, "bc (quick)")[7] == "94 %"
-    assert "Below 90 % a run is marked unfinished" in (tmp_path / "report.md").read_text()
+    assert "A run below 90 % is marked unfinished" in (tmp_path / "report.md").read_text()
 
 
 def test_training_without_an_environment_has_a_table_and_no_figure(tmp_path: Path) -> None:
