@@ -57,6 +57,7 @@ def train(config):
 """
 
 
+@pytest.mark.slow
 def test_a_contender_does_the_requested_number_of_updates():
     contender = Contender({"kind": "eager", "algorithm": "td3_bc", "device": "cpu"})
     try:

@@ -384,6 +384,7 @@ def test_a_seed_added_later_is_all_that_is_trained(run: Path) -> None:
     assert (run / "seed_1" / "result.json").is_file()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

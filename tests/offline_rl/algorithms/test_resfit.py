@@ -545,6 +545,7 @@ def test_updates_come_in_the_papers_order() -> None:
     assert np.abs(drawn[:, 1] + 0.2).max() > 0.19
 
 
+@pytest.mark.slow
 def test_the_first_evaluation_is_the_bases_and_training_resumes_in_mid_chunk(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ def test_the_remaining_time_follows_the_measured_pace(monkeypatch: pytest.Monkey
 AFTER = {"algorithm": "td3", "from": "td3_bc/first", "task": "env:Pendulum-v1", "num_env_steps": 4}
 
 
+@pytest.mark.slow
 def test_a_cell_that_builds_on_another_waits_for_it(folder: Path) -> None:
     """It comes first in the plan, when the other cell is not finished."""
     save_small(folder / "swings.npz", obs=3, act=1)
@@ -292,6 +293,7 @@ def test_a_cell_is_refused_if_its_folder_holds_a_run_with_other_settings(folder:
         benchmark(plan="plan.json", show=False)
 
 
+@pytest.mark.slow
 def test_cells_that_a_study_holds_are_not_run_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

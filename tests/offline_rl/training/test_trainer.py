@@ -136,6 +136,7 @@ def test_a_policy_broken_by_the_last_update_leaves_no_bundle(tmp_path: Path, mon
     assert [(result.path / f"seed_{s}" / "policy.bundle").exists() for s in (0, 1)] == [True, False]
 
 
+@pytest.mark.slow
 def test_a_seed_that_diverges_online_does_not_stop_the_others(tmp_path: Path, capsys):
     options = SMALL | {"seeds": 2, "eval_every": 100, "eval_episodes": 1, "num_env_steps": 300}
     options |= {"algorithm": "td3", "task": "env:Pendulum-v1", "num_updates": 0, "batch_size": 8}
