@@ -6,11 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from simulators import Server, Single, Walk
 
 import envs
 from envs import tasks
@@ -21,34 +20,6 @@ from offline_rl.training.plan import limit_of, prepare
 QUICK: dict[str, Any] = {"algorithm": "sac", "num_updates": 0, "num_env_steps": 60, "seeds": 2}
 QUICK |= {"eval_every": 25, "eval_episodes": 2, "batch_size": 8, "algorithm.hidden": [8]}
 QUICK |= {"compile": "never", "device": "cpu", "tracker": "none", "online.warmup_steps": 20}
-
-
-class Walk(gymnasium.Env):
-    """Seeded random walk, moved by the action. The reward is the position."""
-
-    observation_space = Box(-np.inf, np.inf, (1,), np.float32)
-    action_space = Box(-1, 1, (1,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: object = None) -> tuple:
-        super().reset(seed=seed)
-        self.place = self.np_random.normal()
-        return np.float32([self.place]), {}
-
-    def step(self, action: np.ndarray) -> tuple:
-        self.place += float(action[0]) + 0.1 * self.np_random.normal()
-        return np.float32([self.place]), self.place, False, False, {}
-
-
-class Single(Walk):
-    open: ClassVar[int] = 0
-
-    def __init__(self) -> None:
-        if Single.open:
-            raise RuntimeError("the simulator runs already")
-        Single.open += 1
-
-    def close(self) -> None:
-        Single.open -= 1
 
 
 class Few(Walk):
@@ -139,22 +110,6 @@ def test_evaluations_in_fewer_environments_play_the_same_episodes(count: int) ->
     for column in ("seeds", "returns", "lengths"):
         np.testing.assert_array_equal(getattr(some, column), getattr(whole, column))
     assert len({*whole.returns.tolist()}) == 3 * len(starts)
-
-
-class Server(Walk):
-    """Client of a physics server that serves only the newest client."""
-
-    newest: ClassVar[object] = None
-    made: ClassVar[int] = 0
-
-    def __init__(self) -> None:
-        Server.newest = self
-        Server.made += 1
-
-    def step(self, action: np.ndarray) -> tuple:
-        if Server.newest is not self:
-            raise RuntimeError("Not connected to physics server")
-        return super().step(action)
 
 
 @pytest.mark.parametrize(
