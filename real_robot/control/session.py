@@ -108,16 +108,17 @@ class Session:
         Raises UserError if another run commands the arm. Also raises UserError if the watchdog of
         an earlier run does not end in time, because it may still write to the arm.
         """
-        file = self._lock_file("lock")
+        arm = self._arm()
+        file = _lock_file(arm, "lock")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             raise UserError(
-                f"another run commands {self.robot} ({self._arm()}): end that run first"
+                f"another run commands {self.robot} ({arm}): end that run first"
             ) from None
         until = time.monotonic() + WATCHDOG_END_S
-        with self._lock_file("watchdog") as watchdog:
+        with _lock_file(arm, "watchdog") as watchdog:
             while True:
                 try:
                     fcntl.flock(watchdog, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,13 +128,13 @@ class Session:
                         file.close()
                         raise UserError(
                             f"the watchdog of an earlier run still watches {self.robot} "
-                            f"({self._arm()}): end that run first"
+                            f"({arm}): end that run first"
                         ) from None
                     time.sleep(0.01)
 
     def claim_watch(self) -> BinaryIO:
         """Prevent later runs from using the arm until this process, the watchdog, has ended."""
-        file = self._lock_file("watchdog")
+        file = _lock_file(self._arm(), "watchdog")
         fcntl.flock(file, fcntl.LOCK_SH)
         return file
 
@@ -143,16 +144,18 @@ class Session:
 
         return arm_identity(self.robot, adapter=self.adapter, **self.changes)
 
-    def _lock_file(self, suffix: str) -> BinaryIO:
-        name = f"robot-{os.getuid()}-{hashlib.sha256(self._arm().encode()).hexdigest()[:16]}"
-        folder = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
-        return (folder / f"{name}.{suffix}").open("a+b")
-
     def ended(self, shared: SharedValues) -> bool:
         """Return True if a child process must end: on request, or because the console is gone."""
         if os.getppid() != self.console_pid:
             shared["stop"] = 1
         return bool(shared["stop"])
+
+
+def _lock_file(arm: str, suffix: str) -> BinaryIO:
+    """Open the lock file of an arm, which all runs of a user share."""
+    name = f"robot-{os.getuid()}-{hashlib.sha256(arm.encode()).hexdigest()[:16]}"
+    folder = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+    return (folder / f"{name}.{suffix}").open("a+b")
 
 
 def explain_missing_plan(session: Session, shared: SharedValues, now_ns: int) -> str:

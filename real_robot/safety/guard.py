@@ -21,6 +21,7 @@ from real_robot.safety.states import (
     FAULTS,
     MOVING,
     STOPPING,
+    TRANSITIONS,
     Event,
     Machine,
     Reason,
@@ -510,11 +511,15 @@ class Guard:
 
         After a fault only an emergency stop changes the state: it ends the motion of the goals.
         """
-        if self.state is State.FAULT:
-            reasons &= 1 << Reason.ESTOP_PRESSED
-        if not reasons or not (self.state in ARMED or self.state is State.FAULT):
+        if not reasons:
             return
-        causes = [reason for reason in Reason if reasons >> reason & 1]
+        causes = [
+            reason
+            for reason in Reason
+            if reasons >> reason & 1 and (self.state, event_of(reason)) in TRANSITIONS
+        ]
+        if not causes:
+            return
         causes.sort(key=lambda r: (r is not Reason.ESTOP_PRESSED, r not in FAULTS, r))
         reason, before = causes[0], self.cause
         self.machine.fire(event_of(reason), now_ns, reason)
