@@ -128,7 +128,7 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("line", commands())
 def test_a_command_has_options_that_exist(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """For `train`, the complete job is composed."""
+    """The complete job of `train` is composed."""
     verb, *words = shlex.split(line, comments=True)
     assert len(words) >= 1
     if verb == "train":

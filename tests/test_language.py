@@ -80,8 +80,7 @@ def problems(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         name = getattr(node, "name", "")
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            # the docstring of a test explains its expected value, in sentences of any kind
-            docstring = None if name.startswith("test_") else ast.get_docstring(node)
+            docstring = ast.get_docstring(node)
             problem = first_line_problem(docstring) if docstring else None
             if problem:
                 yield f"{path}:{getattr(node, 'lineno', 1)}: docstring {problem}"

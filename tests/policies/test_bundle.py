@@ -251,7 +251,7 @@ def test_the_networks_output_is_scaled_to_the_range_of_the_actions_in_the_data(p
 
 
 def test_actions_in_units_are_within_the_limits(path: Path) -> None:
-    """-1 is the lower limit, 1 the upper limit, 0 their mean. Rounding never exceeds a limit."""
+    """The lower limit is -1, the upper limit 1, their mean 0. Rounding never exceeds a limit."""
     limits = {"action_low": (-0.1, 1.0), "action_high": (0.3, 7.0)}
     bundle.write(path, seal(replace(UNSEALED, spec=Spec((3,), 2, **limits))))
     plain, scaled = policies.load(path), policies.load(path, units=True)

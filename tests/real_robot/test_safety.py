@@ -783,7 +783,7 @@ def stuck_joint() -> tuple[Guard, MemoryRobot, Clock]:
 
 
 def test_a_stuck_sensor_is_re_armed_once_the_goals_are_at_rest():
-    """At rest no goal moves, so nothing shows a stuck sensor: it must not block re-arming.
+    """No goal moves at rest, so nothing shows a stuck sensor: it must not block re-arming.
 
     The joint comes free with a jerk, which looks like a leap of its encoder: its goal jumps to the
     measured position, where both stay.

@@ -62,7 +62,7 @@ def test_equals_gymnasiums_v4_to_the_bit(env_id: str, gymnasiums_own: Callable) 
 
 
 def test_the_alive_bonus_is_paid_on_the_step_of_the_fall() -> None:
-    """Without actions the hopper's last reward minus its speed is 1, as in v4 and not v5."""
+    """The hopper's last reward minus its speed, without actions, is 1, as in v4 and not v5."""
     env = ENVS["Hopper-v4"](1)
     env.reset([0])
     while not (step := env.step(np.zeros((1, 3)))).terminated[0]:

@@ -98,7 +98,7 @@ def test_only_differences_of_q_move_the_policy():
 
 
 def test_weights_are_capped():
-    """At a temperature of 1e-6, exp of the advantages overflows; the cap of 100 does not."""
+    """A temperature of 1e-6 makes exp of the advantages overflow; the cap of 100 does not."""
     state = opinionated(start(AWAC, temperature=1e-6, **SMALL))
     state, metrics = advance(state, made_batch())
     assert 0 < metrics["weight"].item() < 100

@@ -90,13 +90,13 @@ def returns_of(rewards, ends, tail, discount=0.99):
 
 
 def test_a_truncated_failure_continues_and_a_success_ends():
-    """With AntMaze rewards 10 r - 5, a failed episode has G = -5 / 0.01 in every row."""
+    """A failed episode has G = -5 / 0.01 in every row, with AntMaze rewards 10 r - 5."""
     G = returns_of([-5, -5, -5, -5, 5, -5], ". .| .x|".replace(" ", ""), "failures")
     np.testing.assert_allclose(G, [-500, -500, -500, -5 + 0.99 * 5, 5, -500], rtol=1e-5)
 
 
 def test_an_episode_truncated_while_failing_fails_forever():
-    """In the binary Adroit tasks a failure can follow a success."""
+    """A failure can follow a success in the binary Adroit tasks."""
     G = returns_of([-5, 5, -5, -5], "...|", "failures")
     np.testing.assert_allclose(G, [-5 + 0.99 * (5 - 495), 5 - 495, -500, -500], rtol=1e-5)
 
@@ -107,7 +107,7 @@ def test_an_episode_truncated_while_succeeding_keeps_its_return():
 
 
 def test_rewards_that_stay_once_earned():
-    """In kitchen the last reward continues forever after a truncation, but not after an end."""
+    """The last reward in kitchen continues forever after a truncation, not after an end."""
     G = returns_of([0, 2, 1, 3], ".|.x", "last_reward", discount=0.5)
     np.testing.assert_allclose(G, [0.5 * 4, 4, 1 + 0.5 * 3, 3])
 

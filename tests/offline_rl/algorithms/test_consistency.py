@@ -45,7 +45,7 @@ def test_noise_levels_fall_from_80_to_a_fiftieth():
 
 
 def test_heun_step_has_second_order():
-    """For data N(0, v) the denoiser is x v / (v + sigma^2); x / sqrt(v + sigma^2) is constant."""
+    """The denoiser of data N(0, v) is x v / (v + sigma^2); x / sqrt(v + sigma^2) is constant."""
     spread, x = 0.3**2, torch.full((1, 1, 1), 0.7)
 
     def perfect(seen, scaled, time):

@@ -179,7 +179,7 @@ def test_an_update_does_not_modify_its_inputs_and_returns_finite_detached_scalar
 
 @every_algorithm
 def test_imitation_phases_are_those_that_never_read_next_observations(name: str):
-    """With NaN in every next observation, only updates of these phases stay finite."""
+    """Only updates of these phases stay finite with NaN in every next observation."""
     cls = algorithm_class(name)
     algorithm, e = cls(SPEC, small_config(cls), 100), engine(name, [0])
     tree, random = algorithm.initial(), Random(torch.tensor(0), torch.tensor(0))
@@ -342,7 +342,7 @@ def test_resuming_after_ten_updates_is_bitwise_exact(name: str):
 
 @every_algorithm
 def test_stacked_seeds_equal_their_single_runs(name: str):
-    """After 40 float32 updates only the order of sums in matrix products differs."""
+    """Only the order of sums in matrix products differs after 40 float32 updates."""
     e = engine(name, SEEDS)
     e.run(40)
     stacked = states(e)

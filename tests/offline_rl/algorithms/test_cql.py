@@ -235,7 +235,7 @@ def test_the_multiplier_rises_when_the_penalty_exceeds_the_gap(config, rises):
 
 
 def test_h_estimates_the_log_integral_over_actions():
-    """For Q = 3a on [-1, 1] the log of the integral of exp(Q) is log((e^3 - e^-3) / 3)."""
+    """The log of the integral of exp(Q) is log((e^3 - e^-3) / 3) for Q = 3a on [-1, 1]."""
     spec, batch = Spec((3,), 1), made_batch(size=4)
     batch = replace(batch, actions=batch.actions[:, :1])
     state = start(CQL, spec=spec, **SMALL)
@@ -260,7 +260,7 @@ def test_rho_is_the_gradient_of_a_soft_maximum_over_the_policy():
 
 @pytest.mark.parametrize(("log_pi", "rises"), [(2.1, True), (1.9, False)])
 def test_the_temperature_rises_when_entropy_is_below_its_target(log_pi, rises, monkeypatch):
-    """For two action dimensions the target entropy is -2, which is a log density of 2."""
+    """The target entropy of two action dimensions is -2, which is a log density of 2."""
 
     def sample(self, observations, random, samples=None):
         pi = self.act(observations)

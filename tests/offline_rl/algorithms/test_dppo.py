@@ -180,7 +180,7 @@ def test_advantages_equal_a_plain_loop_over_two_rollouts():
 
 
 def test_the_ratio_is_one_only_in_the_first_epoch():
-    """With learning rates of 0 no update changes anything, in any epoch."""
+    """No update changes anything with learning rates of 0, in any epoch."""
     for rate, same in ((0.0, True), (1e-2, False)):
         e, _ = engine(policy_lr=rate, target_kl=1e9, sampling_floor=0.3, density_floor=0.4)
         e.run(1, ONLINE)

@@ -71,7 +71,7 @@ def test_an_update_encodes_each_image_once(cls: Any, own: Any, monkeypatch: Any)
 
 @pytest.mark.parametrize(("cls", "own"), KINDS[:4])
 def test_encoders_are_trained_and_the_policy_has_their_moving_average(cls: Any, own: Any) -> None:
-    """By hand with the same schedule: two plain copies, then 1 - n ** -0.75 of the old weights."""
+    """A computation by hand: two plain copies, then 1 - n ** -0.75 of the old weights."""
     state = start_with_images(cls, own)
     first = dict(state.params["model"])
     slow = {k: v.clone() for k, v in first.items() if k.startswith("observation_encoder.")}

@@ -107,7 +107,7 @@ def test_the_middle_expectile_is_half_the_squared_error():
 
 
 def test_weights_are_capped():
-    """With target values of 1e3, exp(3 * advantage) overflows; the cap does not."""
+    """Target values of 1e3 make exp(3 * advantage) overflow; the cap does not."""
     state = start(IQL, max_weight=70.0, **SMALL)
     critic = dict(state.params["critic_target"])
     critic["net.biases.2"] = critic["net.biases.2"] + 1e3

@@ -133,7 +133,7 @@ def plain_vae(params):
 
 
 def test_pseudo_target_is_the_minimum_over_critics_of_the_maximum_over_actions():
-    """For Q1 = a, Q2 = -a the minimum of maxima is 0.46; the maximum of minima is below 0."""
+    """The minimum of maxima is 0.46 for Q1 = a, Q2 = -a; the maximum of minima is below 0."""
     config = {**SMALL, "critic_hidden": (), "num_samples": 50}
     state = start(MCQ, spec=Spec((1,), 1), **config)
     plain_vae(state.params)

@@ -170,7 +170,7 @@ def test_a_subclass_uses_its_parents_table_except_for_redefined_fields(folder: P
 
 
 def test_table_values_without_a_field_are_skipped(folder: Path) -> None:
-    """Its Config does not derive from IQL's, whose row has expectile, beta and reward_shift."""
+    """The Config does not derive from IQL's, whose row has expectile, beta and reward_shift."""
     own = CHILD.replace("class Config(iql.Config)", "class Config(BaseConfig)")
     own += "\nConfig.discount = 0.99\n"
     own = own.replace("from offline_rl.algorithms import iql", IMPORTS)

@@ -49,7 +49,7 @@ def acted(params: dict[str, Tensor], s: Tensor) -> Tensor:
 
 
 def test_a_period_updates_the_actor_last() -> None:
-    """By hand: mean over critics of squared errors to the minimum of two sampled critics."""
+    """The loss by hand: mean over critics of squared errors to the minimum of two sampled ones."""
     state = start_period(tau=0.1, initial_alpha=0.5, actor_lr=1e-3, critic_lr=1e-3, alpha_lr=1e-2)
     for i in range(CYCLE):
         batch, before = made_batch(i), state

@@ -137,7 +137,7 @@ def test_more_perturbations_are_at_least_as_bad():
 
 @pytest.mark.parametrize("values", [[1.0, 2.0, 4.0], [2.0, 2.0, 2.0]])
 def test_uncertainty_lowers_critics_where_they_disagree_and_only_there(values):
-    """With constant critics its gradient is 2 depth std / 3 in each of them."""
+    """The gradient is 2 depth std / 3 in each critic if critics are constant."""
     table = torch.tensor(values, requires_grad=True)
 
     def critic(s, a):

@@ -76,7 +76,7 @@ def test_updates_equal_plain_pytorch():
 
 @pytest.mark.parametrize(("log_pi", "rises"), [(2.1, True), (1.9, False)])
 def test_the_temperature_rises_when_entropy_is_below_its_target(log_pi, rises, monkeypatch):
-    """For two action dimensions the target entropy is -2, which is a log density of 2."""
+    """The target entropy of two action dimensions is -2, which is a log density of 2."""
 
     def sample(self, observations, random, samples=None):
         pi = self.act(observations)

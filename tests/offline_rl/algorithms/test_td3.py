@@ -72,7 +72,7 @@ def first_noise(update, shape):
 
 
 def test_noise_beyond_the_clip_does_not_count():
-    """With an infinite standard deviation, the noise is its sign times the clip."""
+    """The noise is its sign times the clip if its standard deviation is infinite."""
     state, batch = start(TD3, policy_noise=1e9, noise_clip=0.25, **SMALL), made_batch()
     target = state.algorithm.target(state, batch)
     signs = first_noise(0, batch.actions.shape).float().sign()

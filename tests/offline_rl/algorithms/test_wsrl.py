@@ -161,7 +161,7 @@ def test_bootstraps_after_a_truncation_but_not_after_a_termination() -> None:
 
 
 def test_squashed_iql_uses_the_density_of_a_tanh_normal() -> None:
-    """With weights of 1 the loss is the data's mean negative log density; Q is one critic's."""
+    """The loss with weights of 1 is the data's mean negative log density; Q is one critic's."""
     sizes = {
         "hidden": (16, 16),
         "num_critics": 3,

@@ -162,7 +162,7 @@ def test_acting_step_by_step_equals_the_network_on_the_last_steps_of_the_episode
 
 
 def test_dropout_is_used_in_training_only_and_preserves_the_mean():
-    """Without `random` there is no dropout. Dropout scales up the remaining units."""
+    """There is no dropout without `random`. Dropout scales up the remaining units."""
     x, random = make_context(), Numbers()
     plain = make_net()
     torch.testing.assert_close(make_net(dropout_rate=0.0)(**x, random=random), plain(**x))

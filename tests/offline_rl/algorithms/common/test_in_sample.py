@@ -45,7 +45,7 @@ def test_the_rescaling_leaves_one_batchs_direction_alone():
 
 @pytest.mark.parametrize(("size", "fixed_point"), [(64, 0.448), (256, 0.483), (1024, 0.495)])
 def test_the_rescaling_biases_small_batches_low(size, fixed_point):
-    """For a standard normal at temperature 1 the minimum is 1/2; batches converge below it."""
+    """The minimum is 1/2 for a standard normal at temperature 1; batches converge below it."""
     x = torch.randn(400_000 // size * 8, size, generator=torch.Generator().manual_seed(1))
 
     def slope(v):

@@ -54,7 +54,7 @@ def test_the_kl_term_vanishes_for_the_prior_alone():
 
 
 def test_samples_use_a_clipped_prior():
-    """With one decoder weight from z to the action, samples never exceed tanh(0.5)."""
+    """Samples never exceed tanh(0.5) if one decoder weight leads from z to the action."""
     vae = VAE(1, 1, ())
     vae.decoder.weights[0].data = torch.tensor([[0.0], [1.0], [0.0]])
     vae.decoder.biases[0].data.zero_()
