@@ -138,10 +138,9 @@ def offline(name: str, seeds: list[int]) -> dict[str, str]:
         del small["num_heads"]
     cfg = build(cls.Config, small)
     expert = dataset(100, seed=1) if "expert" in cls.extra_columns else None
-    source = offline_source(cls, cfg, dataset(), expert)
-    engine = Engine(
-        lambda _: cls(Spec((OBSERVATION_DIM,), ACTION_DIM), cfg, 100), seeds, source, batch_size=32
-    )
+    spec = Spec((OBSERVATION_DIM,), ACTION_DIM)
+    source = offline_source(cls(spec, cfg), dataset(), expert)
+    engine = Engine(lambda _: cls(spec, cfg, 100), seeds, source, batch_size=32)
     hashes = {}
     for k, phase in enumerate([*engine.algorithm.phases, "update"], 1):
         engine.run(UPDATES, phase)
@@ -216,7 +215,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         hashes = {"machine": machine(), **online(folder)}
     for name in algorithm_names():
-        if (cls := algorithm_class(name)).is_residual or issubclass(cls, DenoisingRL):
+        if (cls := algorithm_class(name)).mode.start == "base" or issubclass(cls, DenoisingRL):
             continue  # this algorithm learns only in an environment
         hashes[name] = offline(name, [0]) | offline(name, [0, 1])
         print(name, flush=True)

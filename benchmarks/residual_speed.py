@@ -19,9 +19,10 @@ from typing import Any
 from benchmarks.figures import run_measurement
 from benchmarks.speed.online import add_time
 from offline_rl.online.collector import Collector
-from offline_rl.online.with_base import Base
-from offline_rl.training.finetune import finetune
-from offline_rl.training.trainer import Trainer
+from offline_rl.online.composed import Base
+from offline_rl.online.sinks import ReplaySink
+from offline_rl.training.train import finetune
+from offline_rl.training.work import Work
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Checked, Count, build, parse_options
 from offline_rl.utils.text import table, wrap_text
@@ -62,9 +63,9 @@ def measure(base: str, options: Options) -> dict[str, Any]:
 
     final = dict[str, float]()
     add_time(Base, "observe", shares, "base")
-    add_time(Collector, "_step_envs", shares, "environments")
-    add_time(Collector, "_actions", shares, "acting")
-    add_time(Trainer, "_learn", shares, "learner")
+    add_time(Collector, "_execute", shares, "environments")
+    add_time(ReplaySink, "decide", shares, "acting")
+    add_time(Work, "_learn", shares, "learner")
     Collector.begin = begin_and_time  # type: ignore[method-assign]
     last = WARM_UP + SETTLING + options.steps + 10
     with tempfile.TemporaryDirectory() as out:

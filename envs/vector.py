@@ -31,7 +31,9 @@ class VectorEnv(ABC):
 
     observation_shape: Any  # a tuple, or a mapping from channel names to tuples
     action_dim: int
-    max_episode_steps: int
+    max_episode_steps: int  # time limit of an episode, in calls of `step`
+    # environment steps in a call of `step`, unless the episode ends within it
+    steps_per_decision: int = 1
     # names, units and limits, if known; bundles trained in this environment store them
     observation_names: tuple[str, ...] = ()  # one per number
     observation_units: tuple[str, ...] = ()

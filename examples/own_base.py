@@ -40,7 +40,7 @@ class Base:
 
     If your policy predicts chunks [B, chunk_size, A], set the attribute `n_action_steps` to the
     number of executed actions. If it uses an observation history, set `n_obs_steps`. If it is
-    stochastic, define a method `plan`, see `policies.heads.head.Planner`.
+    stochastic, define a method `plan(observations, noise)` that returns chunks, and `noise_shape`.
     """
 
     def __init__(self) -> None:

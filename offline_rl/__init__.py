@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from offline_rl.evaluation.export import export
     from offline_rl.reporting.report import Report, report
     from offline_rl.trained import Trained, load
-    from offline_rl.training.finetune import distill, finetune
     from offline_rl.training.result import Result
-    from offline_rl.training.train import train
+    from offline_rl.training.train import distill, finetune, train
 
 __all__ = [
     "Dataset",
@@ -48,8 +47,8 @@ __all__ = [
 
 _LAZY = {
     "train": "offline_rl.training.train",
-    "finetune": "offline_rl.training.finetune",
-    "distill": "offline_rl.training.finetune",
+    "finetune": "offline_rl.training.train",
+    "distill": "offline_rl.training.train",
     "evaluate": "offline_rl.evaluation.evaluate",
     "Evaluation": "offline_rl.evaluation.evaluate",
     "export": "offline_rl.evaluation.export",

@@ -7,11 +7,9 @@ run.q_values(observations, run.act(observations)).mean(0)
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,23 +17,22 @@ from torch import Tensor
 
 import envs
 from envs import VectorEnv
-from offline_rl.algorithms.common.base import Algorithm, Network
+from offline_rl.algorithms.common.base import Network
 from offline_rl.algorithms.common.registry import rebuild_algorithm
 from offline_rl.data.transform import Transform
+from offline_rl.evaluation.bundles import bundled
 from offline_rl.evaluation.evaluate import adapted, play
 from offline_rl.evaluation.options import check_task
 from offline_rl.evaluation.rollout import Episodes
-from offline_rl.online.with_base import attach_base
-from offline_rl.training.run_folder import SeedFolder, common_checkpoint
-from offline_rl.training.trainer import bundled
+from offline_rl.online.composed import attach_base
+from offline_rl.runs.folder import SeedFolder, common_checkpoint, seed_numbers
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json_object
 from offline_rl.utils.hardware import num_cores
 from offline_rl.utils.options import to_python
 from offline_rl.utils.seeds import EVALUATION_SEED
-from policies import BundleError, Spec
+from policies import Spec
 from policies.arrays import as_array
-from policies.bundle import read
 from policies.networks.defaults import torch_defaults
 from policies.policy import BundlePolicy
 from policies.runtimes.network import make_network
@@ -57,7 +54,7 @@ def load(run: str | os.PathLike[str], seed: int | None = None) -> Trained:
         )
     if seed is None and path.name.startswith("seed_"):
         path, seed = path.parent, int(path.name.removeprefix("seed_"))
-    seeds = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
+    seeds = seed_numbers(path)
     if not seeds or (seed is not None and seed not in seeds):
         problem = f"has no seed {seed}, only {seeds}" if seeds else "holds no seeds"
         names = ", ".join(sorted(p.parent.name for p in path.glob("*/seed_0")))
@@ -86,22 +83,8 @@ class Trained:
             if kind == "params":
                 self.parameters.setdefault(network, {})[name] = value
         self.transform = Transform.from_json(progress["transform"])
-        self.algorithm = self._rebuild_algorithm(progress.get("spec"))
-
-    def _rebuild_algorithm(self, spec: Mapping[str, Any] | None) -> Algorithm:
-        """Rebuild the algorithm with the config and spec of the training.
-
-        spec: None if an earlier version wrote the checkpoint. The spec is then read from the
-        policy bundle.
-        """
-        try:
-            policy_spec = Spec.from_json(spec) if spec else read(self.path / "policy.bundle").spec
-        except BundleError as error:
-            raise UserError(
-                f"{self.path}: the checkpoint is of an earlier version and does not describe the "
-                f"observations, and the policy bundle cannot be read: {error}"
-            ) from None
-        return rebuild_algorithm(self.config["algorithm"], self.config["hyper"], policy_spec)
+        spec = Spec.from_json(progress["spec"])
+        self.algorithm = rebuild_algorithm(self.config["algorithm"], self.config["hyper"], spec)
 
     def __repr__(self) -> str:
         algorithm, task = self.config["algorithm"], self.config["task"]
@@ -110,15 +93,16 @@ class Trained:
     @cached_property
     def policy(self) -> BundlePolicy:
         """The policy, as loaded from a bundle: raw observations in, actions in [-1, 1] out."""
-        weights = {k: v.numpy() for k, v in self.parameters[self.algorithm.policy].items()}
+        params = self.algorithm.acting_params(self.parameters)
+        weights = {k: v.numpy() for k, v in params.items()}
         bundle = bundled(self.algorithm, weights, self.transform, {})
         policy = BundlePolicy(bundle, make_network(bundle, "torch"))
-        if not self.algorithm.is_residual:
+        if self.algorithm.mode.start != "base":
             return policy
         env = self._make_env(1, None)
-        with_base = attach_base(policy, self.config["base"], env)
+        composed = attach_base(policy, self.config["base"], env)
         env.close()
-        return with_base
+        return composed
 
     def _make_env(self, count: int, task: str | None) -> VectorEnv:
         """Make `count` environments of `task`, by default the run's task. Raises UserError."""

@@ -1,19 +1,23 @@
 """The policy bundle: the file with a trained policy. Loading it never executes code from the file.
 
-A bundle is an uncompressed ZIP archive. Format 3 has the members:
+A bundle is an uncompressed ZIP archive. Format 5 has the members:
 
-    manifest.json            {format, spec, policy: {kind, arguments}, normalizers, provenance,
-                             sha256}
+    manifest.json            {format, spec, policy: {kind, arguments}, composition, normalizers,
+                             provenance, sha256}
     weights.safetensors      the policy's parameters, float32
     normalizers.safetensors  mean and scale of each normalizer: observations/<channel>/… maps a raw
                              vector channel to the network's input; actions/… maps actions in
                              [-1, 1] to the network's output
     golden.safetensors       a recorded input and the policy's output for it:
-                             observations/<channel> [B, n_obs_steps, …], noise unless the policy is
-                             deterministic, chunk [B, chunk_size, A]
+                             observations/<channel> [B, n_obs_steps, …]; noise, unless the policy is
+                             deterministic; memory/<name> [B, …], the memory at the start of an
+                             episode, if the policy has one; chunks [T, B, chunk_size, A];
+                             composed [B, chunk_size, A], the first chunks of the policy and its
+                             base together, for the base's recorded observations
     graphs/<name>.onnx       the network for other runtimes, if it was exported
-    base.bundle              the base policy of a residual policy
+    base.bundle              the frozen base policy, if the policy was trained on a bundle
 
+`composition` is {how, noise_scale} for a policy that acts on a base policy, otherwise {}.
 `normalizers` gives the kind of each normalizer: {observations: {channel: kind}, actions: kind}.
 `sha256` has one checksum per member. The checksum of manifest.json covers the manifest without the
 entry `sha256["manifest.json"]`. The coefficients of a diffusion sampler are in the policy's
@@ -30,19 +34,20 @@ import json
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from policies.channels import flatten, get
 from policies.normalizer import Normalizer
 from policies.spec import Spec
 
-FORMAT = 3
+FORMAT = 5
 DAMAGED = (zipfile.BadZipFile, zlib.error, KeyError, ValueError, OSError, EOFError, RuntimeError)
 WEIGHTS, NORMALIZERS, GOLDEN = MEMBERS = (
     "weights.safetensors",
@@ -55,6 +60,7 @@ MANIFEST: dict[str, Any] = {
     "format": int,
     "spec": dict,
     "policy": {"kind": str, "arguments": dict},
+    "composition": dict,
     "normalizers": {"observations": dict, "actions": str},
     "provenance": dict,
     "sha256": dict,
@@ -71,7 +77,25 @@ class Golden:
 
     observations: dict[str, np.ndarray]  # by channel, [B, n_obs_steps, *shape], raw
     noise: np.ndarray | None  # [B, *noise_shape]; None for a deterministic policy
-    chunk: np.ndarray  # [B, chunk_size, A] in [-1, 1]
+    # [T, B, chunk_size, A] in [-1, 1]; T = 2 consecutive decisions with this input for a policy
+    # with a memory, otherwise T = 1
+    chunks: np.ndarray
+    memory: Mapping[str, np.ndarray] = field(default_factory=dict)  # [B, …], initial, by name
+    # [B, chunk_size, A] in [-1, 1]: first chunks of the policy together with the base in the
+    # bundle, for the last of the base's recorded observations and the seed 0
+    composed: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The way in which a policy acts on its frozen base policy; see `policies.composed`."""
+
+    how: Literal["residual", "noise"]  # adds to the base's actions, or chooses its start noise
+    noise_scale: float = 1.0  # with how=noise: the start noise for the action 1
+
+    def __post_init__(self) -> None:
+        if self.how not in ("residual", "noise") or not 0 < self.noise_scale < np.inf:
+            raise ValueError(f"{self} is not a valid composition")
 
 
 @dataclass(frozen=True)
@@ -86,7 +110,8 @@ class Bundle:
     provenance: dict[str, Any] = field(default_factory=dict)  # run, data, versions, scores
     actions: Normalizer | None = None  # from [-1, 1] to network output; None: identity
     graphs: Mapping[str, bytes] = field(default_factory=dict)  # ONNX models by name
-    base: Bundle | None = None  # base policy of a residual policy
+    composition: Composition | None = None  # how the policy acts on its base; None: it has none
+    base: Bundle | None = None  # base policy, unless it is the user's code
     golden: Golden | None = None  # added by `policies.golden.seal`, required by `write`
 
     def __post_init__(self) -> None:
@@ -95,6 +120,8 @@ class Bundle:
             object.__setattr__(self, "normalizers", dict.fromkeys(vectors, self.normalizers))
         if self.actions is None:
             object.__setattr__(self, "actions", Normalizer.identity((self.spec.action_dim,)))
+        if self.base is not None and self.composition is None:
+            raise ValueError("the bundle contains a base policy, but it has no composition")
         shapes = {name: normalizer.mean.shape for name, normalizer in self.normalizers.items()}
         if shapes != vectors:
             raise ValueError(
@@ -120,20 +147,21 @@ def write(path: str | Path, bundle: Bundle) -> None:
 def pack(bundle: Bundle) -> bytes:
     """Return the bytes of a bundle file."""
     golden, actions = bundle.golden, bundle.actions
-    if golden is None:
+    if golden is None or (bundle.base is not None and golden.composed is None):
         raise BundleError("the bundle has no golden output. Attach it with policies.golden.seal")
     assert actions is not None
     normalizers = {f"observations/{name}": each for name, each in bundle.normalizers.items()}
     normalizers["actions"] = actions
-    recorded = {f"observations/{name}": value for name, value in golden.observations.items()}
-    recorded |= {} if golden.noise is None else {"noise": golden.noise}
+    recorded = flatten({"observations": golden.observations, "memory": golden.memory})
+    optional = {"noise": golden.noise, "composed": golden.composed}
+    recorded |= {name: value for name, value in optional.items() if value is not None}
     contents = {
         WEIGHTS: save_tensors(bundle.weights),
         NORMALIZERS: save_tensors(
             {f"{name}/mean": each.mean for name, each in normalizers.items()}
             | {f"{name}/scale": each.scale for name, each in normalizers.items()}
         ),
-        GOLDEN: save_tensors({**recorded, "chunk": golden.chunk}),
+        GOLDEN: save_tensors({**recorded, "chunks": golden.chunks}),
         **{f"{GRAPHS}{name}.onnx": graph for name, graph in bundle.graphs.items()},
         **({} if bundle.base is None else {BASE: pack(bundle.base)}),
     }
@@ -141,6 +169,7 @@ def pack(bundle: Bundle) -> bytes:
         "format": FORMAT,
         "spec": bundle.spec.to_json(),
         "policy": {"kind": bundle.kind, "arguments": bundle.arguments},
+        "composition": {} if bundle.composition is None else asdict(bundle.composition),
         "normalizers": {
             "observations": {name: each.kind for name, each in bundle.normalizers.items()},
             "actions": actions.kind,
@@ -231,6 +260,7 @@ def assemble(
     """Create a bundle from the manifest, the tensors by member, and the bytes of all members."""
     weights, statistics, recorded = (dict(tensors[name]) for name in MEMBERS)
     spec, kinds = Spec.from_json(manifest["spec"]), manifest["normalizers"]
+    composition = manifest["composition"]
 
     def normalizer(name: str, kind: Any) -> Normalizer:
         return Normalizer(statistics[f"{name}/mean"], statistics[f"{name}/scale"], kind)
@@ -251,8 +281,15 @@ def assemble(
         provenance=manifest["provenance"],
         actions=normalizer("actions", kinds["actions"]),
         graphs=graphs,
+        composition=Composition(**composition) if composition else None,
         base=unpack(contents[BASE], f"{where}: {BASE}") if BASE in contents else None,
-        golden=Golden(observations, recorded.get("noise"), recorded["chunk"]),
+        golden=Golden(
+            observations,
+            recorded.get("noise"),
+            recorded["chunks"],
+            get(recorded, "memory") or {},
+            recorded["composed"] if BASE in contents else None,
+        ),
     )
 
 

@@ -1,8 +1,8 @@
 """Export of a bundle's network to ONNX, so that it runs without torch.
 
-The ONNX graph maps observations to a chunk. A diffusion policy is exported as two graphs: the
-observation encoder, and one denoising step. The loop over denoising steps runs in numpy
-(`policies.heads.schedules`). The noise also comes from numpy.
+The ONNX graph maps observations, memory and noise to a chunk and the next memory. A denoising
+policy is exported as two graphs: the observation encoder, and one denoising step. The loop over
+denoising steps runs in numpy (`policies.heads.schedules`). The noise also comes from numpy.
 """
 
 from __future__ import annotations
@@ -20,41 +20,37 @@ import torch
 from torch import Tensor, nn
 
 from policies.bundle import Bundle, BundleError
-from policies.golden import TOLERANCE, run_golden, verify_golden
+from policies.golden import ROWS, TOLERANCE, open_bundle, predict_chunks, run_golden, verify_golden
 from policies.networks.defaults import torch_defaults
 from policies.policy import BundlePolicy
 from policies.runtimes import with_onnx as onnx
-
-ROWS = 2  # batch size of the example input for tracing
 
 
 @torch_defaults()
 def export_bundle(bundle: Bundle) -> tuple[Bundle, float]:
     """Return `bundle` with ONNX graphs, and the largest difference between ONNX and torch outputs.
 
-    The outputs are compared on the golden input, as one batch and row by row. The base of a
-    residual policy is exported too. Raises BundleError.
+    The outputs are compared on the golden input, as one batch and row by row. The base policy is
+    exported too. Raises BundleError.
     """
     reference, golden = verify_golden(bundle, "torch")
-    if reference.network.is_recurrent:
-        raise BundleError(
-            f"a {bundle.kind} keeps a memory of its episode and cannot be exported. Run it with "
-            "runtime=torch"
-        )
     base = None if bundle.base is None else export_bundle(bundle.base)[0]
     graphs = {**bundle.graphs, **make_graphs(reference)}
     exported = replace(bundle, graphs=graphs, golden=golden, base=base)
     policy, result = run_golden(exported, "onnx")
-    differences = [np.abs(result.chunk - golden.chunk).max()]
-    for k in range(len(golden.chunk)):
-        row = {name: value[k : k + 1] for name, value in golden.observations.items()}
-        noise = None if golden.noise is None else golden.noise[k : k + 1]
-        differences.append(np.abs(policy.predict_chunk(row, noise) - golden.chunk[k]).max())
+    differences = [np.abs(result.chunks - golden.chunks).max()]
+    for k in range(ROWS):
+        row = {name: value[[k]] for name, value in golden.observations.items()}
+        noise = None if golden.noise is None else golden.noise[[k]]
+        chunks = predict_chunks(policy, row, noise)
+        differences.append(np.abs(chunks - golden.chunks[:, [k]]).max())
     if not max(differences) <= TOLERANCE:
         raise BundleError(
             f"the exported graph differs from torch by {max(differences):.2g}, the limit is "
             f"{TOLERANCE:g}. The bundle was not changed"
         )
+    if base is not None:
+        open_bundle(exported, "onnx", {}, units=False)  # compares the policy together with its base
     return exported, float(max(differences))
 
 
@@ -72,22 +68,23 @@ def make_graphs(policy: BundlePolicy) -> dict[str, bytes]:
     }
     observed = example if spec.single_vector is None else example[spec.single_vector.name]
     observations = {onnx.OBSERVATIONS: observed}
-    if not hasattr(module, "plan"):
-        return {onnx.POLICY: trace(Act(module), observations, onnx.CHUNK)}
     noise = torch.zeros(ROWS, *policy.noise_shape)
-    if "table" not in module.arguments:
-        inputs = observations | ({onnx.NOISE: noise} if policy.noise_shape else {})
-        return {onnx.POLICY: trace(Plan(module), inputs, onnx.CHUNK)}
+    if module.table is None:
+        memory = module.initial_memory(ROWS)
+        inputs = observations | ({onnx.MEMORY: memory} if memory else {})
+        inputs |= {onnx.NOISE: noise} if policy.noise_shape else {}
+        outputs = [onnx.CHUNK, *(f"{onnx.NEXT_MEMORY}/{name}" for name in memory)]
+        return {onnx.POLICY: trace(Decide(module), inputs, outputs)}
     with torch.no_grad():
         features = module.encode(observed)
     step = {onnx.FEATURES: features, onnx.X: noise[:, 0], onnx.TIME: torch.ones(ROWS)}
     return {
-        onnx.ENCODER: trace(Encode(module), observations, onnx.FEATURES),
-        onnx.POLICY: trace(Step(module), step, onnx.STEP_OUTPUT),
+        onnx.ENCODER: trace(Encode(module), observations, [onnx.FEATURES]),
+        onnx.POLICY: trace(Step(module), step, [onnx.STEP_OUTPUT]),
     }
 
 
-class Head(nn.Module):
+class Part(nn.Module):
     """Base class of modules that export one part of a head."""
 
     def __init__(self, head: Any) -> None:
@@ -95,27 +92,18 @@ class Head(nn.Module):
         self.head = head
 
 
-class Act(Head):
-    """A head without chunks: from the observation history to a chunk of one action."""
+class Decide(Part):
+    """A complete head: from observations, memory and noise to a chunk and the next memory."""
 
-    def forward(self, observations: Any) -> Tensor:
-        if isinstance(observations, Mapping):
-            present: Any = {name: value[:, -1] for name, value in observations.items()}
-        else:
-            present = observations[:, -1]
-        chunk: Tensor = self.head.act(present)[:, None]
-        return chunk
-
-
-class Plan(Head):
-    """A head that is a `Planner`: from observations and noise to a chunk."""
-
-    def forward(self, observations: Any, noise: Tensor | None = None) -> Tensor:
-        chunk: Tensor = self.head.plan(observations, noise)
-        return chunk
+    def forward(
+        self, observations: Any, memory: Mapping[str, Tensor] | None = None, noise: Any = None
+    ) -> tuple[Tensor, ...]:
+        memory = memory or {}
+        chunk, following = self.head.decide(observations, memory, noise)
+        return chunk, *(following[name] for name in memory)
 
 
-class Encode(Head):
+class Encode(Part):
     """The observation encoder of a diffusion policy, which runs once per chunk."""
 
     def forward(self, observations: Any) -> Tensor:
@@ -123,7 +111,7 @@ class Encode(Head):
         return features
 
 
-class Step(Head):
+class Step(Part):
     """The network of a diffusion policy, which runs in each denoising step."""
 
     def forward(self, features: Tensor, x: Tensor, time: Tensor) -> Tensor:
@@ -131,11 +119,11 @@ class Step(Head):
         return output
 
 
-def trace(module: nn.Module, inputs: Mapping[str, Any], output: str) -> bytes:
+def trace(module: nn.Module, inputs: Mapping[str, Any], outputs: list[str]) -> bytes:
     """Return `module` as an ONNX graph for any batch size.
 
     inputs: example arguments by name. A mapping of channels becomes one input for each channel.
-    output: name of the output.
+    outputs: names of the outputs.
     """
     rows = torch.export.Dim("rows")
 
@@ -153,7 +141,7 @@ def trace(module: nn.Module, inputs: Mapping[str, Any], output: str) -> bytes:
             module.eval(),
             kwargs=dict(inputs),  # torch unpacks a mapping that is the last positional argument
             input_names=names,
-            output_names=[output],
+            output_names=outputs,
             dynamic_shapes=free_batch_size(inputs),
             dynamo=True,
             external_data=False,

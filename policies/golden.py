@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from policies.bundle import BASE, Bundle, BundleError, Golden
-from policies.channels import BASE_ACTION
+from policies.composed import ComposedPolicy, base_mismatch
+from policies.episodes import REWARDS
 from policies.policy import BundlePolicy
-from policies.residual import ResidualPolicy
 from policies.runtimes.network import make_network
 
 ROWS = 4  # batch size of the golden output
@@ -36,30 +36,43 @@ def open_bundle(
     for name in arguments.keys() - bundle.arguments.keys():
         raise BundleError(f"a {bundle.kind} has no argument {name}")
     policy, _ = verify_golden(bundle, runtime)
+    composed = None if bundle.base is None else compose(policy, runtime)
+    if composed is not None and bundle.golden is not None and bundle.golden.composed is not None:
+        what = "the policy together with its base"
+        check_difference(what, predict_first(composed), bundle.golden.composed)
     if arguments:
+        if policy.network.name == "onnx":
+            raise BundleError(
+                f"an exported {bundle.kind} has fixed arguments. To change "
+                f"{', '.join(arguments)}, load it with runtime='torch'"
+            )
         changed = replace(bundle, arguments={**bundle.arguments, **arguments})
         policy, _ = run_golden(changed, runtime)
+    if composed is not None:
+        return ComposedPolicy(policy, composed.base, units=units)
     policy.units = units
-    if bundle.base is None:
-        return policy
+    return policy
+
+
+def compose(policy: BundlePolicy, runtime: str) -> ComposedPolicy:
+    """Return `policy` together with the base policy in its bundle. Raises BundleError."""
+    assert policy.bundle.base is not None
     try:
-        base = open_bundle(bundle.base, runtime, {}, units=False)
+        base = open_bundle(policy.bundle.base, runtime, {}, units=False)
     except BundleError as error:
         raise BundleError(f"{BASE}: {error}") from None
     if (problem := base_mismatch(policy, base)) is not None:
-        raise BundleError(f"the base policy does not fit the residual policy: {problem}")
-    policy.units = False
-    return ResidualPolicy(policy, base, units=units)
+        raise BundleError(f"the base policy does not fit the policy trained on it: {problem}")
+    return ComposedPolicy(policy, base)
 
 
-def base_mismatch(residual: BundlePolicy, base: BundlePolicy) -> str | None:
-    """Return why `base` cannot be the base policy of `residual`. None if it can."""
-    channels = tuple(channel for channel in residual.spec.channels if channel.name != BASE_ACTION)
-    if len(channels) == len(residual.spec.channels):
-        return f"the residual policy does not observe {BASE_ACTION}"
-    if base.network.is_recurrent:
-        return f"the base policy, a {base.bundle.kind}, keeps a memory of its episode"
-    return base.spec.mismatch(replace(residual.spec, channels=channels))
+def predict_first(policy: ComposedPolicy) -> np.ndarray:
+    """Return the first chunks for the base's recorded observations, [B, chunk_size, A]."""
+    assert isinstance(policy.base, BundlePolicy)
+    golden = policy.base.bundle.golden
+    assert golden is not None
+    names = [channel.name for channel in policy.spec.channels]
+    return policy.act({name: golden.observations[name][:, -1] for name in names})[0]
 
 
 def seal(bundle: Bundle) -> Bundle:
@@ -70,22 +83,36 @@ def seal(bundle: Bundle) -> Bundle:
     """
     base = None if bundle.base is None else seal(bundle.base)
     golden = bundle.golden or run_golden(bundle, "auto")[1]
-    return replace(bundle, base=base, golden=golden)
+    bundle = replace(bundle, base=base, golden=golden)
+    if base is None or golden.composed is not None:
+        return bundle
+    composed = predict_first(compose(run_golden(bundle, "auto")[0], "auto"))
+    return replace(bundle, golden=replace(golden, composed=composed))
 
 
 def verify_golden(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:
     """Return the result of `run_golden`. Raises BundleError if the recorded output differs."""
     policy, result = run_golden(bundle, runtime)
     if (golden := bundle.golden) is not None:
-        recorded = check_shape(golden.chunk, bundle, "the golden output")
-        difference = np.abs(result.chunk - recorded).max()
-        if not difference <= TOLERANCE:
+        recorded = check_shape(golden.chunks, bundle, "the golden output")
+        if len(recorded) != len(result.chunks):
             raise BundleError(
-                "the policy does not reproduce its golden output: the difference is "
-                f"{difference:.2g}, the limit is {TOLERANCE:g}. Copy the bundle again, or "
-                "create a new one"
+                f"the golden output has {len(recorded)} decisions instead of {len(result.chunks)}. "
+                "Create the bundle again"
             )
+        check_difference("the policy", result.chunks, recorded)
     return policy, result
+
+
+def check_difference(what: str, actual: np.ndarray, recorded: np.ndarray) -> None:
+    """Raise BundleError if the output of `what` differs from the recorded output."""
+    same_shape = actual.shape == recorded.shape
+    difference = np.abs(actual - recorded).max() if same_shape else np.inf
+    if not difference <= TOLERANCE:
+        raise BundleError(
+            f"{what} does not reproduce its golden output: the difference is {difference:.2g}, "
+            f"the limit is {TOLERANCE:g}. Copy the bundle again, or create a new one"
+        )
 
 
 def run_golden(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:
@@ -96,7 +123,7 @@ def run_golden(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:
     try:
         policy = BundlePolicy(bundle, make_network(bundle, runtime))
         golden = bundle.golden or make_golden_input(policy)
-        chunk = policy.predict_chunk(golden.observations, golden.noise)
+        chunks = predict_chunks(policy, golden.observations, golden.noise)
     except BundleError:
         raise
     except FAULTS as error:
@@ -104,28 +131,45 @@ def run_golden(bundle: Bundle, runtime: str) -> tuple[BundlePolicy, Golden]:
         raise BundleError(
             f"{bundle.kind}: the weights or arguments do not fit this policy: {fault}"
         ) from None
-    chunk = np.ascontiguousarray(
-        check_shape(chunk, bundle, f"the output of {bundle.kind}"), np.float32
+    chunks = np.ascontiguousarray(
+        check_shape(chunks, bundle, f"the output of {bundle.kind}"), np.float32
     )
-    return policy, replace(golden, chunk=chunk)
+    return policy, replace(golden, chunks=chunks)
 
 
-def check_shape(chunk: np.ndarray, bundle: Bundle, source: str) -> np.ndarray:
-    """Return `chunk` if it has the shape in the specification. Raises BundleError otherwise.
+def predict_chunks(
+    policy: BundlePolicy, observations: Mapping[str, np.ndarray], noise: np.ndarray | None
+) -> np.ndarray:
+    """Return the chunks of the first decisions of B episodes, [T, B, chunk_size, A].
 
-    source: name of the chunk in the error message.
+    T is 2 for a policy with a memory, otherwise 1. All decisions have the same input and reward 1.
+    """
+    count = len(next(iter(observations.values())))
+    numbers = np.zeros((count, 0), np.float32) if noise is None else noise
+    chunk, memory = policy.decide(observations, policy.network.initial_memory(count), numbers)
+    chunks = [chunk]
+    if policy.has_memory:
+        rewards = {REWARDS: np.ones(count, np.float32)} if policy.needs_rewards else {}
+        chunks.append(policy.decide(observations, {**memory, **rewards}, numbers)[0])
+    return np.stack(chunks)
+
+
+def check_shape(chunks: np.ndarray, bundle: Bundle, source: str) -> np.ndarray:
+    """Return `chunks` if they have the shape in the specification. Raises BundleError otherwise.
+
+    source: name of the chunks in the error message.
     """
     expected = (ROWS, bundle.spec.chunk_size, bundle.spec.action_dim)
-    if chunk.shape != expected:
+    if chunks.shape[1:] != expected:
         raise BundleError(
-            f"{source} has shape {list(chunk.shape[1:])}, but the specification requires "
+            f"{source} has shape {list(chunks.shape[2:])}, but the specification requires "
             f"{list(expected[1:])}. Create the bundle again, with the specification of its policy"
         )
-    return chunk
+    return chunks
 
 
 def make_golden_input(policy: BundlePolicy) -> Golden:
-    """Generate typical observations and noise from a fixed seed. `chunk` is a placeholder."""
+    """Generate typical observations and noise from a fixed seed. `chunks` is a placeholder."""
     spec, rng = policy.spec, np.random.Generator(np.random.PCG64(0))
     observations = dict[str, np.ndarray]()
     for channel in spec.channels:
@@ -137,4 +181,5 @@ def make_golden_input(policy: BundlePolicy) -> Golden:
             observations[channel.name] = policy.bundle.normalizers[channel.name].inverse(values)
     size = (ROWS, *policy.noise_shape)
     noise = rng.standard_normal(size, np.float32) if policy.noise_shape else None
-    return Golden(observations, noise, np.zeros(()))
+    memory = policy.network.initial_memory(ROWS)
+    return Golden(observations, noise, np.zeros(()), memory)

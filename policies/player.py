@@ -9,13 +9,12 @@ import numpy as np
 
 from policies import channels
 from policies.policy import BundlePolicy, Observation
-from policies.residual import make_executor
 
 
 class Player:
     """A policy and the state of its running episodes.
 
-    The state is the observation history, the current chunk, the recurrent memory and the noise.
+    The state is the observation history, the current chunk, the memory and the noise.
 
     player = Player(policies.load(path, units=True))
     player.reset(seed=0)
@@ -26,15 +25,13 @@ class Player:
     """
 
     def __init__(self, policy: BundlePolicy) -> None:
-        self.policy, self._single, self._state = policy, True, None
-        self._executor = None if policy.network.is_recurrent else make_executor(policy)
+        self.policy, self._single, self._episodes = policy, True, policy.new_episodes()
         self.reset()
 
     def reset(self, seed: int | Sequence[int] | np.ndarray = 0) -> None:
         """Start an episode, or several parallel episodes, one per seed."""
-        self._single, self._state = np.ndim(seed) == 0, None
-        if self._executor is not None:
-            self._executor.reset(np.atleast_1d(seed))
+        self._single = np.ndim(seed) == 0
+        self._episodes.reset(np.atleast_1d(seed))
 
     def step(self, observation: Observation, reward: Any = None) -> np.ndarray:
         """Return the action [A] to execute after the present observation [*obs].
@@ -42,14 +39,11 @@ class Player:
         With B episodes, observations are [B, *obs] and actions [B, A].
         reward: raw reward of the previous action. Return-conditioned policies need it.
         """
-        if self._executor is None:
-            chunk, self._state = self.policy.act(observation, self._state, reward)
-            action: np.ndarray = chunk[..., 0, :]
-            return action
         observations, single = self.policy.check_observations(observation)
-        count = channels.size(observations)
-        if single is not self._single or count != len(self._executor.seeds):
-            expected = "one episode" if self._single else f"{len(self._executor.seeds)} episodes"
+        count, episodes = channels.size(observations), self._episodes
+        if single is not self._single or count != len(episodes.seeds):
+            expected = "one episode" if self._single else f"{len(episodes.seeds)} episodes"
             raise ValueError(f"{count} observations, but reset started {expected}")
-        actions = self._executor.step(observations)
+        self.policy.add_rewards(episodes, reward)
+        actions = episodes.step(observations)
         return actions[0] if single else actions

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from policies.arrays import as_array
 from policies.bundle import Bundle, BundleError
-from policies.noise import normal
+from policies.channels import map_channels, size
+from policies.episodes import REWARDS, RunningEpisodes
 from policies.normalizer import Normalizer
-from policies.runtimes.network import Inputs, Network
+from policies.runtimes.network import Inputs, Memory, Network
 from policies.spec import Spec
 
 Observation = np.ndarray | Mapping[str, np.ndarray]  # a single vector, or all channels by name
@@ -56,14 +57,6 @@ def refuse_rewards(policy: Any, place: str) -> None:
         )
 
 
-class History(NamedTuple):
-    """State of `BundlePolicy.act` for a policy with an observation history or noise."""
-
-    # [B, n_obs_steps, *shape] per channel, raw; the last one is the current observation
-    observations: dict[str, np.ndarray]
-    num_chunks: int  # chunks predicted so far
-
-
 class BundlePolicy:
     """The policy of a bundle, executed by one of `policies.runtimes`."""
 
@@ -73,6 +66,11 @@ class BundlePolicy:
         units: return actions in the environment's units instead of [-1, 1].
         """
         self.spec, self.bundle, self.network, self.units = bundle.spec, bundle, network, units
+        memory = network.initial_memory(1)
+        self.has_memory = bool(memory)  # True if it remembers the episode beyond its observations
+        self.needs_rewards = REWARDS in memory  # True if it reads the rewards of the episode
+        # True if an action depends on the present observation only
+        self.is_stateless = not memory and self.spec.n_obs_steps == 1 and not network.noise_shape
 
     @property
     def normalizer(self) -> Normalizer:
@@ -95,14 +93,9 @@ class BundlePolicy:
         return self.network.noise_shape
 
     @property
-    def needs_rewards(self) -> bool:
-        """True if the policy reads the rewards of the episode, for example as a return-to-go."""
-        return self.network.needs_rewards
-
-    @property
     def module(self) -> Any:
         """The torch module. Raises BundleError if another runtime runs the policy."""
-        if not hasattr(self.network, "module"):
+        if self.network.module is None:
             raise BundleError(
                 f"the policy runs in {self.network.name} and has no torch module. "
                 "Load it with policies.load(path, runtime='torch')"
@@ -119,69 +112,86 @@ class BundlePolicy:
         when all `n_action_steps` actions of the current chunk are executed. It also applies
         temporal ensembling if `spec` sets the coefficient.
         """
-        rows, single = self._check(observation, 0)
-        count = len(next(iter(rows.values())))
-        if self.network.is_recurrent:
-            is_unused = state is None or not self.needs_rewards
-            rewards = np.zeros(count, np.float32) if is_unused else self._rewards(reward, count)
-            memory = self.network.reset(count) if state is None else state
-            inputs = self._normalize({name: value[:, None] for name, value in rows.items()})
-            chunk, state = self.network.step(inputs, rewards, memory)
-            chunk = self._to_actions(chunk)
-        elif self.spec.n_obs_steps == 1 and not self.noise_shape:
-            chunk = self.predict_chunk({name: value[:, None] for name, value in rows.items()})
+        rows, single = self.check_observations(observation)
+        if self.is_stateless:
+            history = map_channels(lambda x: x[:, None], rows)
+            chunk, _ = self.decide(history, {}, np.zeros((size(rows), 0), np.float32))
+            return (chunk[0] if single else chunk), state
+        count = size(rows)
+        if state is None:
+            state = self.new_episodes()
+            state.temporal_ensemble_coeff = None
+            state.reset(np.zeros(count, np.int64))
+        elif len(state.seeds) != count:
+            raise ValueError(
+                f"{count} observations, but the state is for {len(state.seeds)} episodes"
+            )
         else:
-            state = self._append(rows, state)
-            seeds, num_chunks = np.zeros(count, int), np.full(count, state.num_chunks - 1)
-            noise = normal(seeds, num_chunks, self.noise_shape or (0,))
-            chunk = self.predict_chunk(state.observations, noise)
-        chunk = self.spec.to_units(chunk) if self.units else chunk
+            state = state.fork()
+        self.add_rewards(state, reward)
+        state.observe(rows)
+        chunk = state.predict_chunk()
         return (chunk[0] if single else chunk), state
 
-    def plan(self, observations: Observation, noise: np.ndarray) -> np.ndarray:
-        """Return the chunks [B, chunk_size, A] for raw observations [B, n_obs_steps, *obs].
+    def new_episodes(self) -> RunningEpisodes:
+        """Return the object that runs the policy in parallel episodes, without episodes yet."""
+        return RunningEpisodes(**self.episode_options())
 
+    def episode_options(self) -> dict[str, Any]:
+        """Return the arguments of `RunningEpisodes` for this policy."""
+        return {
+            "decide": lambda observations, memory, noise, _: self.decide(
+                observations, memory, noise
+            ),
+            "initial_memory": self.network.initial_memory,
+            "n_obs_steps": self.spec.n_obs_steps,
+            "n_action_steps": self.spec.n_action_steps,
+            "noise_shape": self.noise_shape,
+            "temporal_ensemble_coeff": self.spec.temporal_ensemble_coeff,
+        }
+
+    def add_rewards(self, episodes: RunningEpisodes, reward: Any) -> None:
+        """Add the raw rewards of the last actions to `episodes` if the policy reads rewards.
+
+        reward: a number or [B]; ignored before the first step. Raises ValueError.
+        """
+        if not self.needs_rewards or episodes.is_new.all():
+            return
+        if reward is None:
+            raise ValueError(
+                f"a {self.bundle.kind} reads the rewards of its episode. After the first call, "
+                "pass the reward of the previous action: act(observation, state, reward=…)"
+            )
+        values, count = as_array(reward, np.float32).reshape(-1), len(episodes.seeds)
+        if len(values) != count or not np.isfinite(values).all():
+            raise ValueError(f"reward: expected {count} finite numbers, found {reward!r}")
+        episodes.add_rewards(values)
+
+    def decide(
+        self, observations: Observation, memory: Memory, noise: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
+        """Return the chunks [B, chunk_size, A] and the next memory, without validation.
+
+        observations: raw, [B, n_obs_steps, *obs].
         noise: [B, *noise_shape]; [B, 0] for a deterministic policy.
         """
-        rows, _ = self._check(observations, 1)
-        chunk = self.predict_chunk(rows, noise)
-        return self.spec.to_units(chunk) if self.units else chunk
+        chunk, memory = self.network.decide(self._normalize(observations), memory, noise)
+        assert self.bundle.actions is not None
+        if not self.bundle.actions.is_identity:
+            chunk = self.bundle.actions.inverse(chunk).clip(-1, 1)
+        return (self.spec.to_units(chunk) if self.units else chunk), memory
+
+    def _normalize(self, observations: Observation) -> Inputs:
+        """Convert raw observations to the network's input."""
+        lone, normalizers = self.bundle.spec.single_vector, self.bundle.normalizers
+        if lone is not None and not isinstance(observations, Mapping):
+            return normalizers[lone.name](observations)
+        assert isinstance(observations, Mapping)
+        inputs = {k: normalizers[k](v) if k in normalizers else v for k, v in observations.items()}
+        return inputs if lone is None else inputs[lone.name]
 
     def check_observations(self, observation: Observation) -> tuple[Observation, bool]:
         """Return validated observations [B, *obs], and True if the argument had no batch axis."""
-        arrays, single = self._check(observation, 0)
-        vector = self.spec.single_vector
-        return (arrays if vector is None else arrays[vector.name]), single
-
-    def predict_chunk(
-        self, observations: Mapping[str, np.ndarray], noise: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Return the chunks in [-1, 1] for raw observations by channel, without validation.
-
-        observations: every channel, [B, n_obs_steps, *shape].
-        """
-        if noise is None:
-            noise = np.zeros((len(next(iter(observations.values()))), 0), np.float32)
-        return self._to_actions(self.network.plan(self._normalize(observations), noise))
-
-    def _to_actions(self, output: np.ndarray) -> np.ndarray:
-        """Convert the network's output to actions in [-1, 1]."""
-        assert self.bundle.actions is not None
-        if self.bundle.actions.is_identity:
-            return output
-        return self.bundle.actions.inverse(output).clip(-1, 1)
-
-    def _normalize(self, observations: Mapping[str, np.ndarray]) -> Inputs:
-        """Convert raw observations to the network's input."""
-        normalizers = self.bundle.normalizers
-        inputs = {k: normalizers[k](v) if k in normalizers else v for k, v in observations.items()}
-        return inputs if self.spec.single_vector is None else inputs[self.spec.single_vector.name]
-
-    def _check(self, observation: Observation, num_axes: int) -> tuple[dict[str, np.ndarray], bool]:
-        """Return all channels with a batch axis, validated, and True if the batch axis was added.
-
-        num_axes: number of axes between the batch axis and the axes of the channel's shape.
-        """
         lone = self.spec.single_vector
         plain = lone is not None and not isinstance(observation, Mapping)
         parts = {lone.name: observation} if plain and lone else observation
@@ -191,14 +201,11 @@ class BundlePolicy:
             raise ValueError(f"the policy needs the channels {', '.join(names)}; found {actual}")
         arrays = {name: as_array(parts[name]) for name in names}
         first = self.spec.channels[0]
-        single = arrays[first.name].ndim == first.ndim + num_axes
+        single = arrays[first.name].ndim == first.ndim
         arrays = {name: array[None] for name, array in arrays.items()} if single else arrays
         for channel in self.spec.channels:
             array, label = arrays[channel.name], "" if lone else f" {channel.name}"
-            if (
-                array.shape[1 + num_axes :] != channel.shape
-                or array.ndim != channel.ndim + 1 + num_axes
-            ):
+            if array.shape[1:] != channel.shape:
                 expected = ", ".join(map(str, channel.shape))
                 last = " (colors last)" if channel.kind == "image" else ""
                 raise ValueError(
@@ -210,31 +217,4 @@ class BundlePolicy:
                 raise ValueError(f"the observation{label} holds NaN or infinite numbers")
         if len({len(array) for array in arrays.values()}) > 1:
             raise ValueError("the channels have different batch sizes")
-        return arrays, single
-
-    def _append(self, rows: Mapping[str, np.ndarray], state: History | None) -> History:
-        """Return the history with one more observation. The first one fills all of it."""
-        size = self.spec.n_obs_steps
-        if state is None:
-            return History({k: np.repeat(v[:, None], size, 1) for k, v in rows.items()}, 1)
-        old = state.observations
-        for name, value in rows.items():
-            if len(old[name]) != len(value):
-                raise ValueError(
-                    f"{len(value)} observations, but the state is for {len(old[name])} episodes"
-                )
-        new = {k: np.concatenate([old[k][:, 1:], v[:, None]], 1) for k, v in rows.items()}
-        return History(new, state.num_chunks + 1)
-
-    def _rewards(self, reward: Any, count: int) -> np.ndarray:
-        """Return `reward` as a validated float32 array [count]."""
-        kind = self.bundle.kind
-        if reward is None:
-            raise ValueError(
-                f"a {kind} reads the rewards of its episode. After the first call, pass the reward "
-                "of the previous action: act(observation, state, reward=…)"
-            )
-        values = as_array(reward, np.float32).reshape(-1)
-        if len(values) != count or not np.isfinite(values).all():
-            raise ValueError(f"reward: expected {count} finite numbers, found {reward!r}")
-        return values
+        return (arrays if lone is None else arrays[lone.name]), single

@@ -101,7 +101,7 @@ class Spec:
     action_units: tuple[str, ...] = ()  # one unit for all actions, or one each; empty if unknown
     # delta: actions are relative to the previous command
     action_mode: Literal["absolute", "delta"] = "absolute"
-    # coefficient m of temporal ensembling, see `policies.chunks.ChunkExecutor`; None turns it off
+    # coefficient m of temporal ensembling; None turns it off. See `policies.episodes`
     temporal_ensemble_coeff: float | None = None
     # time from an observation until its action is due, in steps; None if unknown
     action_offset: float | None = None

@@ -25,7 +25,7 @@ from offline_rl.cli.main import main, verbs
 from offline_rl.engine import engine
 from offline_rl.engine.engine import Engine
 from offline_rl.reporting import compact
-from offline_rl.training.run_folder import named_task
+from offline_rl.runs.folder import named_task
 from offline_rl.utils.options import describe_options
 
 TRUE_RUN = Engine.run
@@ -249,9 +249,9 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
         task["expert_dataset"] = "pendulum.npz"
     save_small(folder / "pendulum.npz", obs=3, act=1)
     rest = ("eval_episodes=1", "compile=never", "tracker=none", "out=then", f"algorithm={name}")
-    if cls.distills_from or cls.finetunes_from:  # it needs the policy of another run
+    if cls.mode.start in ("teacher", "run"):  # it needs the policy of another run
         base = algorithm_class("diffusion_policy").Config.small()
-        if cls.distills_from:
+        if cls.mode.start == "teacher":
             del base["num_train_timesteps"]
             base["process"] = "edm"
         first = {f"algorithm__{k}": as_option(v) for k, v in base.items()}
@@ -259,11 +259,11 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
         assert main(train(**first)) == 0
         (run,) = folder.glob("runs/*/*/*")
         learn = ("distill", "num_updates=20")
-        if cls.finetunes_from:
+        if cls.mode.start == "run":
             sizes = ("tuned=2", "environments=2", "decisions=12", "batch_size=12", "epochs=2")
             learn = ("finetune", "num_env_steps=48", *(f"algorithm.{size}" for size in sizes))
         assert main([*learn, f"run={run}", *rest]) == 0
-    elif cls.is_residual:  # it has a base
+    elif cls.mode.start == "base":  # it has a base
         (folder / "base.py").write_text(BASE)
         settings = ("online.warmup_steps=40", "online.critic_updates=20")
         settings += ("algorithm.hidden=[8,8]", "batch_size=8")
@@ -531,7 +531,7 @@ def test_data_is_listed_described_and_checked(capsys: pytest.CaptureFixture[str]
 def test_a_tracker_whose_package_is_missing_is_refused_before_anything_is_written(
     package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("offline_rl.training.resolve.find_spec", lambda name: None)
+    monkeypatch.setattr("offline_rl.runs.refusals.find_spec", lambda name: None)
     assert main(train(tracker=package)) == 2
     assert f"pip install {package}" in capsys.readouterr().err
     assert not (folder / "runs").exists()

@@ -100,7 +100,7 @@ def sizes_of(algorithm: str, *, alone: bool) -> dict[str, Any]:
         small |= {key: 1 for key in known if key.endswith("layers")}
         small |= {"dim_model": 8, "num_heads": 2} if {"dim_model", "num_heads"} <= known else {}
         small |= {"widths": [8, 8]} if "widths" in known else {}
-    if cls.finetunes_from:
+    if cls.mode.start == "run":
         small |= {"tuned": 2, "environments": 2, "decisions": 12, "batch_size": 12, "epochs": 2}
     return {f"algorithm.{key}": value for key, value in small.items()}
 

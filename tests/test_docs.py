@@ -12,11 +12,11 @@ from benchmarks import d3rlpy_scores, neorl2_simulators, pages, parity
 from docs.generate import algorithms, datasets
 from offline_rl.cli.completion import option_types
 from offline_rl.cli.compose import compose
-from offline_rl.cli.launch import job_folder as folder_of
 from offline_rl.cli.main import main, verbs
 from offline_rl.reporting import compact
+from offline_rl.runs.options import TrainOptions
+from offline_rl.runs.run import runs_of
 from offline_rl.suite.plan import cells, read_suite
-from offline_rl.training.options import TrainOptions
 
 STUDIES = [folder.name for folder in pages.studies()]
 
@@ -140,7 +140,7 @@ def test_a_command_has_options_that_exist(line: str, capsys: pytest.CaptureFixtu
 
 def test_the_readme_names_the_demos_folder() -> None:
     (job,) = compose(["experiment=demo"]).jobs
-    assert f"`{folder_of(job)}`" in Path("README.md").read_text()
+    assert f"`{runs_of(job)[0].path}`" in Path("README.md").read_text()
 
 
 @pytest.mark.parametrize("study", STUDIES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import envs
-from offline_rl.online.with_base import base_of
+from offline_rl.online.composed import base_of
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -56,9 +56,9 @@ def test_an_act_policy_of_lerobot_is_a_base_policy(tmp_path: Path) -> None:
     for pipeline in make_pre_post_processors(cfg, dataset_stats=stats):
         pipeline.save_pretrained(tmp_path / "act")
     base = base_of(f"{EXAMPLES / 'own_base.py'}:LeRobotAct", envs.make_vector("env:Pendulum-v1", 2))
-    executor = base.new_executor()
-    executor.reset(np.arange(2))
-    observed = base.observe(executor, np.zeros((2, 3), np.float32), np.arange(2))
+    episodes = base.new_episodes()
+    episodes.reset(np.arange(2))
+    observed = base.observe(episodes, np.zeros((2, 3), np.float32), np.arange(2))
     normalized = dict(zip(inputs, (torch.full((2, 3), -0.25), torch.zeros(2, 3)), strict=True))
     with torch.no_grad():
         expected = 0.25 + 0.5 * policy.predict_action_chunk(normalized)[:, 0]

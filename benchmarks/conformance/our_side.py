@@ -274,7 +274,7 @@ def as_batch(columns: Arrays) -> Batch | Decisions:
         return Decisions(tensors, tensors.pop("step"), torch.tensor(0))
     expert = inputs.subtree(columns, "expert/")
     fields = {k: torch.from_numpy(v.copy()) for k, v in columns.items() if "/" not in k}
-    fields.pop("terminated")
+    fields["bootstrap_mask"] = 1 - fields.pop("terminated").float()
     return Batch(**fields, expert=as_batch(expert) if expert else None)
 
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from benchmarks.robot.stepped import PERIOD_S, Stepped, count_violations
 from envs.suites.arm import Reach
-from offline_rl.data.env_spec import spec_of
+from offline_rl.data.specs import spec_of
 from policies import Spec
+from policies.episodes import Memory, RunningEpisodes
 from real_robot.control.loop import Request
 from real_robot.robot import Reading
 from real_robot.safety.states import RE_ARM, Reason, State
@@ -49,13 +50,18 @@ class Swing:
         # changes the positions of a chunk, [H, J] rad; None: they are not changed
         self.corrupt: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def act(self, observation: Any, state: Any = None, reward: Any = None) -> Any:
+    def new_episodes(self) -> RunningEpisodes:
+        return RunningEpisodes(self.decide)
+
+    def decide(
+        self, observations: Any, memory: Memory, noise: np.ndarray, rows: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
         observed_s = int(self.bench.ticks.record["measured_ns"]) * 1e-9
         goals = self.path(observed_s + STEP_S * np.arange(HORIZON))
         if self.corrupt is not None:
             goals = self.corrupt(goals)
         low, high = self.spec.action_bounds
-        return (goals - (low + high) / 2) / ((high - low) / 2), state
+        return ((goals - (low + high) / 2) / ((high - low) / 2))[None], memory
 
     def path(self, times_s: np.ndarray) -> np.ndarray:
         since = times_s[:, None] - self.bench.start_s

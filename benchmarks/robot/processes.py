@@ -24,7 +24,7 @@ from benchmarks.robot.stepped import PERIOD_S, count_violations
 from benchmarks.robot.terminal import Run, RunEnded
 from envs.experts.arm import inverse_kinematics
 from envs.suites.arm import Reach
-from offline_rl.data.env_spec import spec_of
+from offline_rl.data.specs import spec_of
 from policies import Bundle, Normalizer
 from policies.bundle import write
 from policies.golden import seal

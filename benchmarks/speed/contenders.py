@@ -32,13 +32,14 @@ def engine(algorithm: str, seeds: int, precision: Any, device: str, compile: boo
     columns = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
     dataset = Dataset.from_arrays(*(data[name] for name in columns))
     settings = diffusion.settings(device) if algorithm == DIFFUSION else {}
-    cfg = cls.complete_config(cls.Config(**settings), dataset)
-    make = partial(cls, Spec((OBS,), ACT), cfg, 1_000_000)
+    spec = Spec((OBS,), ACT)
+    dataset, cfg = cls(spec, cls.Config(**settings)).prepare(dataset)
+    make = partial(cls, spec, cfg, 1_000_000)
     expert = dataset if "expert" in cls.extra_columns else None
     return Engine(
         lambda _: make(),
         range(seeds),
-        offline_source(cls, cfg, make().prepare(dataset), expert, device=device),
+        offline_source(make(), dataset, expert, device=device),
         batch_size=cfg.batch_size,
         device=device,
         precision=precision,

@@ -17,8 +17,9 @@ from benchmarks.speed.contenders import fault
 from benchmarks.speed.eager import RLPD, plain_fault
 from offline_rl.data import Dataset
 from offline_rl.online.collector import Collector
+from offline_rl.online.sinks import ReplaySink
 from offline_rl.training.train import train
-from offline_rl.training.trainer import Trainer
+from offline_rl.training.work import Work
 from offline_rl.utils import hardware
 
 ROWS, WARM_UP = 100_000, 300
@@ -88,9 +89,9 @@ def run_ours(clock: Clock, task: str, device: str, overlap: bool, precision: str
             shares.tick(1)
         begin(collector)
 
-    add_time(Collector, "_step_envs", shares.seconds, "simulator")
-    add_time(Collector, "_actions", shares.seconds, "acting")
-    add_time(Trainer, "_learn", shares.seconds, "learner")
+    add_time(Collector, "_execute", shares.seconds, "simulator")
+    add_time(ReplaySink, "decide", shares.seconds, "acting")
+    add_time(Work, "_learn", shares.seconds, "learner")
     add_time(Collector, "end", shares.seconds, "waiting")
     Collector.begin = begin_and_tick  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as out:

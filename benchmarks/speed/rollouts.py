@@ -17,10 +17,9 @@ from benchmarks.speed.eager import DPPO, plain_fault
 from benchmarks.speed.online import Shares, add_time, data
 from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
-from offline_rl.online.rollouts import RolloutCollector
-from offline_rl.training.finetune import finetune
-from offline_rl.training.train import train
-from offline_rl.training.trainer import Trainer
+from offline_rl.online.collector import Collector
+from offline_rl.training.train import finetune, train
+from offline_rl.training.work import Work
 from offline_rl.utils import hardware
 
 # sizes of the pretrained policy in configs/suite/denoising-rl.yaml, and of a short DPPO iteration
@@ -35,12 +34,12 @@ def run_ours(clock: Clock, task: str, device: str, seeds: int, compile: str) -> 
     env.close()
     shares = Shares(clock, "simulator", "acting", "learner")
     common: dict[str, Any] = {"device": device, "tracker": "none", "show": False, "seeds": seeds}
-    size, original_step = DECISIONS * N_ACTION_STEPS, RolloutCollector.step
-    add_time(RolloutCollector, "_step_envs", shares.seconds, "simulator")
+    size, original_step = DECISIONS * N_ACTION_STEPS, Collector.step
+    add_time(Collector, "_execute", shares.seconds, "simulator")
     add_time(Engine, "apply", shares.seconds, "acting")
-    add_time(Trainer, "_learn", shares.seconds, "learner")
+    add_time(Work, "_learn", shares.seconds, "learner")
 
-    def step(collector: RolloutCollector, **options: bool) -> None:
+    def step(collector: Collector, **options: bool) -> None:
         if collector.steps == size:  # everything is built and compiled
             clock.fault = partial(fault, collector.engine)
             shares.begin()
@@ -68,7 +67,7 @@ def run_ours(clock: Clock, task: str, device: str, seeds: int, compile: str) -> 
                 "algorithm.n_action_steps": N_ACTION_STEPS,
             },
         )
-        RolloutCollector.step = step  # type: ignore[method-assign,assignment]
+        Collector.step = step  # type: ignore[method-assign,assignment]
         finetune(
             run=Path(out) / task.replace("/", "_") / "diffusion_policy" / "clone",
             algorithm="dppo",

@@ -125,9 +125,9 @@ def learns_from(cls: Any) -> str:
     if cls.starts_online():
         uses_data = cls.Online().offline_fraction != 0
         return "data and an environment" if uses_data else "an environment"
-    if cls.distills_from:
+    if cls.mode.start == "teacher":
         return "data and a trained teacher"
-    if cls.finetunes_from:
+    if cls.mode.start == "run":
         return "an environment, starting from a trained policy"
     words = {
         "mc_returns": "returns to go",
@@ -139,7 +139,7 @@ def learns_from(cls: Any) -> str:
     data = f"data with {further}" if further else "data"
     if "expert" in cls.extra_columns:
         data += " and an expert's data (`expert_dataset=`)"
-    return f"{data}, then an environment" if cls.online else data
+    return f"{data}, then an environment" if cls.mode.online else data
 
 
 def scores() -> list[str]:

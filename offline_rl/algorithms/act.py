@@ -15,22 +15,20 @@ Differs: from LeRobot's (huggingface/lerobot:src/lerobot/policies/act), whose se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from torch import Tensor
-
-from offline_rl.algorithms.common.base import Metrics, State, minimize_with
+from offline_rl.algorithms.common.base import LossAndMetrics, Metrics, Network, State
 from offline_rl.algorithms.common.chunk_cloning import ChunkCloning, ChunkConfig
 from offline_rl.algorithms.common.config import BUILT, Dropout, Rate
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.vision import input_options
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, Count, NonNegative, Positive, Share
+from offline_rl.utils.options import Amount, Count, NonNegative, Positive, Share, frozen
 from policies.heads.act import ActionChunkingTransformer
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(ChunkConfig):
     """Defaults: LeRobot's."""
 
@@ -89,7 +87,7 @@ class Config(ChunkConfig):
 
 
 class ACT(ChunkCloning):
-    Config = Config
+    Config: type = Config
     chunk_start: ClassVar[Literal["oldest", "present"]] = "present"  # at the current step
 
     def head(self) -> ActionChunkingTransformer:
@@ -127,13 +125,11 @@ class ACT(ChunkCloning):
         """Update the model on absolute error and KL divergence."""
         a, random = self.normalize_actions(batch.actions), state.random  # [B, T, A]
 
-        def policy_loss(model) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        def policy_loss(model: Network) -> LossAndMetrics:
             chunk, mean, log_variance = model(batch.observations, a, batch.valid, random)
             error = self.masked_mean((chunk - a).abs()[None], batch)
             divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp())
             kl = divergence.sum(-1).mean()  # sum over dimensions, mean over the batch
-            return error + self.cfg.kl_weight * kl, (error, kl)
+            return error + self.cfg.kl_weight * kl, {"l1_loss": error, "kl": kl}
 
-        state, policy_value, (error, kl) = minimize_with(state, "model", policy_loss)
-        metrics = {"policy_loss": policy_value, "l1_loss": error, "kl": kl}
-        return self.update_average(state), metrics
+        return self.update_model(state, policy_loss)

@@ -12,8 +12,7 @@ Differs: Trajectories are those of the file. tinkoff-ai/CORL (algorithms/offline
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import nn
 
@@ -22,19 +21,17 @@ from offline_rl.algorithms.common.chunk_cloning import check_length
 from offline_rl.algorithms.common.config import BUILT, Fraction, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.vision import VisionConfig, build_head
+from offline_rl.data.dataset import Dataset
 from offline_rl.data.transform import Normalize
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
-from offline_rl.utils.options import Count
+from offline_rl.utils.options import Count, frozen
 from policies.heads.chunk import ChunkActor
 from policies.heads.deterministic import DeterministicActor
 from policies.networks.mlp import Activation
 
-if TYPE_CHECKING:
-    from offline_rl.data.dataset import Dataset
 
-
-@dataclass(frozen=True)
+@frozen
 class Config(VisionConfig):
     """Defaults: tinkoff-ai/CORL's for all of D4RL."""
 
@@ -67,7 +64,7 @@ class Config(VisionConfig):
 
 
 class BC(Algorithm):
-    Config = Config
+    Config: type = Config
     follows_card = False  # the preprocessing of dataset cards is for methods that learn values
     imitation_phases = ("update",)  # uses all rows, as it needs no next observations
     vector_only = False
@@ -76,19 +73,15 @@ class BC(Algorithm):
     def uses_rewards(cls, cfg: Any) -> bool:
         return cfg.top_fraction < 1
 
-    def prepare(self, dataset: Dataset) -> Dataset:
+    def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
         """Keep the episodes of highest return, by share of episodes or of time steps."""
         fraction = self.cfg.top_fraction
-        if fraction == 1:
-            return dataset
-        if self.cfg.top_of == "trajectories":
-            return dataset.top_episodes(fraction)
-        return dataset.top_timesteps(fraction)
-
-    @classmethod
-    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
-        check_length(cfg.horizon, dataset)
-        return cfg
+        check_length(self.cfg.horizon, dataset)
+        if fraction < 1 and self.cfg.top_of == "trajectories":
+            dataset = dataset.top_episodes(fraction)
+        elif fraction < 1:
+            dataset = dataset.top_timesteps(fraction)
+        return dataset, self.cfg
 
     @classmethod
     def can_stream(cls, cfg: Any) -> bool:

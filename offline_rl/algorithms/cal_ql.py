@@ -20,8 +20,8 @@ Differs: from the authors' code (nakamotoo/Cal-QL:JaxCQL). All losses share one 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -31,20 +31,17 @@ from offline_rl.algorithms import cql
 from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.config import Rate, Sizes
+from offline_rl.data.dataset import Dataset
 from offline_rl.data.transform import ActionClip, Transform
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import NonNegative, Number
+from offline_rl.utils.options import NonNegative, Number, frozen
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init
-
-if TYPE_CHECKING:
-    from offline_rl.data.dataset import Dataset
-
 
 Tail = Literal["zero", "failures", "last_reward"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(cql.Config):
     """Defaults: nakamotoo/Cal-QL:JaxCQL/conservative_sac_main.py."""
 
@@ -68,23 +65,23 @@ class Config(cql.Config):
 
 
 class CalQL(cql.CQL):
-    Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = schedule.HalfAndHalf
+    Config: type = Config
+    Online: type = schedule.HalfAndHalf
     extra_columns: ClassVar = ("mc_returns",)
 
-    @classmethod
-    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
+    def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
         """Set `failure_reward`, if it is null, to the lowest reward in the offline data.
 
         Online returns use the same value, because an online episode may not contain this reward.
         """
+        cfg = self.cfg
         if cfg.tail != "failures" or cfg.failure_reward is not None:
-            return cfg
+            return dataset, cfg
         transform = Transform.fit(replace(cfg, normalize_observations=False), dataset, ())
-        return replace(cfg, failure_reward=float(transform.apply_to_rewards(dataset.rewards).min()))
+        lowest = float(transform.apply_to_rewards(dataset.rewards).min())
+        return dataset, replace(cfg, failure_reward=lowest)
 
-    @classmethod
-    def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:
+    def mc_returns(self, dataset: Dataset) -> np.ndarray:
         """Return the discounted return from each row on, G [N], of the rewards used for training.
 
         `tail` sets the rewards that are assumed after the last row of a truncated episode.
@@ -95,6 +92,7 @@ class CalQL(cql.CQL):
         r / (1 - discount) in all rows.
         last_reward: the last reward forever. This is for rewards that stay once earned (kitchen).
         """
+        cfg = self.cfg
         last = dataset.rewards[dataset.episode_ends].astype(np.float64)  # [episodes]
         forever = last / (1 - cfg.discount)
         if cfg.tail == "failures":
@@ -104,11 +102,10 @@ class CalQL(cql.CQL):
         return dataset.monte_carlo_returns(cfg.discount, tail)
 
     def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        head: dict[str, Any] = {"affine": (1.0, -1.0), "layer_norm": cfg.layer_norm}
+        head = {"affine": (1.0, -1.0), "layer_norm": self.cfg.layer_norm}
         init = orthogonal_init(last_gain=1e-2)
-        policy = TanhGaussianActor(obs, act, cfg.policy_hidden, init=init, **head)
-        return super().networks() | {"policy": policy}
+        policy = self.build(TanhGaussianActor, self.cfg.policy_hidden, init=init, **head)
+        return super().networks() | {"policy": policy}  # in this order: CQL's policy is discarded
 
     def penalized_values(self, q: Tensor, batch: Batch) -> Tensor:
         """Return Q, [E, M + 1, B], raised to at least G(s) for the policy's actions.

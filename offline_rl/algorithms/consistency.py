@@ -24,13 +24,12 @@ Differs: from the authors' code (Aaditya-Prasad/consistency-policy). Training us
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Metrics, State, minimize_with
+from offline_rl.algorithms.common.base import LossAndMetrics, Metrics, Mode, Network, State
 from offline_rl.algorithms.common.chunk_cloning import TEACHER_FIELDS, DenoisingConfig, Student
 from offline_rl.algorithms.common.config import Dropout
 from offline_rl.algorithms.common.noising.edm import (
@@ -44,12 +43,12 @@ from offline_rl.algorithms.common.noising.edm import (
     sample_consistency_std,
 )
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative, Range
+from offline_rl.utils.options import Count, NonNegative, Range, frozen
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import SIGMAS, Table, jumps, karras, log_time, sigma
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(DenoisingConfig):
     """Defaults: the authors', except that evaluation uses a moving average of the weights."""
 
@@ -63,8 +62,8 @@ class Config(DenoisingConfig):
 
 
 class Consistency(Student):
-    Config = Config
-    distills_from = "a run of diffusion_policy with algorithm.process=edm"
+    Config: type = Config
+    mode = Mode(start="teacher", runs="a run of diffusion_policy with algorithm.process=edm")
 
     @classmethod
     def config_from_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -100,18 +99,17 @@ class Consistency(Student):
         std = sample_consistency_std(random, shape)
         noised = a + expand_chunk(std) * random.normal(x.shape)
 
-        def policy_loss(learner) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        def policy_loss(learner: Network) -> LossAndMetrics:
             chunk = jump(learner.predict, s, x, start, end, random)
             chunk = jump(model, s, chunk, end, lowest, random)
             ctm = self.masked_mean(distance(chunk, target, None, cfg.distance), batch)
             denoised = jump(learner.predict, s, noised, std, lowest, random)
             weight = karras_weight(std)
             dsm = self.masked_mean(distance(denoised, a, weight, cfg.distance), batch)
-            return cfg.ctm_weight * ctm + cfg.dsm_weight * dsm, (ctm, dsm)
+            loss = cfg.ctm_weight * ctm + cfg.dsm_weight * dsm
+            return loss, {"ctm_loss": ctm, "dsm_loss": dsm}
 
-        state, policy_value, (ctm, dsm) = minimize_with(state, "model", policy_loss)
-        metrics = {"policy_loss": policy_value, "ctm_loss": ctm, "dsm_loss": dsm}
-        return self.update_average(state), metrics
+        return self.update_model(state, policy_loss)
 
     def widen_parameter(self, teacher: Tensor, student: Tensor) -> Tensor:
         """Return a teacher's weights, extended by zero rows for the student's second time input.

@@ -21,33 +21,35 @@ Differs: from the authors' code (aviralkumar2907/CQL:d4rl/rlkit/torch/sac/cql.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partialmethod
 from math import inf, log
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimize_with, soft_update
+from offline_rl.algorithms.common.actor_critic import CloningFirst
+from offline_rl.algorithms.common.base import (
+    DATA_THEN_ONLINE,
+    Metrics,
+    State,
+    minimize,
+    update_targets,
+)
 from offline_rl.algorithms.common.config import (
     BUILT,
     Bound,
-    Discount,
     EnsembleConfig,
     Preliminary,
     Rate,
     Sizes,
     Switch,
-    Tau,
 )
-from offline_rl.algorithms.common.critics import Critic, sample_members, sampled_q
+from offline_rl.algorithms.common.critics import Critic, candidate_values, sampled_q
 from offline_rl.algorithms.common.entropy import update_temperature
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative, Positive
+from offline_rl.utils.options import Count, NonNegative, Positive, frozen
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init, small_output_init
 from policies.networks.mlp import Scalar
@@ -56,7 +58,7 @@ Variant = Literal["H", "H-raw", "rho"]  # forms of the penalty
 Gap = Annotated[NonNegative | None, BUILT]
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(EnsembleConfig):
     """Defaults: tinkoff-ai/CORL's for D4RL locomotion."""
 
@@ -73,8 +75,6 @@ class Config(EnsembleConfig):
     max_target_backup: bool = False  # bootstrap from the best of `num_samples` actions, not one
     backup_entropy: bool = False  # include the entropy in the target, as SAC
     bc_updates: Preliminary = 0  # preliminary updates in which the policy is trained by imitation
-    discount: Discount = 0.99  # discount factor gamma
-    tau: Tau = 0.005  # target update rate: share of the critics mixed into the target
     policy_lr: Rate = 3e-5  # learning rate of the policy and of the temperature alpha
     critic_lr: Rate = 3e-4  # learning rate of the critics and of the Lagrange multiplier
     policy_hidden: Sizes = (256, 256, 256)  # units of each hidden layer of the policy
@@ -87,36 +87,31 @@ class Config(EnsembleConfig):
             raise ValueError("gap_after_weight=true has no effect without a gap. Set gap=….")
 
 
-class CQL(Algorithm):
-    Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = schedule.OneBuffer
-    online = True
-    targets: ClassVar = {"critic_target": "critic"}
+class CQL(CloningFirst):
+    Config: type = Config
+    Online: type = schedule.OneBuffer
+    mode = DATA_THEN_ONLINE
 
-    @property
-    def phases(self) -> Mapping[str, int]:
-        return {"clone": self.cfg.bc_updates} if self.cfg.bc_updates else {}
+    def actor(self) -> nn.Module:
+        head = {"affine": (1.0, -1.0), "layer_norm": self.cfg.layer_norm}
+        init = small_output_init(1e-2)
+        return self.build(TanhGaussianActor, self.cfg.policy_hidden, init=init, **head)
+
+    def critic(self) -> nn.Module:
+        shape = {"ensemble": self.cfg.num_critics, "layer_norm": self.cfg.layer_norm}
+        init = orthogonal_init(last_gain=1e-2)
+        return self.build(Critic, self.cfg.critic_hidden, init=init, **shape)
 
     def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        norm: dict[str, Any] = {"layer_norm": cfg.layer_norm}
-        head: dict[str, Any] = {"affine": (1.0, -1.0), "init": small_output_init(1e-2)} | norm
-        ensemble = {"ensemble": cfg.num_critics, "init": orthogonal_init(last_gain=1e-2)} | norm
-        networks: dict[str, nn.Module] = {
-            "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, **head),
-            "critic": Critic(obs, act, cfg.critic_hidden, **ensemble),
-            "log_alpha": Scalar(0),
-        }
-        multiplier = {"log_multiplier": Scalar(0 if cfg.gap_after_weight else 1)}
-        return networks if cfg.gap is None else networks | multiplier
+        networks = super().networks() | {"log_alpha": Scalar(0)}
+        multiplier = {"log_multiplier": Scalar(0 if self.cfg.gap_after_weight else 1)}
+        return networks if self.cfg.gap is None else networks | multiplier
 
     def optimizers(self) -> dict[str, Adam]:
         policy, critic = Adam(self.cfg.policy_lr), Adam(self.cfg.critic_lr)
         return {"policy": policy, "log_alpha": policy, "critic": critic, "log_multiplier": critic}
 
-    def update(
-        self, state: State, batch: Batch, i: int, *, clone: bool = False
-    ) -> tuple[State, Metrics]:
+    def learn(self, state: State, batch: Batch, *, clone: bool) -> tuple[State, Metrics]:
         """Update policy, alpha, critics and multiplier at the old parameters; then the target."""
         s, a, cfg, old = batch.observations, batch.actions, self.cfg, state
         alpha = old.log_alpha().exp()
@@ -126,7 +121,7 @@ class CQL(Algorithm):
             gain = policy.log_prob(s, a) if clone else old.critic(s, pi).amin(0)  # [B]
             return (alpha * log_pi - gain).mean(), log_pi.mean()
 
-        state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
+        state, policy_value, log_pi = minimize(state, "policy", policy_loss)
         state = update_temperature(state, log_pi, -self.spec.action_dim)  # as SAC
         y = self.target(old, batch, alpha)  # [B]
         # [M, B, A], [M, B]
@@ -144,8 +139,8 @@ class CQL(Algorithm):
             cost = cfg.num_critics * (factor * weighted_excess(bounded.mean(1), cfg)).mean()
             return td.sum() + cost, (td.sum(), bounded.mean(1))
 
-        state, _, (td, penalty) = minimize_with(state, "critic", critic_loss)
-        state = soft_update(state, "critic_target", "critic", cfg.tau)
+        state, _, (td, penalty) = minimize(state, "critic", critic_loss)
+        state = update_targets(state)
         metrics = {"critic_loss": td, "penalty": penalty.mean(), "policy_loss": policy_value}
         metrics |= {"target": y.mean(), "entropy": -log_pi, "alpha": alpha}
         if cfg.gap is None:
@@ -153,21 +148,16 @@ class CQL(Algorithm):
 
         def multiplier_loss(log_multiplier):  # dual ascent (appendix F)
             multiplier = log_multiplier().exp().clamp(0, 1e6)
-            return -(multiplier * weighted_excess(penalty, cfg)).mean(), ()
+            return -(multiplier * weighted_excess(penalty, cfg)).mean()
 
-        state, _, _ = minimize_with(state, "log_multiplier", multiplier_loss)
+        state, _ = minimize(state, "log_multiplier", multiplier_loss)
         return state, metrics | {"multiplier": factor}
-
-    clone = partialmethod(update, clone=True)  # the preliminary phase, as in young-geng's code
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
         """Return the critic target [B], from one next action or the best of `num_samples`."""
-        cfg, s = self.cfg, batch.next_observations
-        count = cfg.num_samples if cfg.max_target_backup else 1
-        pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
-        members = sample_members(state, cfg.num_critics, cfg.num_min_critics, replace=True)
-        q, best = state.critic_target(s.expand(count, *s.shape), pi, members).amin(0).max(0)  # [B]
-        if cfg.backup_entropy:
+        q, log_pi = candidate_values(state, self.cfg, batch.next_observations)  # [N, B]
+        q, best = q.max(0)  # [B]
+        if self.cfg.backup_entropy:
             q = q - alpha * log_pi.gather(0, best[None])[0]
         return batch.rewards + batch.discount * q
 

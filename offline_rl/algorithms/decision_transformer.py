@@ -13,8 +13,8 @@ Differs: from the authors' code (kzl/decision-transformer:gym). Short windows ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -22,16 +22,14 @@ from torch import nn
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimize
 from offline_rl.algorithms.common.config import BaseConfig, Dropout, Rate
 from offline_rl.algorithms.common.optim import Adam, warm_up
+from offline_rl.data.dataset import Dataset
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Sequences
-from offline_rl.utils.options import Amount, Count, Number, Positive, Share
+from offline_rl.utils.options import Amount, Count, Number, Positive, Share, frozen
 from policies.heads.decision_transformer import DecisionTransformer
 
-if TYPE_CHECKING:
-    from offline_rl.data.dataset import Dataset
 
-
-@dataclass(frozen=True)
+@frozen
 class Config(BaseConfig):
     """Defaults: the authors' code. They train for 100,000 updates."""
 
@@ -79,24 +77,23 @@ class Config(BaseConfig):
 
 
 class DT(Algorithm):
-    Config = Config
+    Config: type = Config
     extra_columns = ("mc_returns", "timesteps")
     follows_card = False  # target_return is a raw return, so rewards must not be preprocessed
     imitation_phases = ("update",)
 
-    @classmethod
-    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
-        """Set the target return and the return scale from the data, where they are null."""
-        returns = with_paid_rewards(cfg, dataset).episode_returns()
+    def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
+        """Return the data with the reward of each single step.
+
+        The target return and the return scale follow from the data where they are null.
+        """
+        cfg, data = self.cfg, with_paid_rewards(self.cfg, dataset)
+        returns = data.episode_returns()
         if cfg.target_return is None:
             cfg = replace(cfg, target_return=float(returns.max()))
         if cfg.return_scale is None:
             cfg = replace(cfg, return_scale=float(np.abs(returns).max()) or 1.0)
-        return cfg
-
-    def prepare(self, dataset: Dataset) -> Dataset:
-        """Return the data with the reward of each single step."""
-        return with_paid_rewards(self.cfg, dataset)
+        return data, cfg
 
     def source(self, phase: str, sources: Sources) -> Source:
         return Sequences(super().source(phase, sources), self.cfg.context_length)
@@ -105,7 +102,7 @@ class DT(Algorithm):
         spec, cfg = self.spec, self.cfg
         if cfg.target_return is None or cfg.return_scale is None:
             raise ValueError(
-                "target_return and return_scale are null. Call DT.complete_config with the data."
+                "target_return and return_scale are null. Call DT.prepare with the data."
             )
         names = (
             "target_return",

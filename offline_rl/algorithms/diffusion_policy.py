@@ -19,12 +19,11 @@ Differs: from the authors' code (real-stanford/diffusion_policy). Observations a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
-from offline_rl.algorithms.common.base import Loss, Metrics, State, minimize
+from offline_rl.algorithms.common.base import LossAndMetrics, Metrics, Network, State
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
 from offline_rl.algorithms.common.noising.edm import (
     Distance,
@@ -34,13 +33,14 @@ from offline_rl.algorithms.common.noising.edm import (
     karras_weight,
     sample_std,
 )
-from offline_rl.algorithms.common.noising.targets import diffusion_targets
+from offline_rl.algorithms.common.noising.targets import TrainingTargets, diffusion_targets
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, Share
+from offline_rl.utils.options import Count, Share, frozen
+from offline_rl.utils.random import Random
 from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, karras
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(DenoisingConfig):
     """Defaults: the authors' for states, with a U-Net. They train for 4,500 epochs."""
 
@@ -75,7 +75,7 @@ class Config(DenoisingConfig):
 
 
 class DiffusionPolicy(Denoising):
-    Config = Config
+    Config: type = Config
 
     def table(self) -> Table:
         cfg, alphas = self.cfg, cosine_alphas(self.cfg.num_train_timesteps)
@@ -85,35 +85,26 @@ class DiffusionPolicy(Denoising):
             return ddpm(alphas, cfg.num_inference_steps, cfg.prediction_type)
         return ddim(alphas, cfg.num_inference_steps, cfg.prediction_type, cfg.eta)
 
+    def training_targets(self, random: Random, actions: Tensor) -> TrainingTargets:
+        """Return the noise that was added, or the chunk, at `levels` noise levels per chunk."""
+        process = self.cfg.num_train_timesteps, self.cfg.prediction_type
+        return diffusion_targets(random, actions, self.cfg.levels, *process)
+
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update the model by denoising regression at `levels` noise levels of each chunk."""
-        loss = self.edm_loss if self.cfg.process == "edm" else self.ddpm_loss
-        state, policy_value = minimize(state, "model", loss(state, batch))
-        return self.update_average(state), {"policy_loss": policy_value}
+        """Update the model by denoising regression, or with process=edm by `update_edm`."""
+        if self.cfg.process == "edm":
+            return self.update_edm(state, batch)
+        return super().update(state, batch, i)
 
-    def ddpm_loss(self, state: State, batch: Batch) -> Loss:
-        """Return the squared error of the predicted noise or chunk (arXiv:2006.11239, eq. 14)."""
-        cfg, random, a = self.cfg, state.random, self.normalize_actions(batch.actions)  # [B, T, A]
-        x, times, target = diffusion_targets(
-            random, a, cfg.levels, cfg.num_train_timesteps, cfg.prediction_type
-        )
+    def update_edm(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+        """Update the model on the denoised chunk, weighted as in arXiv:2206.00364, eq. 8."""
+        random, a = state.random, self.normalize_actions(batch.actions)  # [B, T, A]
+        std = sample_std(random, (self.cfg.levels, len(a)))  # [K, B]
+        noised = a + expand_chunk(std) * random.normal((len(std), *a.shape))
 
-        def policy_loss(model) -> Tensor:
-            prediction = model(batch.observations, x, times, random)
-            return self.masked_mean((prediction - target).square(), batch)
-
-        return policy_loss
-
-    def edm_loss(self, state: State, batch: Batch) -> Loss:
-        """Return the loss of the denoised chunk, weighted as in arXiv:2206.00364, eq. 8."""
-        cfg, random = self.cfg, state.random
-        a = self.normalize_actions(batch.actions)
-        std = sample_std(random, (cfg.levels, len(a)))  # [K, B]
-        noised = a + expand_chunk(std) * random.normal((cfg.levels, *a.shape))
-
-        def policy_loss(model) -> Tensor:
+        def policy_loss(model: Network) -> LossAndMetrics:
             chunk = denoise(model, batch.observations, noised, std, random)
-            error = distance(chunk, a, karras_weight(std), cfg.distance)
-            return self.masked_mean(error, batch)
+            error = distance(chunk, a, karras_weight(std), self.cfg.distance)
+            return self.masked_mean(error, batch), {}
 
-        return policy_loss
+        return self.update_model(state, policy_loss)

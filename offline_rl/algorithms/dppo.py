@@ -23,8 +23,7 @@ Differs: An update equals that of the authors' code (irom-princeton/dppo; benchm
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -35,11 +34,11 @@ from offline_rl.algorithms.common.on_policy.chains import ChainConfig, Denoising
 from offline_rl.algorithms.common.on_policy.ppo import clip_range, standardize
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
-from offline_rl.utils.options import NonNegative, Positive, Share
+from offline_rl.utils.options import NonNegative, Positive, Share, frozen
 from policies.networks.mlp import Scalar
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(ChainConfig):
     """Defaults: the authors' for gym (cfg/gym/finetune). Policy sizes are those of the run."""
 
@@ -54,7 +53,7 @@ class Config(ChainConfig):
 
 
 class DPPO(DenoisingRL):
-    Config: ClassVar[type] = Config
+    Config: type = Config
     frozen_networks = ("stopped",)
 
     def networks(self) -> dict[str, nn.Module]:

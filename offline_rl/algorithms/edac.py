@@ -12,19 +12,17 @@ Differs: The differences of SAC-N (sac_n.py) apply. For Adroit the settings are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from offline_rl.algorithms import sac_n
-from offline_rl.algorithms.common.base import Metrics, Network, State
+from offline_rl.algorithms.common.base import LossAndMetrics, Network, State
 from offline_rl.algorithms.sac_n import squared_error
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import NonNegative
+from offline_rl.utils.options import NonNegative, frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(sac_n.Config):
     """Defaults: tinkoff-ai/CORL:configs/offline/edac/halfcheetah."""
 
@@ -32,11 +30,9 @@ class Config(sac_n.Config):
 
 
 class EDAC(sac_n.SACN):
-    Config = Config
+    Config: type = Config
 
-    def critic_loss(
-        self, critic: Network, state: State, batch: Batch, y: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Network, state: State, batch: Batch, y: Tensor) -> LossAndMetrics:
         """Return SAC-N's loss plus eta times the critics' gradient similarity."""
         count = self.cfg.num_critics
         s, a = (x.expand(count, *x.shape) for x in (batch.observations, batch.actions))

@@ -14,7 +14,6 @@ Differs: The released chi-square loss (hari-sikchi/DVL:offline/critic.py) rises 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -23,13 +22,13 @@ from torch import Tensor
 from offline_rl.algorithms import xql
 from offline_rl.algorithms.common.config import Expectile
 from offline_rl.algorithms.common.in_sample import gumbel_loss
-from offline_rl.utils.options import Count, Positive
+from offline_rl.utils.options import Count, Positive, frozen
 
 Divergence = Literal["chi_square", "total_variation", "reverse_kl"]
 Conjugate = Literal["one_sided", "two_sided", "released"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(xql.Config):
     """Defaults: hari-sikchi/DVL:offline, its README and train_offline.py, but for `lam`."""
 
@@ -46,7 +45,7 @@ class Config(xql.Config):
 
 
 class FDVL(xql.XQL):
-    Config = Config
+    Config: type = Config
 
     def value_loss(self, u: Tensor) -> Tensor:
         """Return lam f*(z) - (1 - lam) z, z = u / temperature; reverse KL: e^z - 1 - z, as XQL."""

@@ -13,19 +13,16 @@ Differs: from LeRobot's multi_task_dit (huggingface/lerobot:src/lerobot/policies
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from offline_rl.algorithms.common.base import Metrics, State, minimize
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
-from offline_rl.algorithms.common.noising.targets import flow_targets
-from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, Positive, Share
+from offline_rl.algorithms.common.noising.targets import TrainingTargets, flow_targets
+from offline_rl.utils.options import Count, Positive, Share, frozen
+from offline_rl.utils.random import Random
 from policies.heads.schedules import Table, euler
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(DenoisingConfig):
     """Defaults: Diffusion Policy's network and optimizer, LeRobot's time distribution."""
 
@@ -35,19 +32,12 @@ class Config(DenoisingConfig):
 
 
 class FlowPolicy(Denoising):
-    Config = Config
+    Config: type = Config
 
     def table(self) -> Table:
         return euler(self.cfg.num_inference_steps)
 
-    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update the model by regression on velocities, at `levels` times per chunk."""
-        cfg, random, a = self.cfg, state.random, self.normalize_actions(batch.actions)  # [B, T, A]
-        x, times, velocity = flow_targets(random, a, cfg.levels, cfg.time_power, cfg.time_max)
-
-        def policy_loss(model) -> Tensor:
-            prediction = model(batch.observations, x, times, random)
-            return self.masked_mean((prediction - velocity).square(), batch)
-
-        state, policy_value = minimize(state, "model", policy_loss)
-        return self.update_average(state), {"policy_loss": policy_value}
+    def training_targets(self, random: Random, actions: Tensor) -> TrainingTargets:
+        """Return the velocities from noise to chunks, at `levels` times per chunk."""
+        times = self.cfg.time_power, self.cfg.time_max
+        return flow_targets(random, actions, self.cfg.levels, *times)

@@ -19,24 +19,21 @@ Differs: Offline, no known difference from the authors' code
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Network, State
+from offline_rl.algorithms.common.base import DATA_THEN_ONLINE, Network, State
 from offline_rl.algorithms.common.config import Ensemble, Expectile, Switch
 from offline_rl.algorithms.common.critics import Critic, sampled_q
 from offline_rl.algorithms.common.in_sample import DualConfig, DualV, expectile_loss
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count
+from offline_rl.utils.options import Count, frozen
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(DualConfig):
     """Defaults: the paper's for locomotion (appendix B)."""
 
@@ -53,9 +50,9 @@ class Config(DualConfig):
 
 
 class IQL(DualV):
-    Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = schedule.OneBuffer
-    online = True
+    Config: type = Config
+    Online: type = schedule.OneBuffer
+    mode = DATA_THEN_ONLINE
 
     def aggregate_q(self, state: State, q: Tensor) -> Tensor:
         """Return the minimum over all or over `num_min_critics` sampled critics, [E, B] -> [B]."""
@@ -67,21 +64,16 @@ class IQL(DualV):
 
     def actor(self) -> nn.Module:
         """Return a Gaussian, a tanh-squashed Gaussian, or a deterministic tanh policy."""
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        options: dict[str, Any] = {"activation": cfg.activation, "init": orthogonal_init()}
-        if cfg.squashed:
-            head: dict[str, Any] = {"affine": (1.0, -1.0), "layer_norm": True}
-            return TanhGaussianActor(obs, act, cfg.hidden, **head, **options)
-        if cfg.deterministic:
-            return DeterministicActor(obs, act, cfg.hidden, dropout_rate=cfg.dropout, **options)
+        init, dropout = orthogonal_init(), self.cfg.dropout
+        if self.cfg.squashed:
+            return self.build(TanhGaussianActor, affine=(1.0, -1.0), layer_norm=True, init=init)
+        if self.cfg.deterministic:
+            return self.build(DeterministicActor, dropout_rate=dropout, init=init)
         return super().actor()
 
     def critic(self) -> nn.Module:
-        """Return an ensemble of `num_critics` critics."""
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        shape: dict[str, Any] = {"ensemble": cfg.num_critics, "layer_norm": cfg.squashed}
-        options: dict[str, Any] = {"activation": cfg.activation, "init": orthogonal_init()}
-        return Critic(obs, act, cfg.hidden, **shape, **options)
+        shape = {"ensemble": self.cfg.num_critics, "layer_norm": self.cfg.squashed}
+        return self.build(Critic, init=orthogonal_init(), **shape)
 
     def policy_loss(self, policy: Network, state: State, batch: Batch, weight: Tensor) -> Tensor:
         """Return the loss of eq. 7, or the squared error with the same weights."""

@@ -15,20 +15,19 @@ Differs: The differences of SAC-N (sac_n.py) apply, except that weights are init
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal
 
 from torch import Tensor
 
 from offline_rl.algorithms import sac_n
-from offline_rl.algorithms.common.base import Metrics, Network, State
-from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.base import LossAndMetrics, Network, State
+from offline_rl.algorithms.common.optim import Adam, Number
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count
+from offline_rl.utils.options import Count, frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(sac_n.Config):
     """Defaults: tinkoff-ai/CORL:configs/offline/lb-sac. Learning rates are for a batch of 256."""
 
@@ -37,16 +36,13 @@ class Config(sac_n.Config):
 
 
 class LBSAC(sac_n.SACN):
-    Config = Config
+    Config: type = Config
 
-    def optimizers(self) -> dict[str, Adam]:
-        """Return SAC-N's optimizers with learning rates times sqrt(batch_size / 256)."""
-        scale = sqrt(self.cfg.batch_size / 256)
-        return {name: replace(a, lr=a.lr * scale) for name, a in super().optimizers().items()}
+    def adam(self, lr: Number) -> Adam:
+        """Return Adam with a learning rate of `lr` times sqrt(batch_size / 256)."""
+        return Adam(lr * sqrt(self.cfg.batch_size / 256))
 
-    def critic_loss(
-        self, critic: Network, state: State, batch: Batch, y: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Network, state: State, batch: Batch, y: Tensor) -> LossAndMetrics:
         """Return SAC-N's loss divided by the number of critics."""
         td, metrics = super().critic_loss(critic, state, batch, y)
         return td / self.cfg.num_critics, metrics

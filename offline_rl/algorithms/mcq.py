@@ -16,43 +16,33 @@ Differs: from the authors' code (dmksjfl/MCQ:offlinerl/algo/modelfree/MCQ.py). P
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import (
-    Algorithm,
-    Metrics,
-    State,
-    minimize,
-    minimize_with,
-    soft_update,
-)
-from offline_rl.algorithms.common.config import BaseConfig, Discount, Fraction, Rate, Sizes, Tau
+from offline_rl.algorithms.common.actor_critic import ActorCritic
+from offline_rl.algorithms.common.base import Metrics, State, minimize, update_targets
+from offline_rl.algorithms.common.config import CriticConfig, Fraction, Rate, Sizes
 from offline_rl.algorithms.common.critics import Critic
-from offline_rl.algorithms.common.entropy import soft_policy_loss, soft_target, update_temperature
+from offline_rl.algorithms.common.entropy import soft_target, update_policy, update_temperature
+from offline_rl.algorithms.common.models.vae import VAE
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.algorithms.common.vae import VAE
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative
+from offline_rl.utils.options import Count, NonNegative, frozen
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.mlp import Scalar
 
 
-@dataclass(frozen=True)
-class Config(BaseConfig):
+@frozen
+class Config(CriticConfig):
     """Defaults: the authors' code. `bellman_share` is tuned for each data set."""
 
     bellman_share: Fraction = 0.7  # lambda: share of the Bellman error in the critic loss
     num_samples: Count = 10  # VAE actions per state; the best one gives the pseudo target
     num_policy_samples: Count = 10  # policy actions per state that regress on the pseudo target
     alpha: NonNegative | None = None  # temperature; null: learned, with a target entropy of -|A|
-    discount: Discount = 0.99  # discount factor gamma
-    tau: Tau = 0.005  # target update rate: share of the critics mixed into the target
     actor_lr: Rate = 3e-4  # learning rate of the policy and of the temperature
-    critic_lr: Rate = 3e-4  # learning rate of the critics
     vae_lr: Rate = 1e-3  # learning rate of the VAE
     policy_hidden: Sizes = (400, 400)  # units of each hidden layer of the policy
     critic_hidden: Sizes = (400, 400)  # units of each hidden layer of the critics
@@ -63,24 +53,22 @@ class Config(BaseConfig):
         return super().small() | {"num_policy_samples": 2}
 
 
-class MCQ(Algorithm):
-    Config = Config
-    targets: ClassVar = {"critic_target": "critic"}
+class MCQ(ActorCritic):
+    Config: type = Config
+
+    def actor(self) -> nn.Module:
+        return self.build(TanhGaussianActor, self.cfg.policy_hidden, log_std_range=(-5.0, 2.0))
+
+    def critic(self) -> nn.Module:
+        return self.build(Critic, self.cfg.critic_hidden)
 
     def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        networks: dict[str, nn.Module] = {
-            "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, log_std_range=(-5.0, 2.0)),
-            "critic": Critic(obs, act, cfg.critic_hidden),
-            "vae": VAE(obs, act, cfg.vae_hidden),
-        }
-        return networks | ({"log_alpha": Scalar(0)} if cfg.alpha is None else {})
+        temperature = {"log_alpha": Scalar(0)} if self.cfg.alpha is None else {}
+        return super().networks() | {"vae": self.build(VAE, self.cfg.vae_hidden)} | temperature
 
     def optimizers(self) -> dict[str, Adam]:
-        actor, critic, vae = (
-            Adam(lr) for lr in (self.cfg.actor_lr, self.cfg.critic_lr, self.cfg.vae_lr)
-        )
-        return {"policy": actor, "log_alpha": actor, "critic": critic, "vae": vae}
+        more = {"log_alpha": Adam(self.cfg.actor_lr), "vae": Adam(self.cfg.vae_lr)}
+        return super().optimizers() | more
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update VAE, temperature, critics and policy in the authors' order, then the target."""
@@ -108,16 +96,11 @@ class MCQ(Algorithm):
             share = cfg.bellman_share
             return (share * td + (1 - share) * pseudo_loss).sum(), (td.sum(), pseudo_loss.sum())
 
-        state, _, (td, pseudo_loss) = minimize_with(state, "critic", critic_loss)
-
-        def policy_loss(policy):
-            return soft_policy_loss(policy, state, s, alpha)
-
-        state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
-        state = soft_update(state, "critic_target", "critic", cfg.tau)
-        metrics = {"critic_loss": td, "pseudo_loss": pseudo_loss, "policy_loss": policy_value}
-        metrics |= {"target": y.mean(), "pseudo_target": pseudo.mean(), "vae_loss": vae_value}
-        return state, metrics | {"entropy": -log_pi, "alpha": alpha}
+        state, _, (td, pseudo_loss) = minimize(state, "critic", critic_loss)
+        state, _, actor_metrics = update_policy(state, state, s, alpha)
+        metrics = {"critic_loss": td, "pseudo_loss": pseudo_loss, "vae_loss": vae_value}
+        metrics |= {"target": y.mean(), "pseudo_target": pseudo.mean()}
+        return update_targets(state), metrics | actor_metrics
 
     def pseudo_target(self, state: State, s: Tensor) -> Tensor:
         """Return the minimum over critics of the maximum of Q over the VAE's actions, [B]."""

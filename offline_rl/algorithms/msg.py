@@ -15,30 +15,27 @@ Differs: from the authors' code (google-research/google-research:jrl/agents/msg)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partialmethod
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimize_with, soft_update
-from offline_rl.algorithms.common.config import BaseConfig, Discount, Ensemble, Rate, Sizes, Tau
+from offline_rl.algorithms.common.actor_critic import CloningFirst
+from offline_rl.algorithms.common.base import Metrics, State, minimize, update_targets
+from offline_rl.algorithms.common.config import Ensemble, Rate, Sizes
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import (
-    soft_optimizers,
+    SoftActorCritic,
+    SoftConfig,
     soft_policy_loss,
     update_temperature,
 )
-from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, NonNegative, Number, Range
+from offline_rl.utils.options import Amount, NonNegative, Number, Range, frozen
 from policies.heads.gaussian import TanhGaussianActor
-from policies.networks.mlp import Activation, Scalar
 
 
-@dataclass(frozen=True)
-class Config(BaseConfig):
+@frozen
+class Config(SoftConfig):
     """Defaults: the authors' README, the only published setting."""
 
     num_critics: Ensemble = 64  # number of critics (N)
@@ -47,38 +44,20 @@ class Config(BaseConfig):
     random_weights: bool = True  # weight errors by U[0, 2], drawn anew for each critic and sample
     target_entropy: Number = 0.0  # target entropy of the temperature
     bc_updates: Amount = 50_000  # preliminary updates in which the policy is trained by imitation
-    discount: Discount = 0.99  # discount factor gamma
-    tau: Tau = 0.005  # target update rate: share of the critics mixed into their targets
-    actor_lr: Rate = 3e-5  # learning rate of the policy
-    critic_lr: Rate = 3e-4  # learning rate of the critics
-    alpha_lr: Rate = 3e-4  # learning rate of the temperature
-    hidden: Sizes = (256, 256, 256)  # units of each hidden layer
-    activation: Activation = "relu"  # activation between layers, of policy and critics
+    actor_lr: Rate = 3e-5
+    hidden: Sizes = (256, 256, 256)
 
 
-class MSG(Algorithm):
-    Config = Config
-    targets: ClassVar = {"critic_target": "critic"}
+class MSG(CloningFirst, SoftActorCritic):
+    Config: type = Config
 
-    @property
-    def phases(self) -> Mapping[str, int]:
-        return {"clone": self.cfg.bc_updates} if self.cfg.bc_updates else {}
+    def actor(self) -> nn.Module:
+        return self.build(TanhGaussianActor, log_std_range=(-5, 2))
 
-    def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        options = {"activation": cfg.activation}
-        return {
-            "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2), **options),
-            "critic": Critic(obs, act, cfg.hidden, ensemble=cfg.num_critics, **options),
-            "log_alpha": Scalar(0),
-        }
+    def critic(self) -> nn.Module:
+        return self.build(Critic, ensemble=self.cfg.num_critics)
 
-    def optimizers(self) -> dict[str, Adam]:
-        return soft_optimizers(self.cfg)
-
-    def update(
-        self, state: State, batch: Batch, i: int, *, clone: bool = False
-    ) -> tuple[State, Metrics]:
+    def learn(self, state: State, batch: Batch, *, clone: bool) -> tuple[State, Metrics]:
         """Update critics, policy and temperature, each at the old parameters; then the targets."""
         s, cfg, old = batch.observations, self.cfg, state
         s_E, a_E, s2_E = (
@@ -98,7 +77,7 @@ class MSG(Algorithm):
             loss = (weight * error).mean(1) / 2 + cfg.conservatism * penalty
             return loss.sum(), (error.mean(1).sum(), penalty.mean(), q.std(0, correction=0).mean())
 
-        state, _, (td, penalty, spread) = minimize_with(state, "critic", critic_loss)
+        state, _, (td, penalty, spread) = minimize(state, "critic", critic_loss)
         alpha = old.log_alpha().exp()
 
         def policy_loss(policy):
@@ -107,15 +86,13 @@ class MSG(Algorithm):
                 return -log_pi, log_pi
             return soft_policy_loss(policy, old, s, alpha, self.lower_bound)
 
-        state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
+        state, policy_value, log_pi = minimize(state, "policy", policy_loss)
         if not clone:
             state = update_temperature(state, log_pi, cfg.target_entropy)
-        state = soft_update(state, "critic_target", "critic", cfg.tau)
+        state = update_targets(state)
         metrics = {"critic_loss": td, "penalty": penalty, "disagreement": spread}
         metrics |= {"policy_loss": policy_value, "target": y.mean()}
         return state, metrics if clone else metrics | {"entropy": -log_pi, "alpha": alpha}
-
-    clone = partialmethod(update, clone=True)  # the preliminary phase
 
     def lower_bound(self, q: Tensor) -> Tensor:
         """Return mean + beta * standard deviation over the critics, [E, B] -> [B]."""

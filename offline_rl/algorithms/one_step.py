@@ -19,13 +19,12 @@ Differs: from the authors' code (Lei-Kun/RL-100). All actions from the current s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Metrics, State, minimize
+from offline_rl.algorithms.common.base import LossAndMetrics, Metrics, Mode, Network, State
 from offline_rl.algorithms.common.chunk_cloning import (
     TEACHER_FIELDS,
     Built,
@@ -36,11 +35,12 @@ from offline_rl.algorithms.common.chunk_cloning import (
 from offline_rl.algorithms.common.config import BUILT
 from offline_rl.algorithms.common.noising.deterministic import deterministic_table, one_step_table
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import frozen
 from policies.heads.diffusion import DiffusionActor, TunedActor
 from policies.heads.schedules import Table, sample
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(DenoiserShape, ChunkConfig):
     """Sizes and process are the teacher's; other defaults are Diffusion Policy's."""
 
@@ -77,8 +77,8 @@ class Config(DenoiserShape, ChunkConfig):
 
 
 class OneStep(Student):
-    Config: ClassVar[type] = Config
-    distills_from = "a run of diffusion_policy, flow_policy, dppo or rl100"
+    Config: type = Config
+    mode = Mode(start="teacher", runs="a run of diffusion_policy, flow_policy, dppo or rl100")
 
     @classmethod
     def config_from_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -132,9 +132,8 @@ class OneStep(Student):
         target = sample(deterministic_table(cfg), teacher, noise).clip(-1, 1)  # [B, T, A]
         x, time = noise[:, 0], torch.full_like(noise[:, 0, 0, 0], self.table()[0][0])
 
-        def policy_loss(model) -> Tensor:
+        def policy_loss(model: Network) -> LossAndMetrics:
             error: Tensor = model.predict(s, x, time) - target
-            return error[:, cfg.n_obs_steps - 1 :].square().mean()
+            return error[:, cfg.n_obs_steps - 1 :].square().mean(), {}
 
-        state, value = minimize(state, "model", policy_loss)
-        return self.update_average(state), {"policy_loss": value}
+        return self.update_model(state, policy_loss)

@@ -21,27 +21,31 @@ Differs: from the released code (tinkoff-ai/ReBRAC:src/algorithms/rebrac.py). Th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
 
 from offline_rl.algorithms import td3
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Metrics, Network, State, linear_decay
+from offline_rl.algorithms.common.base import (
+    DATA_THEN_ONLINE,
+    LossAndMetrics,
+    Network,
+    State,
+    linear_decay,
+)
 from offline_rl.algorithms.common.config import BUILT, Rate, Sizes
 from offline_rl.algorithms.common.critics import Critic
+from offline_rl.data.dataset import Dataset
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative, Share
+from offline_rl.utils.options import Count, NonNegative, Share, frozen
 from policies.heads.deterministic import DeterministicActor
 from policies.networks.init import uniform_output_init
 
-if TYPE_CHECKING:
-    from offline_rl.data.dataset import Dataset
 
-
-@dataclass(frozen=True)
+@frozen
 class Config(td3.OfflineConfig):
     """Defaults: the paper's for locomotion. Both penalty weights are tuned for each data set."""
 
@@ -55,7 +59,7 @@ class Config(td3.OfflineConfig):
     hidden: Sizes = (256, 256, 256)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Online(schedule.HalfAndHalf):
     """Defaults: corl-team/CORL:algorithms/finetune/rebrac.py and its configs.
 
@@ -67,32 +71,31 @@ class Online(schedule.HalfAndHalf):
 
 
 class ReBRAC(td3.TD3):
-    Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = Online
+    Config: type = Config
+    Online: type = Online
+    mode = DATA_THEN_ONLINE
     follows_card = True  # unlike TD3, it is trained on data
     extra_columns = ("next_actions",)
 
-    def prepare(self, dataset: Dataset) -> Dataset:
+    def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
         """Drop transitions whose next action was never taken (episodes cut by a time limit)."""
-        return replace(dataset, next_index=np.where(dataset.truncated, -1, dataset.next_index))
+        usable = np.where(dataset.truncated, -1, dataset.next_index)
+        return replace(dataset, next_index=usable), self.cfg
 
-    def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        policy, critic = (uniform_output_init(bound, hidden_bias=0.1) for bound in (1e-3, 3e-3))
-        options: dict[str, Any] = {"activation": cfg.activation}
-        noise = cfg.exploration_noise
+    def actor(self) -> nn.Module:
+        init = uniform_output_init(1e-3, hidden_bias=0.1)
+        return self.build(DeterministicActor, noise=self.cfg.exploration_noise, init=init)
+
+    def critic(self) -> nn.Module:
         norm: dict[str, Any] = {"layer_norm": True, "norm_after_activation": True}
-        return {
-            "policy": DeterministicActor(obs, act, cfg.hidden, init=policy, noise=noise, **options),
-            "critic": Critic(obs, act, cfg.hidden, init=critic, **norm, **options),
-        }
+        return self.build(Critic, init=uniform_output_init(3e-3, hidden_bias=0.1), **norm)
 
     def next_value(self, q: Tensor, batch: Batch, next_actions: Tensor) -> Tensor:
         """Return q minus critic_bc times the squared distance to the data's next actions."""
         assert batch.next_actions is not None
         return q - self.cfg.critic_bc * (next_actions - batch.next_actions).square().sum(-1)
 
-    def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:
+    def policy_loss(self, policy: Network, state: State, batch: Batch) -> LossAndMetrics:
         """Return the action penalty minus Q, with Q normalized as in TD3+BC."""
         pi = policy(batch.observations)
         q = state.critic(batch.observations, pi).amin(0)  # [B]

@@ -15,8 +15,7 @@ Differs: objective=bounded is the released code (chufanchen/ReCOIL:offline, a co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,12 +23,12 @@ from torch import Tensor
 from offline_rl.algorithms.common.base import Network, State
 from offline_rl.algorithms.common.in_sample import DualConfig, DualV, gumbel_loss
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative, Positive, Share
+from offline_rl.utils.options import Count, NonNegative, Positive, Share, frozen
 
 Objective = Literal["bounded", "mixture"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(DualConfig):
     """Defaults: the authors' example, hopper-random."""
 
@@ -46,8 +45,8 @@ class Config(DualConfig):
 
 
 class ReCOIL(DualV):
-    Config = Config
-    extra_columns: ClassVar = ("expert",)
+    Config: type = Config
+    extra_columns = ("expert",)
     follows_card = False  # it uses no rewards
 
     @classmethod
@@ -89,7 +88,7 @@ class ReCOIL(DualV):
         q, q_expert = critic(s, batch.actions), critic(expert.observations, expert.actions)
         if self.cfg.objective == "bounded":
             return bounded_loss(q, q_expert, y, self.bound).sum()
-        q_policy = critic(s, state.policy.explore(s, state.random))
+        q_policy = critic(s, state.policy.explore_action(s, state.random))
         y_expert = expert.discount * state.value(expert.next_observations)
         return mixture_loss(q, q_expert, q_policy, y, y_expert, self.cfg.mixture).sum()
 

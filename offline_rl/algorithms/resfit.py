@@ -22,7 +22,7 @@ Differs: from the authors' code (amazon-science/residual-offpolicy-rl). Time-out
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -32,6 +32,7 @@ from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
     DelayedActor,
     Metrics,
+    Mode,
     State,
     keep_where,
     minimize,
@@ -54,14 +55,14 @@ from offline_rl.data import Dataset
 from offline_rl.data.transform import Normalize, Transform
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Amount, Count, NonNegative, Positive
+from offline_rl.utils.options import Amount, Count, NonNegative, Positive, frozen
 from policies.channels import BASE_ACTION, Observations
 from policies.heads.residual import ResidualActor
 from policies.networks.encoders import ObservationEncoder
 from policies.spec import Spec
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Config(VisionConfig):
     """Defaults: the paper's."""
 
@@ -90,7 +91,7 @@ class Config(VisionConfig):
         return super().small() | {"actor_lr": 1e-3}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Online(schedule.HalfAndHalf):
     """Defaults: the paper's. warmup_policy=policy is the base with uniform noise."""
 
@@ -120,23 +121,23 @@ class Online(schedule.HalfAndHalf):
 
 
 class ResFiT(DelayedActor):
-    Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = Online
+    Config: type = Config
+    Online: type = Online
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
-    online, follows_card, vector_only, is_residual = True, False, False, True
+    mode = Mode(start="base", learns=("data", "environment"))
+    follows_card = vector_only = False
 
-    @classmethod
-    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
-        """Return `cfg`. Raise UserError if clip_target is set and a reward is outside [0, 1]."""
-        if cfg.clip_target:
-            transform = Transform.fit(replace(cfg, normalize_observations=False), dataset, ())
+    def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
+        """Raise UserError if `clip_target` is set and a reward is outside [0, 1]."""
+        if self.cfg.clip_target:
+            transform = Transform.fit(replace(self.cfg, normalize_observations=False), dataset, ())
             rewards = transform.apply_to_rewards(dataset.rewards)
             if not 0 <= rewards.min() <= rewards.max() <= 1:
                 raise UserError(
                     f"clip_target=true clips targets to [0, 1], but {dataset.path or dataset.name} "
                     f"has rewards from {rewards.min():g} to {rewards.max():g}. Remove clip_target."
                 )
-        return cfg
+        return dataset, self.cfg
 
     def networks(self) -> dict[str, nn.Module]:
         cfg, act = self.cfg, self.spec.action_dim

@@ -31,13 +31,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Algorithm, Metrics, State, keep_where
+from offline_rl.algorithms.common.base import (
+    DATA_THEN_ONLINE,
+    Algorithm,
+    Metrics,
+    State,
+    keep_where,
+)
 from offline_rl.algorithms.common.chunk_cloning import Built
 from offline_rl.algorithms.common.config import BUILT, Discount, Rate, Sizes
 from offline_rl.algorithms.common.on_policy.imitation import Imitating, ImitationConfig
@@ -46,10 +51,10 @@ from offline_rl.algorithms.common.on_policy.ppo import standardize
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Amount, Count, Positive, Range, Share
+from offline_rl.utils.options import Amount, Count, Positive, Range, Share, frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(OfflineConfig, ImitationConfig):
     """Defaults: the authors' for single actions, except for the numbers of updates per phase.
 
@@ -95,7 +100,7 @@ class Config(OfflineConfig, ImitationConfig):
         return super().small() | {"num_inference_steps": 2, "tuned": 2}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Online(schedule.OnPolicy):
     """Training on rollouts alone, after iterations on the data and new episodes.
 
@@ -106,18 +111,18 @@ class Online(schedule.OnPolicy):
 
 
 class RL100(OfflineImprovement, Imitating):
-    Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = Online
+    Config: type = Config
+    Online: type = Online
+    mode = DATA_THEN_ONLINE
     extra_columns = ("held_out",)
-    finetunes_from = ""
     targets: ClassVar = {"critic_target": "critic", "behavior": "model"}
-    phases_without_eval = ("settle", "judge")  # they do not train the policy
     offline_networks = ("behavior", "student_before", "critic", "critic_target", "dynamics", "fit")
 
     def __init__(self, spec: Any, cfg: Any, *rest: Any, **more: Any) -> None:
-        self.phase, self.max_std = "", cfg.spread_max
         super().__init__(spec, cfg, *rest, **more)
-        self.policy = "student" if cfg.acting == "one_step" else "policy"
+        self.phase, self.max_std = "", cfg.spread_max
+        if cfg.acting == "one_step":
+            self.acts = ("student",)
 
     def for_phase(self, phase: str) -> Algorithm:
         """Return the algorithm with the learning rates of `phase`."""
@@ -165,7 +170,11 @@ class RL100(OfflineImprovement, Imitating):
                 f"(algorithm.decisions) of {cfg.n_action_steps} steps. Use a multiple of {size}, "
                 f"at least {cfg.iterations * size} for algorithm.iterations={cfg.iterations}."
             )
-        learn = {name: schedule.Learn(name, n) for name, n in self.phases.items()}
+        unchanged = ("settle", "judge")  # phases that do not train the policy
+        learn = {
+            name: schedule.Learn(name, n, evaluate=name not in unchanged)
+            for name, n in self.phases.items()
+        }
         fill = schedule.Fill("improve", cfg.decisions, "imitate")
         gather = schedule.Collect("gather", cfg.decisions, cfg.n_action_steps, adds=True)
         rollouts = schedule.Collect(online, cfg.decisions, cfg.n_action_steps)

@@ -15,35 +15,31 @@ Differs: from the authors' code (ikostrikov/rlpd:rlpd/agents/sac/sac_learner.py)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import log
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from offline_rl.algorithms import sac
 from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
+    DATA_THEN_ONLINE,
     DelayedActor,
     Metrics,
     Network,
     State,
     minimize,
-    minimize_with,
-    soft_update,
+    update_targets,
 )
 from offline_rl.algorithms.common.config import Ensemble
 from offline_rl.algorithms.common.critics import Critic, sample_members
-from offline_rl.algorithms.common.entropy import soft_optimizers
-from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.entropy import SoftActorCritic, update_policy
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, Count, Number, Positive
+from offline_rl.utils.options import Amount, Count, Number, Positive, frozen
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import xavier_init
-from policies.networks.mlp import Scalar
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Config(sac.Config):
     """Defaults: the authors' for locomotion (README, configs/rlpd_config.py)."""
 
@@ -53,7 +49,7 @@ class Config(sac.Config):
     entropy_scale: Number = 0.5  # target entropy is -entropy_scale * |A|
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Online(schedule.HalfAndHalf):
     """Defaults: the authors'."""
 
@@ -62,56 +58,42 @@ class Online(schedule.HalfAndHalf):
     utd: Positive = 20.0
 
 
-class RLPD(DelayedActor):
-    Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = Online
-    targets: ClassVar = {"critic_target": "critic"}
-    online = True
+class RLPD(DelayedActor, SoftActorCritic):
+    Config: type = Config
+    Online: type = Online
+    mode = DATA_THEN_ONLINE
 
-    def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        options: dict[str, Any] = {"activation": cfg.activation, "init": xavier_init}
-        shape: dict[str, Any] = {"ensemble": cfg.num_critics, "layer_norm": True}
-        return {
-            "policy": TanhGaussianActor(obs, act, cfg.hidden, **options),
-            "critic": Critic(obs, act, cfg.hidden, **shape, **options),
-            "log_alpha": Scalar(log(cfg.initial_alpha)),
-        }
+    def actor(self) -> nn.Module:
+        return self.build(TanhGaussianActor, init=xavier_init)
 
-    def optimizers(self) -> dict[str, Adam]:
-        return soft_optimizers(self.cfg)
+    def critic(self) -> nn.Module:
+        shape: dict[str, Any] = {"ensemble": self.cfg.num_critics, "layer_norm": True}
+        return self.build(Critic, init=xavier_init, **shape)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update critics and target; in the last step of a period also actor and temperature."""
-        s, a, cfg = batch.observations, batch.actions, self.cfg
-        alpha = state.log_alpha().exp().detach()
+        s, cfg, alpha = batch.observations, self.cfg, state.log_alpha().exp().detach()
         y = self.target(state, batch, alpha)  # [B]
 
-        def critic_loss(critic):  # [E, B] - [B]
-            return (critic(s, a) - y).square().mean()
+        def critic_loss(critic):  # mean over batch and critics; [E, B] - [B]
+            return (critic(s, batch.actions) - y).square().mean()
 
-        state, critic_value = minimize(state, "critic", critic_loss)
-        state = soft_update(state, "critic_target", "critic", cfg.tau)
-        metrics = {"critic_loss": critic_value, "target": y.mean()}
+        state, value = minimize(state, "critic", critic_loss)
+        state = update_targets(state)
+        metrics = {"critic_loss": value, "target": y.mean()}
         if not self.updates_actor(i):
             return state, metrics
 
-        def policy_loss(policy):
-            pi, log_pi = policy.sample(s, state.random)
-            q = self.actor_q(state.critic(s, pi))  # [B]
-            return (alpha * log_pi - q).mean(), log_pi.mean()
-
         old = state
-        state, policy_value, log_pi = minimize_with(state, "policy", policy_loss)
-        excess = (
-            self.entropy_log_prob(old, batch, log_pi) - cfg.entropy_scale * self.spec.action_dim
-        )
+        state, log_pi, actor_metrics = update_policy(state, old, s, alpha, self.actor_q)
+        log_pi = self.entropy_log_prob(old, batch, log_pi)
+        excess = log_pi - cfg.entropy_scale * self.spec.action_dim
 
         def alpha_loss(log_alpha: Network) -> Tensor:  # linear in alpha, not in log alpha
             return -log_alpha().exp() * excess
 
         state, _ = minimize(state, "log_alpha", alpha_loss)
-        return state, metrics | {"policy_loss": policy_value, "entropy": -log_pi, "alpha": alpha}
+        return state, metrics | actor_metrics
 
     def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
         """Return r + discount * (min of sampled Q_i(s', a') - alpha log pi(a'|s')), [B]."""

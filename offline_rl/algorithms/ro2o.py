@@ -19,23 +19,29 @@ Differs: from the authors' code (BattleWen/RO2O:algorithms/offline). Weights are
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Literal
 
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from offline_rl.algorithms import sac_n
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Algorithm, Metrics, Network, State
+from offline_rl.algorithms.common.base import (
+    DATA_THEN_ONLINE,
+    Algorithm,
+    LossAndMetrics,
+    Network,
+    State,
+)
 from offline_rl.algorithms.common.entropy import ensemble_min, soft_q
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.algorithms.sac_n import squared_error
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, Count, NonNegative, Share
+from offline_rl.utils.options import Amount, Count, NonNegative, Share, frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(sac_n.Config):
     """Defaults: the authors' README for walker2d-medium."""
 
@@ -55,7 +61,7 @@ class Config(sac_n.Config):
     normalize_observations: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Online(schedule.Online):
     """Defaults: the authors' code."""
 
@@ -63,9 +69,9 @@ class Online(schedule.Online):
 
 
 class RO2O(sac_n.SACN):
-    Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = Online
-    online = True
+    Config: type = Config
+    Online: type = Online
+    mode = DATA_THEN_ONLINE
 
     def for_phase(self, phase: str) -> Algorithm:
         """Return the algorithm for `phase`.
@@ -98,9 +104,7 @@ class RO2O(sac_n.SACN):
             return super().target(state, batch, alpha)
         return batch.rewards + batch.discount * soft_q(state, batch.next_observations, alpha)
 
-    def critic_loss(
-        self, critic: Network, state: State, batch: Batch, y: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Network, state: State, batch: Batch, y: Tensor) -> LossAndMetrics:
         """Return SAC-N's loss plus the smoothness and uncertainty losses."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
         q = critic(s, a)  # [E, B]

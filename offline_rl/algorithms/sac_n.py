@@ -17,80 +17,63 @@ Differs: Temperature, policy and critics are updated one after the other, and ea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common.base import (
-    Algorithm,
+    LossAndMetrics,
     Metrics,
     Network,
     State,
-    minimize_with,
-    soft_update,
+    minimize,
+    update_targets,
 )
-from offline_rl.algorithms.common.config import BaseConfig, Discount, Ensemble, Rate, Sizes, Tau
+from offline_rl.algorithms.common.config import Ensemble, Sizes
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.entropy import (
-    soft_optimizers,
+    SoftActorCritic,
+    SoftConfig,
     soft_policy_loss,
     soft_target,
     update_temperature,
 )
-from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import frozen
 from policies.heads.gaussian import TanhGaussianActor
-from policies.networks.init import Init, fan_out_init, torch_init, uniform_output_init
-from policies.networks.mlp import Activation, Scalar
+from policies.networks.init import fan_out_init, torch_init, uniform_output_init
 
 CACHE = 2 << 20  # bytes of a core's L2 cache, typical of server CPUs
-
-
+# edac: snu-mllab/EDAC:lifelong_rl/models/networks.py; fan_out: tinkoff-ai/lb-sac:lb_sac/networks.py
 Initialization = Literal["edac", "fan_out"]
 
 
-@dataclass(frozen=True)
-class Config(BaseConfig):
+@frozen
+class Config(SoftConfig):
     """Defaults: tinkoff-ai/CORL:configs/offline/sac_n/halfcheetah."""
 
     num_critics: Ensemble = 10  # number of critics (N): more are more pessimistic, and slower
-    discount: Discount = 0.99  # discount factor gamma
-    tau: Tau = 0.005  # target update rate: share of the critics mixed into their targets
-    actor_lr: Rate = 3e-4  # learning rate of the policy
-    critic_lr: Rate = 3e-4  # learning rate of the critics
-    alpha_lr: Rate = 3e-4  # learning rate of the temperature
     layer_norm: bool = False  # layer normalization in the critics
     init: Initialization = "edac"  # edac: small output layers, biases 0.1; fan_out: LB-SAC's
-    hidden: Sizes = (256, 256, 256)  # units of each hidden layer
-    activation: Activation = "relu"  # activation between layers, of policy and critics
+    hidden: Sizes = (256, 256, 256)
 
 
-class SACN(Algorithm):
-    Config: ClassVar[type] = Config
-    targets: ClassVar = {"critic_target": "critic"}
+class SACN(SoftActorCritic):
+    Config: type = Config
 
-    def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        inits: tuple[Init, Init] = torch_init, fan_out_init  # tinkoff-ai/lb-sac:lb_sac/networks.py
-        if cfg.init == "edac":  # snu-mllab/EDAC:lifelong_rl/models/networks.py
-            inits = uniform_output_init(1e-3, 0.1), uniform_output_init(3e-3, 0.1)
-        policy: dict[str, Any] = {"activation": cfg.activation, "init": inits[0]}
-        critic: dict[str, Any] = {"activation": cfg.activation, "init": inits[1]}
-        critic |= {"ensemble": cfg.num_critics, "layer_norm": cfg.layer_norm}
-        return {
-            "policy": TanhGaussianActor(obs, act, cfg.hidden, log_std_range=(-5, 2), **policy),
-            "critic": Critic(obs, act, cfg.hidden, **critic),
-            "log_alpha": Scalar(0),
-        }
+    def actor(self) -> nn.Module:
+        init = uniform_output_init(1e-3, 0.1) if self.cfg.init == "edac" else torch_init
+        return self.build(TanhGaussianActor, log_std_range=(-5, 2), init=init)
+
+    def critic(self) -> nn.Module:
+        cfg = self.cfg
+        init = uniform_output_init(3e-3, 0.1) if cfg.init == "edac" else fan_out_init
+        return self.build(Critic, ensemble=cfg.num_critics, layer_norm=cfg.layer_norm, init=init)
 
     def prefers_stacked_seeds(self, device: str) -> bool:
         """Return False on a CPU if a layer of one seed's critics exceeds the cache."""
         cfg = self.cfg
         return device != "cpu" or 4 * cfg.num_critics * cfg.batch_size * max(cfg.hidden) <= CACHE
-
-    def optimizers(self) -> dict[str, Adam]:
-        return soft_optimizers(self.cfg)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update temperature, policy and critics in this order, then the target."""
@@ -101,16 +84,15 @@ class SACN(Algorithm):
         def policy_loss(policy):
             return self.policy_loss(policy, old, batch, alpha)
 
-        state, policy_value, entropy = minimize_with(state, "policy", policy_loss)
+        state, policy_value, entropy = minimize(state, "policy", policy_loss)
         y, updated = self.target(state, batch, alpha), state
 
         def critic_loss(critic):
             return self.critic_loss(critic, updated, batch, y)
 
-        state, _, metrics = minimize_with(state, "critic", critic_loss)
-        state = soft_update(state, "critic_target", "critic", self.cfg.tau)
+        state, _, metrics = minimize(state, "critic", critic_loss)
         metrics |= {"policy_loss": policy_value, "target": y.mean(), "alpha": alpha}
-        return state, metrics | {"entropy": entropy}
+        return update_targets(state), metrics | {"entropy": entropy}
 
     def policy_loss(
         self, policy: Network, state: State, batch: Batch, alpha: Tensor
@@ -123,15 +105,13 @@ class SACN(Algorithm):
         """Return r + discount * (min_i Q_i(s', a') - alpha log pi(a'|s')), [B]."""
         return soft_target(state, batch, alpha)
 
-    def critic_loss(
-        self, critic: Network, state: State, batch: Batch, y: Tensor
-    ) -> tuple[Tensor, Metrics]:
+    def critic_loss(self, critic: Network, state: State, batch: Batch, y: Tensor) -> LossAndMetrics:
         """Return the squared error to y (mean over the batch, sum over critics) and metrics."""
         q = critic(batch.observations, batch.actions)  # [E, B]
         return squared_error(q, y)
 
 
-def squared_error(q: Tensor, y: Tensor) -> tuple[Tensor, Metrics]:
+def squared_error(q: Tensor, y: Tensor) -> LossAndMetrics:
     """Return the mean over the batch, sum over critics, of (Q_i - y)^2; and metrics.
 
     q: [E, B].  y: [B] or [E, B].

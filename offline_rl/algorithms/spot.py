@@ -16,26 +16,33 @@ Differs: Offline, no known difference from the authors' code (thuml/SPOT:SPOT.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
 from offline_rl.algorithms import td3
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import Metrics, Network, State, linear_decay, minimize
+from offline_rl.algorithms.common.base import (
+    DATA_THEN_ONLINE,
+    LossAndMetrics,
+    Metrics,
+    Network,
+    State,
+    linear_decay,
+    minimize,
+)
 from offline_rl.algorithms.common.config import BUILT, Dropout, Preliminary, Rate, Sizes, Switch
 from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.models.vae import VAE
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.algorithms.common.vae import VAE
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import NonNegative, Share
+from offline_rl.utils.options import NonNegative, Share, frozen
 from offline_rl.utils.random import Random
 from policies.heads.deterministic import DeterministicActor
 from policies.networks.init import torch_init, uniform_output_init
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(td3.OfflineConfig):
     """Defaults: the authors' code for locomotion. `support_weight` is tuned for each data set."""
 
@@ -51,7 +58,7 @@ class Config(td3.OfflineConfig):
     normalize_observations: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Online(schedule.OneBuffer):
     """Defaults: thuml/SPOT:main_finetune.py; `support_end` is tinkoff-ai/CORL's for Adroit.
 
@@ -63,8 +70,9 @@ class Online(schedule.OneBuffer):
 
 
 class SPOT(td3.TD3):
-    Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = Online
+    Config: type = Config
+    Online: type = Online
+    mode = DATA_THEN_ONLINE
     follows_card = True  # unlike TD3, it is trained on data
     imitation_phases = needed_phases = ("fit_vae",)  # needs no next observations
     offline_networks = ("vae",)
@@ -73,18 +81,18 @@ class SPOT(td3.TD3):
     def phases(self) -> Mapping[str, int]:
         return {"fit_vae": self.cfg.vae_updates}
 
+    def actor(self) -> nn.Module:
+        init = uniform_output_init(1e-3) if self.cfg.small_outputs else torch_init
+        noises = {"noise": self.cfg.exploration_noise, "dropout_rate": self.cfg.dropout}
+        return self.build(DeterministicActor, init=init, **noises)
+
+    def critic(self) -> nn.Module:
+        init = uniform_output_init(3e-3) if self.cfg.small_outputs else torch_init
+        return self.build(Critic, init=init)
+
     def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        actor, critic = (
-            uniform_output_init(w) if cfg.small_outputs else torch_init for w in (1e-3, 3e-3)
-        )
-        options: dict[str, Any] = {"activation": cfg.activation}
-        noises = {"noise": cfg.exploration_noise, "dropout_rate": cfg.dropout}
-        return {
-            "policy": DeterministicActor(obs, act, cfg.hidden, init=actor, **noises, **options),
-            "critic": Critic(obs, act, cfg.hidden, init=critic, **options),
-            "vae": VAE(obs, act, cfg.vae_hidden),
-        }
+        obs, act, hidden = self.spec.observation_dim, self.spec.action_dim, self.cfg.vae_hidden
+        return super().networks() | {"vae": VAE(obs, act, hidden)}
 
     def optimizers(self) -> dict[str, Adam]:
         return super().optimizers() | {"vae": Adam(self.cfg.vae_lr)}
@@ -109,7 +117,7 @@ class SPOT(td3.TD3):
         state, vae_value = minimize(state, "vae", vae_loss)
         return state, {"vae_loss": vae_value}
 
-    def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:
+    def policy_loss(self, policy: Network, state: State, batch: Batch) -> LossAndMetrics:
         """Return normalized -Q plus the density penalty; no gradient reaches the VAE."""
         s = batch.observations
         pi = policy(s, state.random)

@@ -14,82 +14,67 @@ Differs: from the authors' code (sfujim/TD3:TD3.py, main.py) in the timing of up
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common import schedule
+from offline_rl.algorithms.common.actor_critic import ActorCritic, ActorCriticConfig
 from offline_rl.algorithms.common.base import (
-    Algorithm,
+    LossAndMetrics,
     Metrics,
+    Mode,
     Network,
     State,
-    minimize_with,
-    soft_update,
+    minimize,
+    update_targets,
 )
-from offline_rl.algorithms.common.config import BUILT, BaseConfig, Discount, Rate, Sizes, Tau
-from offline_rl.algorithms.common.critics import Critic, regress
-from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.config import BUILT, Tau
+from offline_rl.algorithms.common.critics import regress
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, Count, NonNegative
+from offline_rl.utils.options import Amount, Count, NonNegative, frozen
 from policies.heads.deterministic import DeterministicActor
-from policies.networks.mlp import Activation
 
 
-@dataclass(frozen=True)
-class OfflineConfig(BaseConfig):
+@frozen
+class OfflineConfig(ActorCriticConfig):
     """Options of TD3 and of the offline methods built on it. Defaults: the authors' code."""
 
-    discount: Discount = 0.99  # discount factor gamma
     tau: Tau = 0.005  # target update rate: share of the trained networks mixed into their targets
     policy_noise: NonNegative = 0.2  # standard deviation of the noise added to the target action
     noise_clip: NonNegative = 0.5  # largest magnitude of the noise on the target action
     policy_delay: Count = 2  # critic updates per update of the actor and of all targets
-    actor_lr: Rate = 3e-4  # learning rate of the policy
-    critic_lr: Rate = 3e-4  # learning rate of the critics
-    hidden: Sizes = (256, 256)  # units of each hidden layer
-    activation: Activation = "relu"  # activation between layers, of policy and critics
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(OfflineConfig):
     """Defaults: the authors' code."""
 
     exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # std of exploration noise on actions
 
 
-@dataclass(frozen=True, kw_only=True)
-class Online(schedule.Online):
+@frozen
+class Online(schedule.RandomStart):
     """Defaults: the authors' code."""
 
     warmup_steps: Amount = 25_000
-    warmup_policy: Literal["policy", "random"] = "random"
 
 
-class TD3(Algorithm):
+class TD3(ActorCritic):
     """TD3. A subclass replaces the networks, the critic target or the actor loss."""
 
-    Config: ClassVar[type] = Config
+    Config: type = Config
+    Online: type = Online
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
-    Online: ClassVar[type[schedule.Online]] = Online
-    online = True
+    mode = Mode(learns=("environment",))
     follows_card = False  # starts without data
 
     @property
     def period(self) -> int:
         return self.cfg.policy_delay
 
-    def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        noise, options = cfg.exploration_noise, {"activation": cfg.activation}
-        return {
-            "policy": DeterministicActor(obs, act, cfg.hidden, noise=noise, **options),
-            "critic": Critic(obs, act, cfg.hidden, **options),
-        }
-
-    def optimizers(self) -> dict[str, Adam]:
-        return {"policy": Adam(self.cfg.actor_lr), "critic": Adam(self.cfg.critic_lr)}
+    def actor(self) -> nn.Module:
+        return self.build(DeterministicActor, noise=self.cfg.exploration_noise)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update the critics; at every `policy_delay`-th call also the actor and both targets."""
@@ -102,9 +87,8 @@ class TD3(Algorithm):
         def policy_loss(policy):
             return self.policy_loss(policy, updated, batch)
 
-        state, policy_value, policy_metrics = minimize_with(state, "policy", policy_loss)
-        state = soft_update(state, "policy_target", "policy", cfg.tau)
-        state = soft_update(state, "critic_target", "critic", cfg.tau)
+        state, policy_value, policy_metrics = minimize(state, "policy", policy_loss)
+        state = update_targets(state)
         return state, metrics | policy_metrics | {"policy_loss": policy_value}
 
     def target(self, state: State, batch: Batch) -> Tensor:
@@ -124,7 +108,7 @@ class TD3(Algorithm):
         """Return the value [B] to bootstrap from; q: [B], of the next actions [B, A]."""
         return q
 
-    def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:
+    def policy_loss(self, policy: Network, state: State, batch: Batch) -> LossAndMetrics:
         """Return the actor loss, 0-d, and metrics."""
         s = batch.observations
         return -state.critic(s, policy(s))[0].mean(), {}

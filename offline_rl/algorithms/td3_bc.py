@@ -10,19 +10,16 @@ Differs: no known difference from the authors' code (sfujim/TD3_BC:TD3_BC.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from torch import Tensor, nn
+from torch import nn
 
 from offline_rl.algorithms import td3
-from offline_rl.algorithms.common.base import Metrics, Network, State
-from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.base import LossAndMetrics, Mode, Network, State
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import NonNegative
+from offline_rl.utils.options import NonNegative, frozen
 from policies.heads.deterministic import DeterministicActor
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(td3.OfflineConfig):
     """Defaults: the paper's, table 3."""
 
@@ -31,18 +28,14 @@ class Config(td3.OfflineConfig):
 
 
 class TD3BC(td3.TD3):
-    Config = Config
+    Config: type = Config
+    mode = Mode()
     follows_card = True  # unlike TD3, it is trained on data
-    online = False
 
-    def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        return {
-            "policy": DeterministicActor(obs, act, cfg.hidden, activation=cfg.activation),
-            "critic": Critic(obs, act, cfg.hidden, activation=cfg.activation),
-        }
+    def actor(self) -> nn.Module:
+        return self.build(DeterministicActor)
 
-    def policy_loss(self, policy: Network, state: State, batch: Batch) -> tuple[Tensor, Metrics]:
+    def policy_loss(self, policy: Network, state: State, batch: Batch) -> LossAndMetrics:
         """Return eq. 3 with lambda = alpha / mean |Q| (eq. 5)."""
         pi = policy(batch.observations)
         q = state.critic(batch.observations, pi)[0]  # [B]

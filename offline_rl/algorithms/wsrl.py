@@ -26,9 +26,7 @@ Differs: from the authors' code (zhouzypaul/wsrl:wsrl/agents/sac.py). The temper
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import log
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
@@ -37,24 +35,22 @@ from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import State
 from offline_rl.algorithms.common.config import (
     BUILT,
-    BaseConfig,
-    Discount,
+    CriticConfig,
     Ensemble,
     Rate,
     Sizes,
-    Tau,
 )
-from offline_rl.algorithms.common.critics import Critic, sample_members
+from offline_rl.algorithms.common.critics import Critic, candidate_values
 from offline_rl.algorithms.common.entropy import ensemble_min
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, Count, Number, Positive
+from offline_rl.utils.options import Amount, Count, Number, Positive, frozen
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.init import orthogonal_init
-from policies.networks.mlp import Activation, Scalar
+from policies.networks.mlp import Activation
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
+@frozen
+class Config(CriticConfig):
     """Defaults: the authors' for locomotion (experiments/configs)."""
 
     num_critics: Ensemble = 10  # number of critics (E)
@@ -64,17 +60,14 @@ class Config(BaseConfig):
     backup_entropy: bool = False  # include the entropy in the target, as SAC
     entropy_scale: Number = 1.0  # target entropy is -entropy_scale * |A|
     initial_alpha: Annotated[Positive, BUILT] = 1.0  # initial temperature if the run has none
-    discount: Discount = 0.99  # discount factor gamma
-    tau: Tau = 0.005  # target update rate: share of the critics mixed into their targets
     actor_lr: Rate = 1e-4  # learning rate of the policy
-    critic_lr: Rate = 3e-4  # learning rate of the critics
     alpha_lr: Rate = 1e-4  # learning rate of the temperature
     policy_hidden: Sizes = (256, 256)  # units of each hidden layer of the policy
     critic_hidden: Sizes = (256, 256)  # units of each hidden layer of the critics
     activation: Activation = "relu"  # activation between layers, of policy and critics
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Online(schedule.Online):
     """Defaults: the authors'. The policy acts during the warm-up, and no offline data is used."""
 
@@ -83,18 +76,17 @@ class Online(schedule.Online):
 
 
 class WSRL(rlpd.RLPD):
-    Config: ClassVar[type] = Config
-    Online: ClassVar[type[schedule.Online]] = Online
+    Config: type = Config
+    Online: type = Online
+    norm_and_init: Any = {"layer_norm": True, "init": orthogonal_init(last_gain=1e-2)}
 
-    def networks(self) -> dict[str, nn.Module]:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        options: dict[str, Any] = {"activation": cfg.activation, "layer_norm": True}
-        options |= {"init": orthogonal_init(last_gain=1e-2)}
-        return {
-            "policy": TanhGaussianActor(obs, act, cfg.policy_hidden, affine=(1.0, -1.0), **options),
-            "critic": Critic(obs, act, cfg.critic_hidden, ensemble=cfg.num_critics, **options),
-            "log_alpha": Scalar(log(cfg.initial_alpha)),
-        }
+    def actor(self) -> nn.Module:
+        head = {"affine": (1.0, -1.0)} | self.norm_and_init
+        return self.build(TanhGaussianActor, self.cfg.policy_hidden, **head)
+
+    def critic(self) -> nn.Module:
+        ensemble = {"ensemble": self.cfg.num_critics} | self.norm_and_init
+        return self.build(Critic, self.cfg.critic_hidden, **ensemble)
 
     def initialize_from(
         self, initial: Mapping[str, Tensor], other: Mapping[str, Tensor]
@@ -111,12 +103,8 @@ class WSRL(rlpd.RLPD):
         i: the critics sampled for this update. a': one sampled action, or with max_target_backup
         the best of `num_samples`.
         """
-        cfg, s = self.cfg, batch.next_observations
-        count = cfg.num_samples if cfg.max_target_backup else 1
-        pi, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
-        members = sample_members(state, cfg.num_critics, cfg.num_min_critics, replace=True)
-        q = ensemble_min(state.critic_target(s.expand(count, *s.shape), pi, members))  # [N, B]
-        q = q - alpha * log_pi if cfg.backup_entropy else q
+        q, log_pi = candidate_values(state, self.cfg, batch.next_observations)  # [N, B]
+        q = q - alpha * log_pi if self.cfg.backup_entropy else q
         return batch.rewards + batch.discount * q.amax(0)
 
     def entropy_log_prob(self, old: State, batch: Batch, log_pi: Tensor) -> Tensor:

@@ -15,19 +15,16 @@ Differs: no known difference from the authors' code (Div99/XQL:offline) except f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from offline_rl.algorithms.common.base import Network, State
 from offline_rl.algorithms.common.in_sample import DualConfig, DualV, gumbel_loss
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, NonNegative, Positive
+from offline_rl.utils.options import Amount, NonNegative, Positive, frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Config(DualConfig):
     """Defaults: Div99/XQL:offline/reproduce/mujoco/mujoco_consistent.sh."""
 
@@ -40,7 +37,7 @@ class Config(DualConfig):
 
 
 class XQL(DualV):
-    Config: ClassVar[type] = Config
+    Config: type = Config
 
     def value_loss(self, u: Tensor) -> Tensor:
         """Return the Gumbel regression loss of V on Q (eq. 11)."""

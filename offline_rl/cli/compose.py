@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_yaml
 from offline_rl.utils.options import coerce, format_value, override_values, parse_overrides, unknown
 from offline_rl.utils.paths import config_file, config_files
 from offline_rl.utils.trees import flatten
+
+if TYPE_CHECKING:
+    from offline_rl.runs.run import Run
 
 FLAGS = ("-m", "--multirun", "-c", "--cfg", "--help")
 
@@ -85,7 +88,7 @@ def refuse_lists(job: Mapping[str, Any]) -> None:
     The message suggests -m, which runs each value.
     """
     from offline_rl.algorithms.common.registry import algorithm_class
-    from offline_rl.training.resolve import option_types
+    from offline_rl.runs.run import option_types
 
     several = {k: v for k, v in job.items() if isinstance(v, list) and len(v) > 1}
     if not several:
@@ -116,14 +119,14 @@ def with_experiment(job: Mapping[str, Any]) -> dict[str, Any]:
     Options of `job` have priority. Without the option `name`, the run is named after the
     experiment. Raises UserError, with the experiment's file, for an invalid option or value.
     """
-    from offline_rl.training.resolve import TWINS
+    from offline_rl.runs.options import aliases
 
     job = dict(job)
     if (name := job.pop("experiment", None)) is None:
         return job
     path = config_file("experiment", str(name))
     preset = load_experiment(path)
-    for twins in TWINS:  # two keys of one option: the job's key replaces both in the experiment
+    for twins in aliases().items():  # two keys of one option: the job's key replaces both
         if job.keys() & {*twins}:
             preset = {key: value for key, value in preset.items() if key not in twins}
     merged = {"name": path.stem, **preset, **job}
@@ -154,7 +157,7 @@ def load_experiment(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
 def check_preset(path: Path, preset: Mapping[str, Any], algorithm: str) -> None:
     """Raise UserError naming the file for an unknown option or a value of the wrong type."""
     from offline_rl.algorithms.common.registry import algorithm_class
-    from offline_rl.training.resolve import option_types
+    from offline_rl.runs.run import option_types
 
     types = option_types(algorithm_class(algorithm))
     for key, value in preset.items():
@@ -164,30 +167,44 @@ def check_preset(path: Path, preset: Mapping[str, Any], algorithm: str) -> None:
         coerce(value, list[float] if stack else types[key], f"{path}: {key}")
 
 
-def job_to_yaml(job: Mapping[str, Any]) -> str:
-    """Return the complete job as YAML. As an experiment file, it starts the same run."""
+def runs_to_yaml(runs: Sequence[Run]) -> str:
+    """Return the runs of a stack as YAML. As an experiment file, it starts the same runs.
+
+    Values that differ become a list. Runs that are no product of lists and seeds become several
+    documents.
+    """
     from dataclasses import asdict, fields
+    from math import prod
 
     from omegaconf import OmegaConf
 
     from offline_rl.algorithms.common.registry import table_of
-    from offline_rl.training.resolve import resolve
+    from offline_rl.runs.options import aliases
 
-    run = resolve(job)
+    run, method = runs[0], runs[0].method
     hyper = dict[str, Any]()
-    for field in fields(run.cfg):
-        values = list(dict.fromkeys(getattr(cfg, field.name) for cfg in run.settings.values()))
+    for field in fields(method.cfg):
+        values = list(dict.fromkeys(getattr(each.method.cfg, field.name) for each in runs))
         hyper[field.name] = values[0] if len(values) == 1 else values
-    options = {k: v for k, v in asdict(run.options).items() if k not in ("batch_size", "utd")}
-    tree = {**options, "algorithm": {"name": options["algorithm"], **hyper}}
-    if run.options.num_env_steps:
-        online_cfg = asdict(run.interaction.cfg).items()
-        tree["online"] = asdict(run.interaction.online)
-        tree["online"] |= {k: v for k, v in online_cfg if v != getattr(run.cfg, k)}
-    if run.options.tracker == "wandb":
+    seeds = list(dict.fromkeys(each.seed for each in runs))
+    sizes = [len(value) for value in hyper.values() if isinstance(value, list)]
+    if len(runs) < prod(sizes) * len(seeds):
+        by_path = {each.path: [r for r in runs if r.path == each.path] for each in runs}
+        return "---\n".join(map(runs_to_yaml, by_path.values()))
+    count = len(seeds) if seeds == [*range(len(seeds))] else seeds
+    groups = (run.data, run.budget, run.evaluation, run.compute, run.output)
+    options = {k: v for group in groups for k, v in asdict(group).items() if k not in aliases()}
+    options["name"] = run.output.name if sizes else run.name
+    tree: dict[str, Any] = {"algorithm": {"name": method.name, **hyper}, "task": run.task.name}
+    tree |= {"seeds": count, **options}
+    if run.budget.num_env_steps:
+        online_cfg = asdict(method.interaction.cfg).items()
+        tree["online"] = asdict(method.interaction.online)
+        tree["online"] |= {k: v for k, v in online_cfg if v != getattr(method.cfg, k)}
+    if run.output.tracker == "wandb":
         tree["wandb"] = asdict(run.wandb)
     text = OmegaConf.to_yaml(OmegaConf.create(tree))
-    if run.pattern is None:
+    if method.table_row is None:
         return text
-    owner = table_of(run.options.algorithm)
-    return f"# includes row {run.pattern} of configs/algorithm/{owner}.yaml\n{text}"
+    owner = table_of(method.name)
+    return f"# includes row {method.table_row} of configs/algorithm/{owner}.yaml\n{text}"

@@ -56,7 +56,7 @@ def algorithm_section(algorithm: str, task: str) -> str:
             {**card_preprocessing(algorithm, task), **values},
         )
     )
-    if cls.online and not issubclass(cls.Online, OnPolicy):  # on-policy algorithms have none
+    if cls.mode.online and not issubclass(cls.Online, OnPolicy):  # on-policy: no options
         values = {**cls.Online.config_changes, **tuned(algorithm, task, "online")[1]}
         changed = [option for option in describe_options(cls.Config) if option.name in values]
         parts.append(

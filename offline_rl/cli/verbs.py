@@ -9,7 +9,7 @@ from typing import Any
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import parse_options, takes_options, unknown
 
-PYTHON = ("show", "watch", "start")  # parameters of `train` in Python that are not options
+PYTHON = ("show", "watch")  # parameters of `train` in Python that are not options
 
 
 def _hide_warnings() -> None:
@@ -28,9 +28,9 @@ def _check_keys(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 @takes_options(
-    "offline_rl.training.options:TrainOptions",
+    "offline_rl.runs.options:TrainOptions",
     flags=("-m", "--multirun", "-c", "--cfg"),
-    wandb="offline_rl.training.options:WandbOptions",
+    wandb="offline_rl.runs.options:WandbOptions",
 )
 def train(arguments: Sequence[str]) -> None:
     """Train policies on a dataset or online, evaluate them and write policy bundles.
@@ -46,21 +46,23 @@ def train(arguments: Sequence[str]) -> None:
     Repeat the command to continue an interrupted run. The last line printed is the run's folder.
     """
     _hide_warnings()
-    from offline_rl.cli.compose import compose, job_to_yaml
-    from offline_rl.cli.launch import launch, merge
+    from offline_rl.cli.compose import compose, runs_to_yaml
     from offline_rl.reporting.report import report as table
+    from offline_rl.runs.run import stack
+    from offline_rl.training.train import launch, runs_of_jobs
 
     command = compose(arguments)
+    jobs = [_check_keys(job) for job in command.jobs]
     if command.print_only:
-        print("---\n".join(map(job_to_yaml, merge(command.jobs))), end="")
+        print("---\n".join(map(runs_to_yaml, stack(runs_of_jobs(jobs)))), end="")
         return
-    paths = launch([_check_keys(job) for job in command.jobs])
+    paths = launch(jobs)
     folder = os.path.commonpath(paths)
     print(table(paths, out=folder))
     print(folder)
 
 
-@takes_options("offline_rl.training.options:FinetuneOptions")
+@takes_options("offline_rl.runs.options:FinetuneOptions")
 def finetune(arguments: Sequence[str]) -> None:
     """Continue a run with online training, each seed from its newest checkpoint.
 
@@ -68,8 +70,8 @@ def finetune(arguments: Sequence[str]) -> None:
            offline-rl finetune base=<bundle or module:function> task=<task>
                                dataset=<demonstrations> num_env_steps=<steps> [key=value …]
 
-    The second form trains a residual policy, which adds small actions to those of a frozen base
-    policy of any kind (algorithm=resfit).
+    The second form trains on a frozen base policy. By default it trains a residual policy, which
+    adds small actions to those of the base (algorithm=resfit).
 
     All options of `train` are allowed. Data, hyper-parameters and seeds default to those of the
     run, the other options to the defaults of `train`. The run itself is not changed. With another
@@ -81,14 +83,14 @@ def finetune(arguments: Sequence[str]) -> None:
     """
     _hide_warnings()
     from offline_rl.reporting.report import report as table
-    from offline_rl.training.finetune import finetune as run
+    from offline_rl.training.train import finetune as run
 
     result = run(**_check_keys(parse_options(arguments)))
     print(table(result.path))
     print(result.path)
 
 
-@takes_options("offline_rl.training.options:DistillOptions")
+@takes_options("offline_rl.runs.options:DistillOptions")
 def distill(arguments: Sequence[str]) -> None:
     """Distill a diffusion or flow policy into a one-step policy.
 
@@ -100,7 +102,7 @@ def distill(arguments: Sequence[str]) -> None:
     """
     _hide_warnings()
     from offline_rl.reporting.report import report as table
-    from offline_rl.training.finetune import distill as run
+    from offline_rl.training.train import distill as run
 
     options = _check_keys(parse_options(arguments))
     if "run" not in options:
@@ -170,72 +172,6 @@ def generate(arguments: Sequence[str]) -> None:
     from offline_rl.generation.recipes import generate as run
 
     print(run(**parse_options(arguments)))
-
-
-@takes_options("offline_rl.data.convert:Options")
-def data(arguments: Sequence[str]) -> None:
-    """List, describe, check, download and convert datasets.
-
-    usage: offline-rl data list [data_dir=<folder>]
-           offline-rl data info <file or card> [key=value …]
-           offline-rl data check <file or card> [key=value …]   (exit code 2 on errors)
-           offline-rl data download <task> [<task> …] [data_dir=<folder>]
-           offline-rl data convert <file or card> <new file or folder> [key=value …]
-
-    <file> is a file or a folder. Its layout is recognized by its content; see
-    docs/reference/formats.md. <card> is a dataset's name in `offline-rl data list`.
-    data_dir= is the folder of the datasets. Repeat the command to
-    continue an interrupted download; complete files are not downloaded again.
-    The options below are for info, check and convert. For info and check, format= is the layout of
-    the file. For convert, format= is the layout to write, and source_format= is the layout of the
-    file to read.
-    """
-    from dataclasses import asdict
-
-    from offline_rl.data import convert
-    from offline_rl.data import info as describe
-    from offline_rl.data.download import download
-    from offline_rl.data.formats.common import ReadOptions
-    from offline_rl.data.load import locate
-    from offline_rl.data.validation import validate
-    from offline_rl.utils.options import build
-    from offline_rl.utils.text import format_count
-
-    actions = {"list": (0, 0), "info": (1, 1), "check": (1, 1), "convert": (2, 2)}
-    actions["download"] = (1, len(arguments))
-    if not arguments or arguments[0] not in actions:
-        raise UserError(
-            "data needs an action: list, info <file or card>, check <file or card>, download "
-            "<task> or convert <from> <to>"
-        )
-    action, *rest = arguments
-    names = [a for a in rest if "=" not in a]
-    options = parse_options([a for a in rest if "=" in a])
-    data_dir = options.pop("data_dir", None)
-    minimum, maximum = actions[action]
-    if not minimum <= len(names) <= maximum or (options and action in ("list", "download")):
-        raise UserError(f"data {action}: wrong arguments. See offline-rl data --help.")
-    built = build(convert.Options if action == "convert" else ReadOptions, options)
-    passed = {key: value for key, value in asdict(built).items() if key in options}
-    if action == "list":
-        print(describe.list_cards(data_dir))
-    elif action == "info":
-        print(describe.info(names[0], data_dir, **passed))
-    elif action == "download":
-        print(*download(names, data_dir), sep="\n")
-    elif action == "convert":
-        print(convert.convert(names[0], names[1], data_dir=data_dir, **passed))
-        print(names[1])
-    else:
-        read, limit = build(ReadOptions, options), passed.get("max_episode_steps")
-        problems = validate(locate(names[0], data_dir), max_episode_steps=limit, options=read)
-        for problem in problems:
-            print(f"{problem.severity}: {problem.sentence}")
-        errors = sum(problem.severity == "error" for problem in problems)
-        warnings = format_count(len(problems) - errors, "warning")
-        if errors:
-            raise UserError(f"{names[0]}: {format_count(errors, 'error')}, {warnings}")
-        print(f"{names[0]}: no errors, {warnings}")
 
 
 @takes_options("offline_rl.reporting.options:ReportOptions")

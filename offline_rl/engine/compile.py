@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -13,6 +15,8 @@ from torch._inductor import cpp_builder
 from torch.fx import GraphModule, Node
 from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_flatten
+
+from offline_rl.algorithms.common.scan import Loop
 
 Code = Literal["default", "avx2"]  # instruction set of the generated code
 
@@ -44,30 +48,69 @@ def inductor_options(on_cpu: bool, code: Code = "default") -> dict[str, Any]:
 def compile_graph(
     graph: GraphModule, counts: set[int], seeds: int, code: Code = "default"
 ) -> Callable[..., Tensor]:
-    """Compile `graph` in three parts: scalars of each seed, random numbers, and the rest.
+    """Compile `graph` in parts: scalars of each seed, random numbers, and the rest.
 
     The first two parts depend only on integer inputs: seeds, update counts, optimizer steps and
     sizes. `counts` contains the indices of these inputs. The scalars are keys of random numbers,
     bias corrections and learning rates. In a graph of one part, Inductor would inline the scalars
     and random numbers, and recompute them for every element that uses them.
+
+    A loop is a part of its own, which calls its compiled step. The rest is split around it.
+    """
+    split = compile_parts(graph, assign_parts(graph, counts, seeds), code)
+    return lambda *arguments: split(*tree_flatten(arguments)[0])[0]
+
+
+def compile_parts(graph: GraphModule, part: dict[Node, int], code: Code) -> GraphModule:
+    """Return a graph that calls the compiled parts of `graph`. part: the part of each node."""
+    split = split_module(graph, graph, lambda node: part[node])
+    for name, module in list(split.named_children()):
+        assert isinstance(module, GraphModule)
+        loops = [node for node in module.graph.nodes if isinstance(node.target, Loop)]
+        for node in loops:
+            step: GraphModule = node.target.step
+            if any(isinstance(x.target, Loop) for x in step.graph.nodes):
+                compiled: nn.Module = compile_parts(step, assign_parts(step, set(), 1), code)
+            else:
+                compiled = CompiledGraph(step, code)
+            node.target = replace(node.target, step=compiled)
+        if loops:
+            module.recompile()
+        else:
+            setattr(split, name, CompiledGraph(module, code))
+    return split
+
+
+def assign_parts(graph: GraphModule, counts: set[int], seeds: int) -> dict[Node, int]:
+    """Return the part of each node for `compile_graph`.
+
+    Parts are called in the order of their numbers. Odd parts from 3 on are loops.
     """
     scalars, random_numbers, rest = range(3)
     part: dict[Node, int] = {}
     for index, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder"):
         part[node] = scalars if index in counts else rest
     for node in graph.graph.nodes:
-        if node not in part:
-            part[node] = max((part[n] for n in node.all_input_nodes), default=scalars)
-            value = node.meta.get("val")
-            if part[node] == scalars and isinstance(value, Tensor) and value.numel() > seeds:
-                part[node] = random_numbers
-            if node.target is torch.ops.aten.copy_.default:  # inputs are modified last
-                part[node] = rest
-    split = split_module(graph, graph, lambda node: part[node])
-    for name, module in list(split.named_children()):
-        assert isinstance(module, GraphModule)
-        setattr(split, name, CompiledGraph(module, code))
-    return lambda *arguments: split(*tree_flatten(arguments)[0])[0]
+        if node in part:
+            continue
+        part[node] = latest = max((part[n] for n in node.all_input_nodes), default=scalars)
+        is_loop, after_loop = isinstance(node.target, Loop), latest > rest and latest % 2 == 1
+        value = node.meta.get("val")
+        if is_loop and not after_loop:
+            part[node] = max(latest, rest) + 1
+        elif after_loop and not is_loop and node.target is not operator.getitem:
+            part[node] = latest + 1
+        elif latest == scalars and isinstance(value, Tensor) and value.numel() > seeds:
+            part[node] = random_numbers
+    latest = max(rest, *part.values())
+    latest += latest % 2
+    # Inputs are modified last. Results of the last part depend on all other parts.
+    results = graph.graph.output_node().all_input_nodes if latest > rest else []
+    for node in graph.graph.nodes:
+        is_result = node in results and len(node.users) == 1 and part[node] % 2 == 0
+        if node.target is torch.ops.aten.copy_.default or is_result:
+            part[node] = latest
+    return part
 
 
 class CompiledGraph(nn.Module):

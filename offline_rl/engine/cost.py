@@ -7,14 +7,17 @@ docs/explanation/performance.md explains the constants.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from offline_rl.algorithms.common.scan import Loop
 
 COMPILE_SECONDS = 30.0  # first compilation on two cores; later ones come from the cache
 COMPILED_SPEEDUP = 2.5  # time of an uncompiled update / time of a compiled one, in float32
@@ -70,14 +73,25 @@ def is_worth_compiling(seconds_per_update: float, updates: int) -> bool:
 def count_cost(graph: GraphModule, updates: int) -> UpdateCost:
     """Return the cost per update of a traced graph of `updates` updates. Views cost nothing."""
     calls, written, matmuls, flops = 0, 0, 0, 0
-    for node in graph.graph.nodes:
-        if not isinstance(node.target, OpOverload) or node.target.is_view:
-            continue
-        value = node.meta["val"]
-        calls += 1
-        written += sum(x.nbytes for x in tree_leaves(value) if isinstance(x, Tensor))
-        if flops_of := flop_registry.get(node.target.overloadpacket):
+    for node, times in operations(graph):
+        value, target = node.meta["val"], node.target
+        assert isinstance(target, OpOverload)
+        calls += times
+        written += times * sum(x.nbytes for x in tree_leaves(value) if isinstance(x, Tensor))
+        if flops_of := flop_registry.get(target.overloadpacket):
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-            flops += flops_of(*args, **kwargs, out_val=value)
-            matmuls += 1
+            flops += times * flops_of(*args, **kwargs, out_val=value)
+            matmuls += times
     return UpdateCost(*(total / updates for total in (calls, written, matmuls, flops)))
+
+
+def operations(graph: GraphModule, times: int = 1) -> Iterator[tuple[Node, int]]:
+    """Yield the operations of a graph without views, and how often each of them is called.
+
+    times: number of calls of the graph.
+    """
+    for node in graph.graph.nodes:
+        if isinstance(node.target, Loop):
+            yield from operations(node.target.step, times * node.target.length)
+        elif isinstance(node.target, OpOverload) and not node.target.is_view:
+            yield node, times

@@ -29,7 +29,7 @@ from offline_rl.engine.acting import StackedPolicy
 from offline_rl.engine.compile import Code, capture_graph, compile_graph
 from offline_rl.engine.cost import UpdateCost, count_cost
 from offline_rl.engine.trace import trace
-from offline_rl.replay.batch import Source, Sources
+from offline_rl.replay.batch import Source, Sources, require
 from offline_rl.utils import hardware
 from offline_rl.utils.random import Random
 from offline_rl.utils.trees import flatten
@@ -43,6 +43,7 @@ COUNTS = ("steps", "update", OTHER_PHASES)  # leaves with equal values for all s
 MAX_UNROLLED = 4  # longer periods are split into programs of one update each
 APPLY_STREAM = 1 << 35  # separates the random numbers of `apply` from those of updates
 Positions = tuple[int, ...]  # indices of updates within a period
+SeedFunction = Callable[[Any, Any, Any], Any]  # (state, values, data) of one seed -> results
 Fallback = Literal["avx2", "uncompiled"]  # replaces a program that failed its check
 
 
@@ -80,9 +81,10 @@ class Engine:
     ) -> None:
         """Create the state of all seeds.
 
-        make(s) creates the algorithm of the s-th seed; during the call, torch's random generator is
-        seeded with that seed. sources: training data of the phases; a single source is the offline
-        data. values: float fields of the config that differ between seeds, {field: [S values]}.
+        make(s) creates the algorithm of the s-th seed. Its networks are built with torch's random
+        generator seeded with that seed. sources: training data of the phases by name; a single
+        source is the offline data. values: float fields of the config that differ between seeds,
+        {field: [S values]}.
         """
         torch.set_flush_denormal(True)  # denormal moments of dead units are 100 times slower
         if torch.device(device).type == "cpu":
@@ -102,11 +104,12 @@ class Engine:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 algorithms.append(make(s))
+                tree = algorithms[-1].initial()  # builds the networks
             counters = {"seed": torch.tensor(seed), "update": torch.tensor(0)}
             counters[OTHER_PHASES] = torch.tensor(0)
-            trees.append(algorithms[-1].initial() | {"counters": counters})
+            trees.append(tree | {"counters": counters})
         self.algorithm = algorithms[0]
-        self.sources = sources if isinstance(sources, Sources) else Sources(offline=sources)
+        self.sources = sources if isinstance(sources, Mapping) else {"offline": sources}
         check_stackable(type(self.algorithm.cfg), values or {})
         self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
         self.values = {k: torch.tensor(v, device=self.device) for k, v in (values or {}).items()}
@@ -116,21 +119,24 @@ class Engine:
         # in all phases except `_entered`.
         self.done: dict[str, int] = {}
         self._entered: str | None = None
+        self._updates: int | None = 0  # number of updates of all phases; None: read it from `state`
         self._phases: dict[str, tuple[Algorithm, Source]] = {}
         self._traced: dict[tuple[str, Positions], GraphModule] = {}
         self._programs: dict[tuple[str, Positions], Program] = {}
-        self._applied: dict[tuple[str, str], GraphModule] = {}
+        self._applied: dict[tuple[str, str, SampleRequest | None], GraphModule] = {}
 
     @property
     def updates(self) -> int:
         """Number of updates so far, over all phases. Raises ValueError if the seeds differ."""
-        counts = self.state["counters"]["update"].tolist()
-        if len(set(counts)) > 1:
-            raise ValueError(
-                f"seeds {self.seeds} have done {counts} updates and cannot be trained together. "
-                "Load checkpoints with the same number of updates."
-            )
-        return counts[0]
+        if self._updates is None:
+            counts = self.state["counters"]["update"].tolist()
+            if len(set(counts)) > 1:
+                raise ValueError(
+                    f"seeds {self.seeds} have done {counts} updates and cannot be trained "
+                    "together. Load checkpoints with the same number of updates."
+                )
+            self._updates = counts[0]
+        return self._updates
 
     def for_phase(self, phase: str) -> tuple[Algorithm, Source]:
         """Return the algorithm with the config of a phase, and the source of its batches."""
@@ -152,22 +158,17 @@ class Engine:
                 f"of {period}."
             )
         programs, source = self.programs(phase), self.for_phase(phase)[1]
-        prefetch = getattr(source, "prefetch", None)
         self._enter(phase)
-        first = self.updates if prefetch else 0
-        for done in range(0, num_updates, period):
-            if prefetch:
-                prefetch(first + done)
+        for _ in range(0, num_updates, period):
+            source.prefetch(self.updates)
             for program in programs:
                 program.total += program.run()
                 program.calls += 1
             self.done[phase] = self.done.get(phase, 0) + period
+            self._updates = self.updates + period
 
     def _enter(self, phase: str) -> None:
-        """Make `State.done` count the updates of `phase`.
-
-        Entering another phase than before waits for the device.
-        """
+        """Make `State.done` count the updates of `phase`."""
         if phase != self._entered:
             others = self.updates - self.done.get(phase, 0)
             self.state["counters"][OTHER_PHASES].fill_(others)
@@ -212,9 +213,7 @@ class Engine:
                 self.compile_seconds += time.perf_counter() - started
         return [self._programs[phase, positions] for positions in parts]
 
-    def _make_seed_update(
-        self, phase: str, positions: Positions, names: list[str]
-    ) -> Callable[[Any, Any, Any], tuple[Any, Tensor]]:
+    def _make_seed_update(self, phase: str, positions: Positions, names: list[str]) -> SeedFunction:
         """Return a function (state, values, data) -> (state, metrics) that updates one seed.
 
         The function runs the updates at `positions` of the period, and writes the names of the
@@ -244,6 +243,23 @@ class Engine:
 
         return program
 
+    def _for_each_seed(self, function: SeedFunction, tree: Any, values: Any, data: Any) -> Any:
+        """Return the results of `function` for all seeds, [S, …] each.
+
+        tree: the state. values, data: tensors [S, …], or [1, …] if all seeds share them.
+        """
+        if len(self.seeds) == 1:
+            return tree_map(
+                lambda x: x[None], function(*tree_map(lambda x: x[0], (tree, values, data)))
+            )
+        # COUNTS are equal for all seeds and are passed without a seed axis. The bias correction of
+        # an optimizer step then has no seed axis either, so the step is a single pass over memory.
+        state_axes = tree_map_with_path(lambda at, _: None if at[-1].key in COUNTS else 0, tree)
+        data_axes = tree_map(lambda x: 0 if len(x) == len(self.seeds) else None, (values, data))
+        axes = (state_axes, *data_axes)
+        shared = tree_map(lambda x, axis: x[0] if axis is None else x, (tree, values, data), axes)
+        return vmap(function, in_dims=axes)(*shared)
+
     def _trace(
         self, phase: str, positions: Positions
     ) -> tuple[GraphModule, list[Tensor], list[Tensor]]:
@@ -257,24 +273,8 @@ class Engine:
         inputs, inputs_structure = tree_flatten((self.values, self.for_phase(phase)[1].tensors()))
 
         def all_seeds(leaves: list[Tensor], inputs: list[Tensor]) -> Tensor:
-            tree = tree_unflatten(leaves, structure)
-            values, data = tree_unflatten(inputs, inputs_structure)
-            if len(self.seeds) == 1:
-                tree, values, data = tree_map(lambda x: x[0], (tree, values, data))
-                new, metrics = tree_map(lambda x: x[None], one_seed(tree, values, data))
-            else:
-                # Data that all seeds share has a leading axis of 1. COUNTS are equal for all seeds
-                # and are passed without a seed axis. The bias correction of an optimizer step then
-                # has no seed axis either, so the step is a single pass over memory.
-                axes = (
-                    tree_map_with_path(lambda at, _: None if at[-1].key in COUNTS else 0, tree),
-                    tree_map(lambda _: 0, values),
-                    tree_map(lambda x: 0 if len(x) == len(self.seeds) else None, data),
-                )
-                arguments = tree_map(
-                    lambda x, axis: x[0] if axis is None else x, (tree, values, data), axes
-                )
-                new, metrics = vmap(one_seed, in_dims=axes)(*arguments)
+            arguments = tree_unflatten(leaves, structure), *tree_unflatten(inputs, inputs_structure)
+            new, metrics = self._for_each_seed(one_seed, *arguments)
             for old, value in zip(leaves, tree_flatten(new)[0], strict=True):
                 if old is not value:
                     old.copy_(value)
@@ -284,8 +284,6 @@ class Engine:
             self.log(f"tracing: {phase}")
             with self._state_preserved(), torch.no_grad():
                 graph = trace(all_seeds, leaves, inputs)
-            graph.graph.eliminate_dead_code()
-            graph.recompile()
             graph.meta["metrics"] = names
             self._traced[phase, positions] = graph
         return self._traced[phase, positions], leaves, inputs
@@ -299,8 +297,7 @@ class Engine:
             if compile:
                 self.log(f"compiling: {phase}, about a minute")
                 algorithm, source = self.for_phase(phase)
-                if prefetch := getattr(source, "prefetch", None):
-                    prefetch(self.updates)  # the check below needs a batch
+                source.prefetch(self.updates)  # the check below needs a batch
                 complete = len(positions) == self.period(phase)
                 name = phase if complete else f"{phase} {positions[0]}"
                 # The check below runs one update, which must change all networks. Some algorithms
@@ -382,8 +379,11 @@ class Engine:
         """
         configured = self.for_phase(phase)[0]
         self._enter(phase)
-        source = self.for_phase(inputs.phase)[1] if isinstance(inputs, SampleRequest) else None
-        tensors = source.tensors() if source is not None else inputs
+        request = inputs if isinstance(inputs, SampleRequest) else None
+        source = self.for_phase(request.phase)[1] if request else None
+        if source is not None:
+            source.prefetch(self.updates)
+        tensors = inputs if source is None else source.tensors()
         leaves, structure = tree_flatten((self.state, self.values, tensors))
 
         def one_seed(tree: Any, values: Any, batch: Any) -> Any:
@@ -391,26 +391,27 @@ class Engine:
             random = Random(counters["seed"] + APPLY_STREAM, counters["update"])
             done = counters["update"] - counters[OTHER_PHASES]
             state = State(algorithm, tree["params"], tree["optimizer"], random, done)
-            if isinstance(inputs, SampleRequest):
-                assert source is not None
-                batch = source.sample(batch, random, inputs.rows, algorithm.cfg.discount)
+            if request is not None and source is not None:
+                batch = source.sample(batch, random, request.rows, algorithm.cfg.discount)
             return getattr(algorithm, method)(state, batch)
 
         def all_seeds(leaves: list[Tensor]) -> Any:
-            arguments = tree_unflatten(leaves, structure)
-            if len(self.seeds) == 1:
-                return tree_map(lambda x: x[None], one_seed(*tree_map(lambda x: x[0], arguments)))
-            axes = tree_map(lambda x: 0 if len(x) == len(self.seeds) else None, arguments)
-            shared = tree_map(lambda x, axis: x[0] if axis is None else x, arguments, axes)
-            return vmap(one_seed, in_dims=axes)(*shared)
+            return self._for_each_seed(one_seed, *tree_unflatten(leaves, structure))
 
         with torch.no_grad():
-            if (phase, method) not in self._applied:
-                graph = trace(all_seeds, leaves)
-                graph.graph.eliminate_dead_code()
-                graph.recompile()
-                self._applied[phase, method] = graph
-            return self._applied[phase, method](leaves)
+            key = (phase, method, request)
+            if key not in self._applied:
+                self._applied[key] = trace(all_seeds, leaves)
+            return self._applied[key](leaves)
+
+    def fill(self, phase: str, rows: int, states: str, target: str) -> None:
+        """Store rows that the algorithm's `fill` computes, without waiting for the device.
+
+        phase: of the algorithm's config. rows, states: size of the batch that `fill` receives, and
+        the phase whose source it is from. target: name of the source that stores the result.
+        """
+        computed = self.apply("fill", SampleRequest(states, rows), phase)
+        require(self.sources, target).write(computed, self.state["counters"]["update"])
 
     def update_cost(self, phase: str = "update") -> UpdateCost:
         """Return the cost of an update of a phase, for all seeds together."""
@@ -426,10 +427,9 @@ class Engine:
         otherwise actions are deterministic. device: device of the policies, by default the
         engine's.
         """
-        name = self.algorithm.policy
         return StackedPolicy(
-            self.algorithm.modules[name],
-            self.state["params"][name],
+            self.algorithm.acting_head(),
+            self.algorithm.acting_params(self.state["params"]),
             self.state["counters"]["seed"],
             self.algorithm.spec.observation_shapes,
             batch,
@@ -459,7 +459,7 @@ class Engine:
         ValueError if names, shapes or types of the tensors differ.
         """
         current = self._saved()
-        self.done, self._entered = {}, None
+        self.done, self._entered, self._updates = {}, None, None
         if unmatched := current.keys() ^ flat.keys():
             raise ValueError(
                 "only the checkpoint or only the algorithm has the tensors "

@@ -24,7 +24,7 @@ def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
     try:
         fake = FakeTensorMode(allow_fallback_kernels=True)
         with hardware.release_freed_memory(), tracing(TracingContext(fake)):
-            return make_fx(function)(*arguments)
+            graph = make_fx(function)(*arguments)
     except (RuntimeError, DataDependentOutputException) as error:
         message = str(error)
         if not any(words in message for words in READS) or (where := user_line(error)) is None:
@@ -33,6 +33,9 @@ def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
             f"{where}: a tensor's value (`if`, `while`, float(), .item()) is not known while an "
             "update is traced. Use torch.where(condition, a, b) instead."
         ) from error
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
 
 
 # Parts of torch's error messages if traced code reads the value of a tensor. The message depends on

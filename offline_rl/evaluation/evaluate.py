@@ -17,7 +17,7 @@ import policies
 from envs import Task, VectorEnv
 from envs.adapters import LoopVectorEnv
 from envs.tasks import NATIVE
-from offline_rl.data.env_spec import (
+from offline_rl.data.specs import (
     action_conversion,
     note_on_normalized_actions,
     spec_of,
@@ -27,7 +27,7 @@ from offline_rl.evaluation.compare import Difference, difference, note_on
 from offline_rl.evaluation.options import EvaluateOptions, check_task
 from offline_rl.evaluation.rollout import Episodes, evaluation_seeds, rollout
 from offline_rl.evaluation.saved import save
-from offline_rl.online.with_base import attach_base
+from offline_rl.online.composed import attach_base
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import num_cores
 from offline_rl.utils.options import build, format_value, options_signature
@@ -35,7 +35,8 @@ from offline_rl.utils.seeds import EVALUATION_SEED
 from offline_rl.utils.text import at_a_time, format_mean_std, table, wrap_text
 from offline_rl.utils.trees import to_json_values
 from policies import Player, bundle, channels
-from policies.channels import BASE_ACTION, Observations
+from policies.channels import Observations
+from policies.composed import needs_base
 from policies.policy import BundlePolicy
 
 STARTS = {  # result of `LoopVectorEnv.classify_starts` -> how episodes start, for the user
@@ -228,19 +229,19 @@ def load(
     """Load the policy in a bundle and check that it fits the task. Raises UserError.
 
     arguments: replace arguments stored in the bundle, such as target_return. base: module:function
-    of the base policy, if the bundle of a residual policy does not contain it.
+    of the base policy, if the bundle does not contain it.
     """
     try:
         policy = policies.load(path, **arguments)
     except policies.BundleError as error:
         raise UserError(f"{'' if str(path) in str(error) else f'{path}: '}{error}") from None
-    needs_base = any(channel.name == BASE_ACTION for channel in policy.spec.channels)
-    if needs_base and base is None:
+    lacks_base = needs_base(policy.bundle)
+    if lacks_base and base is None:
         source = policy.bundle.provenance.get("base", "module:function")
         raise UserError(
-            f"{path} is a residual policy and does not contain its base policy. Add base={source}."
+            f"{path} acts on a base policy, which it does not contain. Add base={source}."
         )
-    if base is not None and not needs_base:
+    if base is not None and not lacks_base:
         raise UserError(f"base={base}: {path} needs no base policy. Leave out base=.")
     policy = policy if base is None else attach_base(policy, base, env)
     problem = policy.spec.mismatch(spec_of(env))

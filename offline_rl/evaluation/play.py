@@ -15,7 +15,7 @@ import numpy as np
 
 import envs
 from envs import faults
-from offline_rl.data.env_spec import action_conversion
+from offline_rl.data.specs import action_conversion
 from offline_rl.evaluation.evaluate import bundles, load, task_of
 from offline_rl.evaluation.options import check_task
 from offline_rl.utils.errors import UserError

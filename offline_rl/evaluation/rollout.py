@@ -96,7 +96,7 @@ def rollout(
         step = env.step(actions[running], running)
         check_finite("step", step.observations, step.rewards)
         returns[running] += step.rewards
-        lengths[running] += 1
+        lengths[running] += step.infos.get("steps", 1)  # a decision may take several steps
         if observe is not None:
             rewards = np.zeros(count)
             rewards[running] = step.rewards

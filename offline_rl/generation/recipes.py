@@ -33,10 +33,11 @@ import policies
 from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.data import Dataset
 from offline_rl.data.load import data_folder
+from offline_rl.evaluation.bundles import current_policy
 from offline_rl.generation.options import GenerateOptions
 from offline_rl.generation.scripted import Script, check_images, environment_of, make_scripted_sets
 from offline_rl.generation.store import Act, is_stored, record, store
-from offline_rl.training.run_folder import SeedFolder, run_folder
+from offline_rl.runs.folder import SeedFolder, run_folder
 from offline_rl.training.train import train
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import seeds
@@ -228,7 +229,7 @@ def train_agent(
     def save_policy(trainer: Trainer, quality: str, mean: float) -> None:
         """Write the current policy, and then the JSON file that marks it as complete."""
         facts = {"env_steps": trainer.env_steps, "return": mean}
-        policy = seal(trainer.policy(0, facts))
+        policy = seal(current_policy(trainer.engine, 0, trainer.transform, facts))
         write_atomically(folder.path / f"{quality}.bundle", lambda part: bundle.write(part, policy))
         write_json(folder.path / f"{quality}.json", facts)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import envs
 from offline_rl.data import Dataset
-from offline_rl.data.env_spec import spec_of
+from offline_rl.data.specs import spec_of
 from offline_rl.data.writers.d4rl import write
 from offline_rl.data.writers.lerobot import write_lerobot
 from offline_rl.utils import hardware

@@ -1,8 +1,8 @@
-"""Collection of online experience, with one environment for each stacked seed."""
+"""Collection of online experience, with one or more environments for each stacked seed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -10,24 +10,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from envs import Broken, VectorEnv
-from envs.adapters import SUCCESS
 from envs.faults import check_finite
 from envs.vector import Step
-from offline_rl.algorithms.common.schedule import Online
-from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
-from offline_rl.online.with_base import BaseFault
-from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.replay.columns import STEP_INFOS
+from offline_rl.online.composed import BaseFault
+from offline_rl.online.episodes import Episodes
+from offline_rl.online.sinks import Sink, add_prefix, strip_prefix
+from offline_rl.replay.columns import reported
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError, close_quietly
-from policies import channels
-from policies.channels import Observations
 
 MAX_FAILURES = 5  # failed episodes in a row, after which training stops
+RUNNING = "buffer/running/"  # names of the running episodes' arrays in a checkpoint
+COUNTS = ("numbers", "lengths", "mishaps")  # arrays of `Episodes` in a checkpoint
 
 
 class RepeatedFailure(UserError):
@@ -37,267 +36,256 @@ class RepeatedFailure(UserError):
     """
 
 
-Columns = Callable[[Dataset], Mapping[str, np.ndarray]]
-
-
-def info_columns(names: Iterable[str], step: Step) -> dict[str, np.ndarray]:
-    """Return those of the buffer's columns `names` that a step's infos contain, as arrays [B].
-
-    Raises UserError if the environment does not return a needed info.
-    """
-    columns = dict[str, np.ndarray]()
-    for name in names:
-        if name not in STEP_INFOS:
-            continue
-        if STEP_INFOS[name] not in step.infos:
-            raise UserError(
-                f"the environment returns no info {STEP_INFOS[name]!r}, but the algorithm learns "
-                f"from {name}. Add it to the info of every step."
-            )
-        columns[name] = step.infos[STEP_INFOS[name]].astype(np.float32)
-    return columns
-
-
-def check_step(step: Step, names: Iterable[str]) -> Step:
-    """Return `step` unchanged, or raise Broken if it contains NaN or infinity.
-
-    Observations, rewards and the infos that `info_columns` uses are checked. names: the buffer's
-    columns.
-    """
-    check_finite("step", step.observations, step.rewards)
-    for info in (STEP_INFOS[name] for name in names if name in STEP_INFOS):
-        if not np.isfinite(step.infos.get(info, 0)).all():
-            raise Broken(f"step returned a {info} that is NaN or infinite")
-    return step
-
-
 class Collector:
-    """Collector that steps one environment per seed with the exploring policy.
+    """Collector of experience from B environments per seed, into a sink.
 
-    The transitions are appended to the buffer. If an environment raises, or returns NaN or
-    infinity, a new one is created and starts the next episode. The failed episode is removed from
-    the buffer.
+    All environments execute a decision together. If an episode ends within it, the next decision
+    starts a new one. An environment that raises, or returns NaN or infinity, is created again, and
+    its episode is dropped.
+
+    With B = 1, every seed has an environment of its own. With B > 1, all environments are one
+    `VectorEnv`. If that fails, the step is repeated in a new one, in one environment after the
+    other. The episode is dropped only where the fault repeats.
     """
 
     def __init__(
         self,
         engine: Engine,
-        make: Callable[[], VectorEnv],
-        buffer: ReplayBuffer,
+        make: Callable[[int], VectorEnv],
+        sink: Sink,
         transform: Transform,
-        online: Online,
-        columns: Columns,
         say: Callable[[str], None] = print,
         overlap: bool = False,
     ) -> None:
         """Create the collector and its environments.
 
-        make: creates one environment. columns: computes the extra columns of the buffer from a
-        complete episode. say: called with a message for every failure. overlap: step the
-        environments in a thread.
+        make: creates n environments. sink: chooses actions and stores their results. say: called
+        with a message for every failure. overlap: step the environments in a thread.
         """
-        self.engine, self.make, self.buffer, self.transform = engine, make, buffer, transform
-        self.online, self.columns, self.say, self.steps = online, columns, say, 0
-        self._act = engine.stacked_policy(1, explore=True)
-        if self._act.is_recurrent and online.warmup_steps and online.warmup_policy == "random":
-            raise UserError(
-                "online.warmup_policy=random does not work with a "
-                f"{type(self._act.module).__name__}, whose memory must contain its own actions. "
-                "Use online.warmup_policy=policy."
-            )
-        count = len(engine.seeds)
+        self.engine, self.make, self.sink, self.say = engine, make, sink, say
+        self.steps, self._steps_per_call = 0, 1  # environment steps: per seed, of `VectorEnv.step`
         # the setting is per thread; replayed steps must give the same results
         flush = partial(torch.set_flush_denormal, True)
         self._thread = ThreadPoolExecutor(1, initializer=flush) if overlap else None
-        self._pending: tuple[Observations, np.ndarray, Future[list[Step | Exception]]] | None = None
-        self.envs = list[VectorEnv]()
+        self._pending: Future[dict[int, Exception]] | None = None
+        self._failure: RepeatedFailure | None = None  # raised when the decision is complete
+        count = len(engine.seeds) * sink.envs_per_seed
+        self._size = 1 if sink.envs_per_seed == 1 else count  # environments in a VectorEnv
+        self._envs = list[VectorEnv | None]()  # None: failed, and not created again yet
         try:
-            self._open(count)
+            while len(self._envs) * self._size < count:
+                self._envs.append(make(self._size))
+            self._steps_per_call = self._env(0).steps_per_decision
+            sink.check(self._env(0).max_episode_steps)
+            self.episodes = Episodes(count, self._env(0), transform, sink.info_columns)
+            self.started = np.zeros(len(engine.seeds), int)  # episodes, per seed
+            # seeds whose policy returned NaN or infinity; these numbers are replaced by 0
+            self.broken = set[int]()
+            self.finished: list[list[float]] = [[] for _ in engine.seeds]  # returns, per seed
+            # success of finished episodes, per seed, if the environment reports it
+            self.success: list[list[bool]] = [[] for _ in engine.seeds]
+            self._start_episodes(np.arange(count))
         except BaseException:
             close_quietly(self)
             raise
 
-    def _open(self, count: int) -> None:
-        """Create one environment for each of `count` seeds and start their first episodes."""
-        for _ in range(count):
-            self.envs.append(self.make())
-        self.episodes = np.zeros(count, int)
-        self.lengths = np.zeros(count, int)  # steps of the running episodes
-        self.mishaps = np.zeros(count, int)  # failed episodes since the last complete one
-        self._returns = np.zeros(count)
-        # success in the running episode; None: not reported
-        self._succeeded: list[bool | None] = [None] * count
-        # seeds whose policy returned NaN or infinity; these numbers are replaced by 0
-        self.broken = set[int]()
-        self.finished: list[list[float]] = [[] for _ in range(count)]  # returns, per seed
-        # success of finished episodes, per seed, if the environment reports it
-        self.success: list[list[bool]] = [[] for _ in range(count)]
-        self._observations = channels.map_channels(
-            lambda shape: np.zeros((count, *shape), channels.dtype(shape)),
-            self.envs[0].observation_shape,
-        )
-        for s in range(count):
-            self._start_episode(s)
+    @property
+    def buffer(self) -> Any:
+        """The replay buffer or the rollouts."""
+        return self.sink.buffer
 
-    def _reset(self, s: int) -> None:
-        seed = seeds.training_episode_seed(self.engine.seeds[s], int(self.episodes[s]))
-        first = self.envs[s].reset([seed])
-        check_finite("reset", first)
-        channels.assign(self._observations, [s], first)
-        self._act.reset(np.array([seed]), np.array([s]))
-        self._returns[s], self.lengths[s], self._succeeded[s] = 0, 0, None
+    @property
+    def steps_per_decision(self) -> int:
+        """Steps per seed that a decision counts, even if episodes end within it."""
+        return self.sink.envs_per_seed * self.sink.n_action_steps * self._steps_per_call
 
-    def _actions(self, observations: Observations) -> np.ndarray:
-        """Return the actions, [S, A], for normalized observations, [S, *obs]."""
-        if self.steps < self.online.warmup_steps:
-            size, warmup_actions = self.envs[0].action_dim, list[np.ndarray]()
-            for s, seed in enumerate(self.engine.seeds):
-                random = np.random.default_rng((seed, self.steps))
-                action = self.online.warmup_action(random, channels.take(observations, s), size)
-                warmup_actions += [] if action is None else [action]
-            if warmup_actions:
-                return np.asarray(warmup_actions, np.float32)
-        batch = channels.map_channels(
-            lambda x: torch.from_numpy(x[:, None]).to(self.engine.device), observations
-        )
-        actions = self._act(batch, self.steps)[:, 0].cpu().numpy()
-        if not np.isfinite(actions).all():  # a diverged seed must not stop the others
-            self.broken.update(np.flatnonzero(~np.isfinite(actions).all(1)).tolist())
-            actions = np.nan_to_num(actions, nan=0, posinf=0, neginf=0)
-        return actions
-
-    def step(self) -> None:
-        """Take one environment step of every seed."""
+    def step(self, *, adds: bool = True) -> None:
+        """Execute one decision in every environment. adds: see `end`."""
         self.begin()
-        self.end()
+        self.end(adds=adds)
 
     def begin(self) -> None:
-        """Choose every seed's action and start the step. With overlap it runs in a thread."""
-        observations = self.transform.normalizer(self._observations)
-        actions, results = self._actions(observations), Future[list[Step | Exception]]()
+        """Decide, and start to execute the decision. With overlap it runs in a thread."""
+        actions = self.sink.decide(self.episodes, self.steps)
+        if not np.isfinite(actions).all():  # a diverged seed must not stop the others
+            rows = np.flatnonzero(~np.isfinite(actions).all((1, 2)))
+            self.broken.update((rows // self.sink.envs_per_seed).tolist())
+            actions = np.nan_to_num(actions, nan=0, posinf=0, neginf=0)
+        self.episodes.begin_decision()
         if self._thread is None:
-            results.set_result(self._step_envs(actions))
+            self._pending = Future()
+            self._pending.set_result(self._execute(actions))
         else:
-            results = self._thread.submit(self._step_envs, actions)
-        self._pending = observations, actions, results
+            self._pending = self._thread.submit(self._execute, actions)
 
-    def _step_envs(self, actions: np.ndarray) -> list[Step | Exception]:
-        """Step every environment and return its result or error."""
-        results = list[Step | Exception]()
-        for s, env in enumerate(self.envs):
-            try:
-                results.append(check_step(env.step(actions[[s]]), self.buffer.columns))
-            except Exception as error:
-                results.append(error)
-        return results
+    def end(self, *, adds: bool = True) -> None:
+        """Wait for the decision that `begin` started, and store it.
 
-    def end(self) -> None:
-        """Wait for the step that `begin` started and append it to the buffer."""
+        adds: append the episodes that end in it to the replay buffer. Raises RepeatedFailure when
+        everything is stored.
+        """
         assert self._pending is not None
-        observations, actions, results = self._pending
-        streams, steps, self._pending = list[int](), list[Step](), None
-        for s, result in enumerate(results.result()):
-            if isinstance(result, Exception):
-                self._drop_episode(s, result)
-            else:
-                streams.append(s)
-                steps.append(result)
-        if streams:
-            self._append(np.asarray(streams), steps, observations, actions)
-        if self._act.is_recurrent:
-            rewards = np.zeros((len(self.envs), 1), np.float32)
-            for s, step in zip(streams, steps, strict=True):
-                rewards[s] = step.rewards
-            self._act.observe(torch.from_numpy(rewards).to(self.engine.device))
-        self.steps += 1
-        for s, step in zip(streams, steps, strict=True):
-            self._note(s, step)
-            self.lengths[s] += 1
-            channels.assign(self._observations, [s], step.observations)
-        failure: RepeatedFailure | None = None
-        for s, step in zip(streams, steps, strict=True):
-            if step.terminated[0] or step.truncated[0]:
-                try:
-                    self._end_episode(s)
-                except RepeatedFailure as error:  # raised after the other seeds' episodes end
-                    failure = failure or error
-        if failure is not None:
+        errors, self._pending, episodes = self._pending.result(), None, self.episodes
+        for row, error in errors.items():
+            self._drop_episode(row, error)
+        self.sink.end_decision(episodes)
+        self.steps += self.steps_per_decision
+        over = np.flatnonzero(episodes.terminated | episodes.truncated)
+        if not len(over):
+            return
+        executed = (episodes.lengths - episodes.decided)[over]
+        for row in over[np.argsort(executed, kind="stable")].tolist():  # the first to end first
+            if row not in errors:
+                self._end_episode(row, adds)
+        self._start_episodes(over)
+
+    def _execute(self, actions: np.ndarray) -> dict[int, Exception]:
+        """Execute actions [R, n_action_steps, A], in each row until its episode ends.
+
+        Returns the errors of the environments that failed. Their episodes count as truncated.
+        """
+        episodes, errors, rows = self.episodes, dict[int, Exception](), np.arange(len(actions))
+        for j in range(actions.shape[1]):
+            episodes.actions[rows, episodes.lengths[rows]] = actions[rows, j]
+            groups = [pair for g, own in self._by_env(rows) for pair in self._step(g, own, errors)]
+            if not groups:
+                break
+            rows = np.concatenate([own for own, _ in groups])
+            episodes.record(rows, episodes.lengths[rows], [step for _, step in groups])
+            episodes.lengths[rows] += 1
+            rows = rows[~(episodes.terminated | episodes.truncated)[rows]]
+        episodes.truncated[[*errors]] = True
+        return errors
+
+    def _by_env(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the index of each VectorEnv, and those of `rows` that are in it, if any."""
+        if self._size == 1:
+            yield from ((int(row), rows[k : k + 1]) for k, row in enumerate(rows))
+        elif len(rows):
+            yield 0, rows
+
+    def _step(
+        self, g: int, rows: np.ndarray, errors: dict[int, Exception], *, repeated: bool = False
+    ) -> list[tuple[np.ndarray, Step]]:
+        """Take the next stored action in environments of the g-th VectorEnv.
+
+        Returns the steps, each with its rows. Adds the errors of failed environments to `errors`.
+        """
+        try:
+            return [(rows, self._take_action(g, rows, self.episodes.lengths[rows]))]
+        except Exception as error:
+            if self._size == 1 or repeated:
+                errors[int(rows[0])] = error
+                return []
+            self._discard(g)
+            errors |= self._reset(rows)
+            ready = [np.array([row]) for row in rows if row not in errors]
+            steps = [self._step(g, row, errors, repeated=True) for row in ready]
+            return [pair for each in steps for pair in each]
+
+    def _take_action(self, g: int, rows: np.ndarray, t: int | np.ndarray) -> Step:
+        """Take the stored actions `t` in environments of the g-th VectorEnv.
+
+        Raises Broken if an observation, a reward or a required info is NaN or infinite.
+        """
+        step = self._env(g).step(self.episodes.actions[rows, t], rows - g * self._size)
+        check_finite("step", step.observations, step.rewards)
+        for info in reported(self.sink.info_columns).values():
+            if not np.isfinite(step.infos.get(info, 0)).all():
+                raise Broken(f"step returned a {info} that is NaN or infinite")
+        return step
+
+    def _end_episode(self, row: int, adds: bool) -> None:
+        """Report a complete episode. adds: append it to the replay buffer."""
+        episodes, s = self.episodes, row // self.sink.envs_per_seed
+        if adds:
+            self.sink.end_episode(episodes, row)
+        self.finished[s].append(float(episodes.returns[row]))
+        self.success[s] += [bool(episodes.succeeded[row])] if episodes.succeeded[row] >= 0 else []
+        episodes.mishaps[row] = 0
+
+    def _start_episodes(self, rows: np.ndarray) -> None:
+        """Start the next episode in each of the environments `rows`, in this order.
+
+        An environment whose reset fails skips to its next episode. Raises RepeatedFailure if an
+        environment has failed too often, after all others have started.
+        """
+        episodes = self.episodes
+        while len(rows):
+            episodes.lengths[rows] = 0
+            rows = rows[episodes.mishaps[rows] < MAX_FAILURES]
+            for row in rows:
+                s = row // self.sink.envs_per_seed
+                episodes.numbers[row] = self.started[s]
+                self.started[s] += 1
+            errors = self._reset(rows)
+            self.sink.start_episodes(episodes, rows)
+            for row, error in errors.items():
+                self._drop_episode(row, error)
+            rows = np.array([*errors], int)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
             raise failure
 
-    def _append(
-        self,
-        streams: np.ndarray,
-        steps: list[Step],
-        observations: Observations,
-        actions: np.ndarray,
-    ) -> None:
-        """Append one transition for each seed in `streams` to the buffer."""
-        after = channels.concatenate([step.observations for step in steps])
-        rewards = np.concatenate([step.rewards for step in steps])
-        rows = {
-            "observations": channels.take(observations, streams),
-            "actions": actions[streams],
-            "rewards": self.transform.apply_to_rewards(rewards),
-            "terminated": np.concatenate([step.terminated for step in steps]),
-            "truncated": np.concatenate([step.truncated for step in steps]),
-            "next_observations": self.transform.normalizer(after),
-        }
-        infos = [info_columns(self.buffer.columns, step) for step in steps]
-        rows |= {name: np.concatenate([columns[name] for columns in infos]) for name in infos[0]}
-        self.buffer.append(streams, rows)
+    def _reset(self, rows: np.ndarray) -> dict[int, Exception]:
+        """Reset the environments `rows`, and replay the stored actions of their episodes.
 
-    def _note(self, s: int, step: Step) -> None:
-        """Add the reward to the return. An episode with success at any step is a success."""
-        self._returns[s] += step.rewards[0]
-        success = [bool(v[0]) for k, v in step.infos.items() if k in SUCCESS]
-        if success:
-            self._succeeded[s] = any(success) or bool(self._succeeded[s])
-
-    def _end_episode(self, s: int) -> None:
-        """Record a complete episode and start the next one."""
-        if self.buffer.waits_for_episode_end:
-            self.buffer.release(s, self.columns(self.buffer.newest(s, int(self.lengths[s]))))
-        self.finished[s].append(float(self._returns[s]))
-        succeeded = self._succeeded[s]
-        self.success[s] += [] if succeeded is None else [succeeded]
-        self.mishaps[s] = 0
-        self._next_episode(s)
-
-    def _drop_episode(self, s: int, error: Exception) -> None:
-        """Drop the running episode, create a new environment and start the next episode in it.
-
-        Raises RepeatedFailure after MAX_FAILURES failures in a row.
+        Returns the errors of the environments that failed.
         """
-        seed, length = self.engine.seeds[s], int(self.lengths[s])
-        self.mishaps[s] += 1
+        errors = dict[int, Exception]()
+        for g, own in self._by_env(rows):
+            try:
+                self._replay(g, own)
+            except Exception as error:
+                if len(own) == 1:
+                    errors[int(own[0])] = error
+                    continue
+                for row in own:  # one by one, to find those that fail
+                    errors |= self._reset(np.array([row]))
+        return errors
+
+    def _replay(self, g: int, rows: np.ndarray) -> None:
+        """Reset environments of the g-th VectorEnv, and replay the stored actions."""
+        episodes = self.episodes
+        for row in rows:
+            seed = self.engine.seeds[row // self.sink.envs_per_seed]
+            number = int(episodes.numbers[row])
+            episodes.seeds[row] = seeds.training_episode_seed(seed, number)
+        first = self._env(g).reset(episodes.seeds[rows].tolist(), rows - g * self._size)
+        check_finite("reset", first)
+        episodes.start(rows, first)
+        for t in range(episodes.lengths[rows].max()):
+            running = rows[episodes.lengths[rows] > t]
+            episodes.record(running, t, [self._take_action(g, running, t)])
+
+    def _drop_episode(self, row: int, error: Exception) -> None:
+        """Report a failed episode, and drop its stored steps and those of the last decision."""
+        episodes, length = self.episodes, int(self.episodes.lengths[row])
+        episodes.lengths[row] = min(length, episodes.decided[row])
+        self.sink.drop_episode(episodes, row)
+        episodes.mishaps[row] += 1
+        if self._size == 1:
+            self._discard(row)
+        seed = self.engine.seeds[row // self.sink.envs_per_seed]
         who = "the base policy" if isinstance(error, BaseFault) else "the environment"
         why = error if isinstance(error, Broken) else repr(error)
         what = f"seed {seed}: {who} failed in step {length} of an episode ({why})"
-        if self.mishaps[s] >= MAX_FAILURES:
-            raise RepeatedFailure(f"{what}, for the {MAX_FAILURES}th time in a row") from error
-        self.say(f"{what}; the episode is dropped and the next one starts")
-        self.buffer.drop(s, length)
-        close_quietly(self.envs[s])  # closing a broken environment may fail too
-        try:
-            self.envs[s] = self.make()
-        except Exception as next_error:
-            self.lengths[s] = 0
-            self._drop_episode(s, next_error)
-        else:
-            self._next_episode(s)
+        if episodes.mishaps[row] < MAX_FAILURES:
+            self.say(f"{what}; the episode is dropped and the next one starts")
+        elif self._failure is None:
+            self._failure = RepeatedFailure(f"{what}, for the {MAX_FAILURES}th time in a row")
+            self._failure.__cause__ = error
 
-    def _next_episode(self, s: int) -> None:
-        """Start the next episode."""
-        self.lengths[s] = 0
-        self.episodes[s] += 1
-        self._start_episode(s)
+    def _env(self, g: int) -> VectorEnv:
+        """Return the g-th VectorEnv. If it failed, create it again."""
+        if (env := self._envs[g]) is None:
+            env = self._envs[g] = self.make(self._size)
+        return env
 
-    def _start_episode(self, s: int) -> None:
-        """Reset the environment. If that fails, drop the episode."""
-        try:
-            self._reset(s)
-        except Exception as error:
-            self._drop_episode(s, error)
+    def _discard(self, g: int) -> None:
+        """Close a VectorEnv that failed. Closing it may fail too."""
+        close_quietly(self._envs[g])
+        self._envs[g] = None
 
     def can_sample(self, batch_size: int) -> bool:
         """Return True if updates can start: after enough steps, if every seed has rows.
@@ -306,66 +294,54 @@ class Collector:
         also means the maximum length of an episode. A seed may then still have fewer rows than a
         batch. A seed has no rows only if all its episodes failed.
         """
-        longest = self.envs[0].max_episode_steps if self.buffer.waits_for_episode_end else 0
-        return self.steps >= max(batch_size, longest) and min(self.buffer.sizes) > 0
+        waits = self.buffer.waits_for_episode_end or not self.sink.appends_steps
+        longest = self.episodes.rewards.shape[1] * self.sink.envs_per_seed * self._steps_per_call
+        return self.steps >= max(batch_size, longest if waits else 0) and min(self.buffer.sizes) > 0
 
     def close(self) -> None:
         """Close the environments."""
         if self._thread is not None:
             self._thread.shutdown()
         with ExitStack() as environments:  # closes the others even if one fails to close
-            for env in self.envs:
-                environments.callback(env.close)
+            for env in self._envs:
+                if env is not None:
+                    environments.callback(env.close)
 
     def state(self, s: int) -> dict[str, Any]:
-        """Return the state of seed s that `restore` needs in addition to the buffer."""
-        counts = ("episodes", "lengths", "mishaps")
-        return {"steps": self.steps} | {name: int(getattr(self, name)[s]) for name in counts}
+        """Return the counts of seed s, which `restore` needs in addition to `tensors`."""
+        return {"steps": self.steps, "episodes": int(self.started[s])}
 
-    def memory(self, s: int) -> dict[str, torch.Tensor]:
-        """Return the policy's memory of the running episode of seed s; empty without a memory."""
-        return self._act.memory(s)
+    def tensors(self, s: int) -> dict[str, Tensor]:
+        """Return the tensors of seed s for a checkpoint, under `buffer/` and `memory/`."""
+        rows = self._rows(s)
+        arrays = {name: getattr(self.episodes, name)[rows] for name in COUNTS}
+        arrays["actions"] = self.episodes.actions[rows, : arrays["lengths"].max()]
+        running = {name: torch.from_numpy(values.copy()) for name, values in arrays.items()}
+        return self.sink.tensors(s) | add_prefix(RUNNING, running)
 
     def restore(
-        self,
-        states: Sequence[dict[str, Any]],
-        memories: Sequence[Mapping[str, torch.Tensor]] | None = None,
+        self, states: Sequence[Mapping[str, Any]], tensors: Sequence[Mapping[str, Tensor]]
     ) -> None:
-        """Restore each seed's state by replaying the actions of its running episode.
+        """Restore each seed's `state` and `tensors`, and replay the running episodes.
 
-        memories: each seed's stored `memory`. It cannot be recomputed, because the parameters may
-        have changed within the episode. Raises ValueError if a state is of another group of seeds.
+        The policy's memory is stored. It cannot be recomputed, because the parameters may have
+        changed within the episode.
         """
-        for s, stored in enumerate(states):
-            state = state_of_seed(stored, s, len(states))
-            self.steps, length = state["steps"], state["lengths"]
-            self.episodes[s], self.mishaps[s] = state["episodes"], state.get("mishaps", 0)
-            try:
-                self._replay(s, length)
-                if memories is not None and memories[s]:
-                    self._act.restore_memory(s, memories[s])
-            except Exception as error:
-                self.lengths[s] = length
-                self._drop_episode(s, error)
+        episodes = self.episodes
+        for s, state in enumerate(states):
+            rows, running = self._rows(s), strip_prefix(RUNNING, tensors[s])
+            self.steps, self.started[s] = state["steps"], state["episodes"]
+            for name in COUNTS:
+                getattr(episodes, name)[rows] = running[name].numpy()
+            episodes.actions[rows, : running["actions"].shape[1]] = running["actions"].numpy()
+        errors = self._reset(np.arange(len(episodes.lengths)))
+        for s, stored in enumerate(tensors):
+            self.sink.load(s, {k: v for k, v in stored.items() if not k.startswith(RUNNING)})
+        episodes.decided = episodes.lengths.copy()
+        for row, error in errors.items():
+            self._drop_episode(row, error)
+        self._start_episodes(np.array([*errors], int))
 
-    def _replay(self, s: int, length: int) -> None:
-        """Replay the first `length` steps of the running episode."""
-        self._reset(s)
-        for action in self.buffer.newest(s, length).actions if length else ():
-            step = self.envs[s].step(action[None])
-            self._note(s, step)
-            channels.assign(self._observations, [s], step.observations)
-        self.lengths[s] = length
-
-
-def state_of_seed(state: dict[str, Any], s: int, count: int) -> dict[str, Any]:
-    """Return the state of seed s. Older checkpoints contain the counts of all `count` seeds."""
-    if "began" in state:  # checkpoints before format 3
-        state = state | {"lengths": [state["steps"] - began for began in state["began"]]}
-    if not isinstance(state["episodes"], list):
-        return state
-    if len(state["episodes"]) != count:
-        raise ValueError(
-            f"it contains {len(state['episodes'])} seeds, which must be resumed together"
-        )
-    return {name: v[s] if isinstance(v, list) else v for name, v in state.items()}
+    def _rows(self, s: int) -> slice:
+        """Return the environments of seed s."""
+        return slice(s * self.sink.envs_per_seed, (s + 1) * self.sink.envs_per_seed)

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from offline_rl.data.dataset import Dataset
-from offline_rl.replay.batch import Batch
-from offline_rl.replay.columns import COLUMNS, STEP_INFOS, STEPS
+from offline_rl.replay.batch import Batch, Source
+from offline_rl.replay.columns import COLUMNS, reported
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
 from policies import channels
@@ -31,7 +31,7 @@ from policies import channels
 Tensors = dict[str, Tensor]
 
 
-class ReplayBuffer:
+class ReplayBuffer(Source):
     """Transitions of S independent streams, one ring buffer per stream.
 
     Each seed has one stream; data that all seeds share is a single stream. Every stream has room
@@ -87,7 +87,7 @@ class ReplayBuffer:
 
         An example is the column of Monte Carlo returns.
         """
-        return any(name not in STEP_INFOS for name in self.columns)
+        return self.columns.keys() != reported(self.columns).keys()
 
     @classmethod
     def from_dataset(
@@ -164,7 +164,7 @@ class ReplayBuffer:
         names = {"actions", "rewards", "terminated", "truncated"}
         for name in channels.flatten({"observations": channels.get(self.data, "observations")}):
             names |= {name, f"next_{name}"}
-        names |= self.columns.keys() & STEP_INFOS.keys()
+        names |= reported(self.columns).keys()
         hide = self.waits_for_episode_end and rows.keys() == names
         if not hide and rows.keys() != names | self.columns.keys():
             expected = sorted(names | self.columns.keys())
@@ -239,8 +239,10 @@ class ReplayBuffer:
         for flag in ("terminated", "truncated"):
             rows[flag] = rows[flag].astype(bool)
         rows["observations"], after = at(positions), at(positions + self.capacity)
-        reported = self.columns.keys() & STEP_INFOS.keys()
-        extras = {name: self.data[name][stream, positions].cpu().numpy() for name in reported}
+        extras = {
+            name: self.data[name][stream, positions].cpu().numpy()
+            for name in reported(self.columns)
+        }
         return Dataset.from_arrays(**rows, next_observations=after, extras=extras)
 
     def all_rows(self, stream: int) -> Dataset:
@@ -262,10 +264,8 @@ class ReplayBuffer:
 
     def load(self, stream: int, rows: Mapping[str, Tensor]) -> None:
         """Restore one stream from the tensors that `stream_state` returned."""
-        added = rows["added"].reshape(-1).tolist()  # one number in checkpoints before format 3
-        count = min(added[0], self.capacity)
-        counts = added if len(added) == 3 else [added[0], count, 0]
-        self.added[stream], self.sizes[stream], self.hidden[stream] = counts
+        self.added[stream], self.sizes[stream], self.hidden[stream] = rows["added"].tolist()
+        count = min(int(self.added[stream]), self.capacity)
         for name, value in rows.items():
             if name.startswith("next_observations"):
                 column = self.data[name.removeprefix("next_")]
@@ -276,6 +276,8 @@ class ReplayBuffer:
 
     def with_n_step(self, n_step: int) -> ReplayBuffer:
         """Return a view of this buffer that samples n-step transitions."""
+        if n_step == self.n_step:
+            return self
         view = copy.copy(self)
         view.n_step = n_step
         return view
@@ -293,11 +295,13 @@ class ReplayBuffer:
         """
         rows = (data["oldest"] + random.integers(data["size"], (batch_size,))) % self.capacity
         columns, factor, last = n_step(data, rows, self.n_step, discount)
+        bootstraps = 1 - data["terminated"][last]
         return Batch(
             observations=observations_at(data, rows),
             actions=data["actions"][rows],
-            discount=factor,
+            discount=factor * bootstraps,
             next_observations=observations_at(data, data["next_index"][last]),
+            bootstrap_mask=bootstraps.float(),
             **columns,
         )
 
@@ -307,33 +311,43 @@ def observations_at(data: Tensors, rows: Tensor) -> Any:
     return channels.take(channels.get(data, "observations"), rows)
 
 
+def discount_of(data: Tensors, rows: Tensor, discount: float | Tensor) -> float | Tensor:
+    """Return the discount of each row: gamma, or gamma**steps if the data has the column `steps`.
+
+    discount: gamma.
+    """
+    return discount ** data["steps"][rows] if "steps" in data else discount
+
+
 def n_step(
     data: Tensors, rows: Tensor, n: int, discount: float | Tensor
-) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """Return n-step transitions that start at `rows` [B].
+) -> tuple[dict[str, Any], float | Tensor, Tensor]:
+    """Return transitions of n rows that start at `rows` [B].
 
-    A transition has m <= n steps: it stops at the last row of the episode or of the data.
-    Returns the rewards and additional columns, combined over the steps as `columns.STEPS` defines;
-    the factor discount**m, 0 where the last step terminated; and the last row. All are [B].
+    A transition has m <= n rows: it stops at the last row of the episode or of the data. Returns
+    the columns, combined over the rows as `columns.COLUMNS` declares; the product of the rows'
+    discounts; and the last row. All are [B].
     """
-    names = [name for name in ("rewards", *COLUMNS) if name in data]
+    names = [name for name in COLUMNS if name in data]
     if n == 1:
         columns = {name: data[name][rows] for name in names}
-        return columns, discount * (1 - data["terminated"][rows]), rows
-    steps, inside = rows_around(data, rows, 0, n - 1)  # [B, n]
-    last = steps[:, -1]
-    sums = [name for name in names if STEPS[name] in ("sum", "discounted")]
+        return columns, discount_of(data, rows, discount), rows
+    around, inside = rows_around(data, rows, 0, n - 1)  # [B, n]
+    last = around[:, -1]
+    sums = [name for name in names if COLUMNS[name].over_steps in ("sum", "discounted")]
     columns = {name: torch.zeros_like(data[name][rows]) for name in sums}
     factor = torch.ones_like(columns["rewards"])
     for k in range(n):
         for name in sums:
-            weight = inside[:, k] * factor if STEPS[name] == "discounted" else inside[:, k]
-            columns[name] = columns[name] + weight * data[name][steps[:, k]]
-        factor = torch.where(inside[:, k], factor * discount, factor)
+            is_discounted = COLUMNS[name].over_steps == "discounted"
+            weight = inside[:, k] * factor if is_discounted else inside[:, k]
+            columns[name] = columns[name] + weight * data[name][around[:, k]]
+        row_discount = discount_of(data, around[:, k], discount)
+        factor = torch.where(inside[:, k], factor * row_discount, factor)
     for name in names:
         if name not in sums:
-            columns[name] = data[name][last if STEPS[name] == "last" else rows]
-    return columns, factor * (1 - data["terminated"][last]), last
+            columns[name] = data[name][last if COLUMNS[name].over_steps == "last" else rows]
+    return columns, factor, last
 
 
 def rows_around(data: Tensors, rows: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:

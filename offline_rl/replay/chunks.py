@@ -15,22 +15,26 @@ import torch
 from torch import Tensor
 
 from offline_rl.replay.batch import Batch, Source
-from offline_rl.replay.buffer import Tensors, observations_at, rows_around
-from offline_rl.replay.columns import COLUMNS, STEPS
+from offline_rl.replay.buffer import Tensors, discount_of, observations_at, rows_around
+from offline_rl.replay.columns import COLUMNS
 from offline_rl.utils.random import Random
 
 
-class Chunks:
+class Chunks(Source):
     """A source of batches of action chunks; the current step of each is a uniformly sampled row.
 
     A batch has observations and next observations [B, n_obs_steps, *obs], actions [B, horizon, A],
     and the padding mask `valid` [B, horizon]. Before the start of an episode, the first row is
     repeated; after the end, the last row is repeated. `valid` is False there.
 
-    Rewards are the discounted sum over m steps, starting with the current one. m is
+    Rewards are the discounted sum over m rows, starting with the current one. m is
     `n_action_steps`, or fewer if the episode ends before. Additional columns are combined as
-    `columns.STEPS` defines. The next observations follow step m. The discount is gamma**m, or 0
-    where step m terminated.
+    `columns.COLUMNS` declares. The next observations follow row m. The discount is gamma**m, or 0
+    where row m terminated. With the column `steps`, a row counts as that many powers of gamma.
+
+    So a chunk that the episode's end cuts short bootstraps from the end, unless it terminated. An
+    algorithm for which a chunk of fewer actions is no decision leaves such chunks out of its
+    losses: with partial="drop", all steps of their `valid` are False.
     """
 
     def __init__(
@@ -41,15 +45,18 @@ class Chunks:
         horizon: int,
         n_action_steps: int,
         chunk_start: Literal["oldest", "present"] = "oldest",
+        partial: Literal["bootstrap", "drop"] = "bootstrap",
     ) -> None:
         """Sample from `buffer`, which has the tensors of a `ReplayBuffer`.
 
         chunk_start: the time step of the chunk's first action, as in the table above: that of the
-        oldest observation, or of the current one.
+        oldest observation, or of the current one. partial: use of chunks of fewer than
+        `n_action_steps` executed steps; see the class.
         """
         self.buffer, self.n_obs_steps = buffer, n_obs_steps
         self.horizon, self.n_action_steps = horizon, n_action_steps
         self.first = 1 - n_obs_steps if chunk_start == "oldest" else 0
+        self.drops_partial = partial == "drop"
 
     def tensors(self) -> Tensors:
         """See `Source`."""
@@ -67,28 +74,36 @@ class Chunks:
         executed, inside = rows_around(data, present, 0, self.n_action_steps - 1)
         last, count = executed[:, -1], inside.sum(1)
         power = torch.arange(self.n_action_steps, device=present.device)
+        if "steps" in data:
+            lengths = inside * data["steps"][executed]
+            count, power = lengths.sum(1), lengths.cumsum(1) - lengths  # [B], [B, n_action_steps]
+        if self.drops_partial:
+            valid = valid & inside.all(1, keepdim=True)
         columns: dict[str, Any] = {}
-        for name in ("rewards", *(name for name in COLUMNS if name in data)):
-            if STEPS[name] in ("sum", "discounted"):
-                weight = inside * discount**power if STEPS[name] == "discounted" else inside
+        for name in (name for name in COLUMNS if name in data):
+            rule = COLUMNS[name].over_steps
+            if rule in ("sum", "discounted"):
+                weight = inside * discount**power if rule == "discounted" else inside
                 columns[name] = (weight * data[name][executed]).sum(1)
             else:
-                columns[name] = data[name][last if STEPS[name] == "last" else present]
+                columns[name] = data[name][last if rule == "last" else present]
         next_rows = data["next_index"][last][:, None].long()
         if self.n_obs_steps > 1:
             previous, _ = rows_around(data, last, 2 - self.n_obs_steps, 0)
             next_rows = torch.cat([previous, next_rows], 1)
+        bootstraps = 1 - data["terminated"][last]
         return Batch(
             observations=observations_at(data, observed),
             actions=data["actions"][rows],
-            discount=discount**count * (1 - data["terminated"][last]),
+            discount=discount**count * bootstraps,
             next_observations=observations_at(data, next_rows),
+            bootstrap_mask=bootstraps.float(),
             valid=valid,
             **columns,
         )
 
 
-class Sequences:
+class Sequences(Source):
     """A source of batches of sequences of `length` steps; each starts at a uniformly sampled row.
 
     All columns are [B, length, …]. If the episode ends within a sequence, the last step is
@@ -106,18 +121,19 @@ class Sequences:
     def sample(
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
-        """See `ReplayBuffer.sample`. The batch's discount refers to single steps."""
+        """See `ReplayBuffer.sample`. The batch's discount refers to single rows."""
         start = (data["oldest"] + random.integers(data["size"], (batch_size,))) % len(
             data["rewards"]
         )
         rows, valid = rows_around(data, start, 0, self.length - 1)
         columns: dict[str, Any] = {name: data[name][rows] for name in COLUMNS if name in data}
+        bootstraps = 1 - data["terminated"][rows]
         return Batch(
             observations=observations_at(data, rows),
             actions=data["actions"][rows],
-            rewards=data["rewards"][rows],
-            discount=discount * (1 - data["terminated"][rows]),
+            discount=discount_of(data, rows, discount) * bootstraps,
             next_observations=observations_at(data, data["next_index"][rows]),
+            bootstrap_mask=bootstraps.float(),
             valid=valid,
             **columns,
         )

@@ -1,12 +1,13 @@
-"""Additional columns of a batch, and the functions that compute them from a data set.
+"""Columns of a batch besides observations and actions: one declaration for each.
 
-An algorithm lists the columns that it requires. A new column needs a field in `Batch`, a function
-in this file, and an entry in `STEPS`, which defines how several steps are combined.
+An algorithm lists the columns that it requires. A new column needs an entry in `COLUMNS` and a
+field of `Batch`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from zlib import crc32
 
@@ -18,9 +19,28 @@ if TYPE_CHECKING:
 Maker = Callable[["Dataset"], np.ndarray]  # preprocessed data -> [N, …]
 
 
+@dataclass(frozen=True)
+class Column:
+    """Declaration of a column.
+
+    over_steps: how the rows of an n-step transition or a chunk give its value. In a discounted sum,
+    the weight of a row is gamma to the power of the environment steps before it.
+    """
+
+    over_steps: Literal["first", "last", "sum", "discounted"]
+    make: Maker | None = None  # computes the column from a data set; None: another part does
+    info: str = ""  # key in `infos` of each environment step; empty: needs complete episodes
+    of_actions: bool = False  # a row has the shape [A]; otherwise it is a number
+
+
 def costs(data: Dataset) -> np.ndarray:
     """Return the cost of each step, [N]. Raises KeyError if the data has none."""
     return data.extras["costs"]
+
+
+def steps(data: Dataset) -> np.ndarray:
+    """Return the number of environment steps of each row's decision, [N]; by default 1."""
+    return data.extras.get("steps", np.ones(data.num_rows, np.float32))
 
 
 def next_actions(data: Dataset) -> np.ndarray:
@@ -47,34 +67,33 @@ def held_out(data: Dataset) -> np.ndarray:
     return np.repeat(np.asarray(validation, np.float32), data.episode_lengths())
 
 
-_makers = (costs, held_out, next_actions, timesteps)
-MAKERS: dict[str, Maker] = {maker.__name__: maker for maker in _makers}
-COLUMNS = ("mc_returns", *MAKERS)  # each algorithm defines its own Monte Carlo returns
-# How the steps of an n-step transition or a chunk give the value of a column: the value of the
-# first or last step, the sum, or the discounted sum. Costs are discounted like rewards, because
-# cost critics bootstrap with `Batch.discount`. A cost critic with another discount would need a
-# column and a discount of its own.
-Steps = Literal["first", "last", "sum", "discounted"]
-STEPS: dict[str, Steps] = {
-    "rewards": "discounted",
-    "costs": "discounted",
-    "mc_returns": "first",
-    "timesteps": "first",
-    "held_out": "first",
-    "next_actions": "last",
+# Costs are discounted like rewards. Only the bootstrap of a cost critic may have another discount.
+COLUMNS = {
+    "rewards": Column("discounted"),  # a column of every data set
+    "mc_returns": Column("first"),  # each algorithm defines its own Monte Carlo returns
+    "costs": Column("discounted", costs, info="cost"),
+    "held_out": Column("first", held_out),
+    "next_actions": Column("last", next_actions, of_actions=True),
+    "timesteps": Column("first", timesteps),
+    "steps": Column("sum", steps, info="steps"),
 }
-# Columns that an environment reports at every step -> key in `infos`. All other columns are
-# computed from complete episodes.
-STEP_INFOS = {"costs": "cost"}
-OF_ACTIONS = ("next_actions",)  # columns [N, A]; all others are [N]
 
 
 def columns(needs: Iterable[str], data: Dataset, mc_returns: Maker) -> dict[str, np.ndarray]:
     """Compute the columns that `needs` lists; the entry "expert" is no column and is skipped."""
-    makers = MAKERS | {"mc_returns": mc_returns}
+    makers = {name: column.make for name, column in COLUMNS.items() if column.make is not None}
+    makers["mc_returns"] = mc_returns
     return {name: makers[name](data) for name in needs if name != "expert"}
 
 
 def shapes(needs: Iterable[str], action_dim: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of one row of each of these columns."""
-    return {name: (action_dim,) * (name in OF_ACTIONS) for name in needs if name != "expert"}
+    return {name: (action_dim,) * COLUMNS[name].of_actions for name in needs if name != "expert"}
+
+
+def reported(names: Iterable[str]) -> dict[str, str]:
+    """Return those of `names` that an environment reports at every step, with their info's key.
+
+    All other columns are computed from complete episodes.
+    """
+    return {name: COLUMNS[name].info for name in names if name in COLUMNS and COLUMNS[name].info}

@@ -1,4 +1,4 @@
-"""Sources that combine the batches of two replay buffers."""
+"""Sources that combine the batches of two sources."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offline_rl.replay.batch import Batch
-from offline_rl.replay.buffer import ReplayBuffer, Tensors
+from offline_rl.replay.batch import Batch, Source
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
 from policies import channels
 
 
-class WithExpert:
+class WithExpert(Source):
     """A source of batches of `data`, each with a batch of `expert` of the same size."""
 
-    def __init__(self, data: ReplayBuffer, expert: ReplayBuffer) -> None:
+    def __init__(self, data: Source, expert: Source) -> None:
         self.data, self.expert = data, expert
 
-    def tensors(self) -> dict[str, Tensors]:
+    def tensors(self) -> dict[str, Any]:
         """See `Source`."""
         return {"data": self.data.tensors(), "expert": self.expert.tensors()}
 
+    def with_n_step(self, n_step: int) -> WithExpert:
+        """See `Source`."""
+        return WithExpert(self.data.with_n_step(n_step), self.expert.with_n_step(n_step))
+
     def sample(
-        self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
+        self, data: dict[str, Any], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
         """Sample `batch_size` transitions from each buffer."""
         expert = self.expert.sample(data["expert"], random, batch_size, discount)
         return replace(self.data.sample(data["data"], random, batch_size, discount), expert=expert)
 
 
-class Mixture:
+class Mixture(Source):
     """A source of mixed batches: a fraction `ratio` from `first`, the rest from `second`.
 
     Transitions of both buffers are interleaved, so that every slice of a batch has the ratio, as
@@ -43,9 +46,7 @@ class Mixture:
     uniformly from the rows of both, as if they were one buffer.
     """
 
-    def __init__(
-        self, first: ReplayBuffer, second: ReplayBuffer, ratio: float | None = 0.5
-    ) -> None:
+    def __init__(self, first: Source, second: Source, ratio: float | None = 0.5) -> None:
         """Mix two buffers.
 
         ratio: in [0, 1]; None: in proportion to the current numbers of rows.
@@ -54,12 +55,17 @@ class Mixture:
             raise UserError(f"The mixing ratio is {ratio}. Use a number between 0 and 1.")
         self.first, self.second, self.ratio = first, second, ratio
 
-    def tensors(self) -> dict[str, Tensors]:
+    def tensors(self) -> dict[str, Any]:
         """See `Source`."""
         return {"first": self.first.tensors(), "second": self.second.tensors()}
 
+    def with_n_step(self, n_step: int) -> Mixture:
+        """See `Source`."""
+        parts = self.first.with_n_step(n_step), self.second.with_n_step(n_step)
+        return Mixture(*parts, self.ratio)
+
     def sample(
-        self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
+        self, data: dict[str, Any], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
         """Sample round(ratio * batch_size) transitions from `first`, the rest from `second`."""
         if self.ratio is None:
@@ -82,7 +88,7 @@ class Mixture:
         return columns_of(parts, lambda *columns: torch.cat(columns)[index])
 
     def _sample_in_proportion(
-        self, data: dict[str, Tensors], random: Random, batch_size: int, discount: float | Tensor
+        self, data: dict[str, Any], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
         """Sample a full batch from each buffer, then choose one of the two for each transition.
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offline_rl.replay.batch import Source
 from offline_rl.utils.random import Random
 
 ORDER = 1 << 34  # separates the random numbers that shuffle minibatches from those of updates
@@ -30,7 +31,7 @@ class Decisions:
         return self.columns[name]
 
 
-class Rollouts:
+class Rollouts(Source):
     """T decisions of E environments for each seed, in tensors [S, T, E, …] with fixed addresses.
 
     All pairs of a decision and a denoising step are shuffled once per epoch (one pass over all
@@ -59,7 +60,6 @@ class Rollouts:
         shapes = {name: (*size, *shape) for name, shape in columns.items()} | self.carried
         self.data = {k: torch.zeros(seeds, *shape, device=device) for k, shape in shapes.items()}
         self.data["rollout"] = torch.zeros(seeds, dtype=torch.int64, device=device)
-        self.checkpoint_extras: dict[str, Tensor] = {}  # [S, …], further tensors of checkpoints
         self.filled_rows = 0  # number of filled rows, at most T
 
     def append(self, row: Mapping[str, np.ndarray]) -> None:
@@ -78,14 +78,14 @@ class Rollouts:
         """True if all T rows are filled."""
         return self.filled_rows == self.size[0]
 
-    def set_columns(self, columns: Mapping[str, Tensor], update: int) -> None:
-        """Store columns that were computed from a complete rollout.
+    def write(self, rows: Mapping[str, Tensor], update: Tensor) -> None:
+        """Store complete columns, {column: [S, T, E, …]}. Other columns keep their values.
 
-        update: number of updates before the rollout.
+        update: [S], number of updates before the rollout.
         """
-        for name, values in columns.items():
+        for name, values in rows.items():
             self.data[name].copy_(values)
-        self.data["rollout"].fill_(update)
+        self.data["rollout"].copy_(update)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Source`."""
@@ -109,16 +109,15 @@ class Rollouts:
 
     def stream_state(self, stream: int) -> dict[str, Tensor]:
         """Return a seed's part of a checkpoint."""
-        tensors = {**self.data, **self.checkpoint_extras}
         count = {"filled_rows": torch.tensor(self.filled_rows)}
-        return {name: values[stream].clone() for name, values in tensors.items()} | count
+        return {name: values[stream].clone() for name, values in self.data.items()} | count
 
     def load(self, stream: int, rows: Mapping[str, Tensor]) -> None:
         """Restore a seed from what `stream_state` returned.
 
         Raises ValueError that names a missing tensor or one of another shape.
         """
-        for name, column in {**self.data, **self.checkpoint_extras}.items():
+        for name, column in self.data.items():
             if name not in rows or rows[name].shape != column[stream].shape:
                 raise ValueError(f"{name} is missing, or has another shape")
             column[stream] = rows[name].to(column.device)

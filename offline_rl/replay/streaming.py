@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from offline_rl.data.dataset import Dataset
-from offline_rl.replay.batch import Batch
+from offline_rl.replay.batch import Batch, Source
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
 from policies import channels
@@ -26,7 +26,7 @@ from policies.channels import Observations
 AHEAD = 64  # approximate number of updates in a block, whose batches are on the device together
 
 
-class Stream:
+class Stream(Source):
     """A source of uniform batches of transitions, equal to those of `buffer.ReplayBuffer`."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Stream:
         host = {name: values[rows] for name, values in self.columns.items()}
         for name, at in (("observations", rows), ("next_observations", data.next_index[rows])):
             host |= channels.flatten({name: self.normalize(channels.take(data.observations, at))})
-        host["continues"] = 1 - data.terminated[rows].astype(np.float32)
+        host["bootstrap_mask"] = 1 - data.terminated[rows].astype(np.float32)
         dtypes = {k: np.uint8 if v.dtype == np.uint8 else np.float32 for k, v in host.items()}
         tensors = {k: torch.from_numpy(np.asarray(v, dtypes[k])) for k, v in host.items()}
         return {k: v.pin_memory() if self.pinned else v for k, v in tensors.items()}
@@ -104,8 +104,15 @@ class Stream:
     def sample(
         self, data: dict[str, Tensor], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
-        """Return the batch of the update that `random` belongs to."""
+        """Return the batch of the update that `random` belongs to.
+
+        Raises ValueError if `batch_size` is not the size that is streamed.
+        """
+        if batch_size != self.batch_size:
+            raise ValueError(f"batches of {self.batch_size} rows are streamed, not {batch_size}")
         random.site += 1  # `gather` has sampled the row indices, the first call of the update
         row = (random.update % self.ahead)[None]  # 1-d: a 0-d index would read the tensor's value
         columns: dict[str, Any] = {k: v.index_select(0, row)[0] for k, v in data.items()}
-        return Batch(discount=discount * columns.pop("continues"), **channels.unflatten(columns))
+        mask = columns["bootstrap_mask"]
+        factor = discount ** columns["steps"] if "steps" in columns else discount
+        return Batch(discount=factor * mask, **channels.unflatten(columns))

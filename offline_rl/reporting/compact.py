@@ -24,14 +24,15 @@ from typing import Any
 import numpy as np
 
 from offline_rl.data.load import data_folder
-from offline_rl.reporting.records import Record, of_folder, run_of, seed_folders
-from offline_rl.training.run_folder import (
-    SUMS,
+from offline_rl.reporting.records import (
+    Record,
     config_of_seed,
-    named_task,
-    option_name,
-    values_agree,
+    of_folder,
+    run_of,
+    seed_folders,
 )
+from offline_rl.runs.folder import SUMS, named_task
+from offline_rl.runs.run import difference, option_name
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json, write_atomically, write_json
 from offline_rl.utils.trees import flatten
@@ -116,8 +117,7 @@ def write(records: Sequence[Record], out: Path) -> None:
     configs: dict[str, Any] = {}
     for record in records:
         first = configs.setdefault(record.run, record.config)
-        a, b = flatten(first, "."), flatten(record.config, ".")
-        differ = [k for k in sorted(a | b) if not (values_agree(k, a, b) or k.startswith(SUMS))]
+        differ = [k for k in difference(first, record.config) if not k.startswith(SUMS)]
         if differ:
             names = ", ".join(map(option_name, differ))
             raise UserError(

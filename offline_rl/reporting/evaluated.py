@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from offline_rl.evaluation.saved import SavedEvaluation, saved_evaluations
 from offline_rl.reporting.runs import Seed
 from offline_rl.reporting.summary import share_of, share_text
-from offline_rl.training.run_folder import BUNDLE
+from offline_rl.runs.folder import BUNDLE
 from offline_rl.utils.text import format_mean_std
 
 # `keys` are the options of the evaluation.

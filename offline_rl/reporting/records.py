@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.algorithms.common.registry import run_label
-from offline_rl.training.run_folder import SeedFolder, config_of_seed, named_task
-from offline_rl.utils.errors import UserError
+from offline_rl.runs.folder import SeedFolder, named_task
 from offline_rl.utils.files import read_json_object
 
 
 @dataclass(frozen=True)
 class Record:
-    """Content of a seed's files, converted to the current version's keys."""
+    """Content of a seed's files."""
 
     config: dict[str, Any]
     environment: dict[str, Any]
@@ -57,27 +56,22 @@ def of_folder(folder: SeedFolder) -> Record:
     config = config_of_seed(read_json_object(folder.config), folder.seed)
     machine = read_json_object(environment) if environment.is_file() else {}
     if folder.finished:
-        result = upgraded_result(read_json_object(folder.result), config, folder.result)
+        result = read_json_object(folder.result)
     metrics = last_row(folder.path / "metrics.jsonl")
     evaluations = folder.rows("evaluations")
     return Record(config, machine, result, evaluations, metrics, folder.state)
 
 
-def upgraded_result(result: dict[str, Any], config: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return the content of a result.json, with the keys of the current version.
+def config_of_seed(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return a seed's config: without the checksums of the checkpoints that other seeds start from.
 
-    Earlier versions stored a single count of all updates, and no costs.
+    Compact files store one config for all seeds of a run.
     """
-    if "pretrain_updates" not in result:
-        try:
-            main, counted = config["num_updates"], result["num_updates"]
-            before, online = (counted - main, 0) if main else (0, counted)
-        except (KeyError, TypeError) as error:
-            raise UserError(
-                f"{file} or the config.json next to it lacks {error}. Train again."
-            ) from None
-        result |= {"num_updates": main, "pretrain_updates": before, "online_updates": online}
-    return {"costs": None, **result}
+    if not config.get("start"):
+        return dict(config)
+    sums = config["start"].get("sha256", {})
+    sums = {number: digest for number, digest in sums.items() if number == str(seed)}
+    return {**config, "start": {**config["start"], "sha256": sums}}
 
 
 def last_row(file: Path) -> dict[str, Any]:

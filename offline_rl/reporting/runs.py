@@ -12,8 +12,9 @@ from envs import Reference
 from offline_rl.algorithms.common.registry import run_label
 from offline_rl.reporting import compact
 from offline_rl.reporting.records import Record, of_folder, seed_folders
-from offline_rl.training.plan import CHANGING
-from offline_rl.training.run_folder import SUMS, SeedFolder, named_task, values_agree
+from offline_rl.runs.folder import SUMS, SeedFolder, named_task
+from offline_rl.runs.options import IDENTITY
+from offline_rl.runs.run import difference, role_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build
 from offline_rl.utils.trees import flatten
@@ -172,8 +173,7 @@ def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
                     f"{other.path} and {seed.path} are both {same}. Report one of them."
                 )
             first = firsts.setdefault((seed.task, seed.label), seed)
-            a, b = first.config, seed.config
-            differ = [k for k in sorted(a | b) if not may_differ(k) and not values_agree(k, a, b)]
+            differ = [k for k in difference(first.config, seed.config) if not may_differ(k)]
             if differ:
                 raise UserError(
                     f"{first.path} and {seed.path} differ in {', '.join(differ)} and cannot be "
@@ -185,7 +185,7 @@ def collect(folders: Sequence[Path]) -> dict[str, list[Seed]]:
 
 def may_differ(key: str) -> bool:
     """Return True if seeds of one run may differ in this config key."""
-    return key in CHANGING or key.startswith(SUMS)
+    return role_of(key) != IDENTITY or key.startswith(SUMS)
 
 
 def compact_seeds(folder: Path) -> list[Seed]:

@@ -18,45 +18,31 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
-from itertools import groupby, product
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from offline_rl.algorithms.common.registry import algorithm_class, run_label
+from offline_rl.data import Dataset
+from offline_rl.data.specs import data_spec
 from offline_rl.reporting import compact
 from offline_rl.reporting.records import run_of
-from offline_rl.training.plan import (
-    CHANGING,
-    READING,
-    complete_settings,
-    has_dataset,
-    load_dataset,
-    reads_data,
-    resolved_config,
-)
-from offline_rl.training.resolve import Resolved, main_updates, resolve
-from offline_rl.training.run_folder import (
-    BUNDLE,
-    CHECKSUMS,
-    SeedFolder,
-    named_task,
-    option_name,
-    run_folder,
-    values_agree,
-)
-from offline_rl.training.train import expected_seconds
+from offline_rl.runs.folder import BUNDLE, SeedFolder, named_task, run_folder
+from offline_rl.runs.options import IDENTITY, aliases
+from offline_rl.runs.run import CHECKSUMS, Run, difference, option_name, role_of, runs_of
+from offline_rl.training.assemble import expected_seconds
+from offline_rl.training.prepare import first_episodes, fit, read_data, read_for
 from offline_rl.utils.errors import MissingData, UserError
 from offline_rl.utils.files import parse_yaml, read_json, read_json_object, write_json
 from offline_rl.utils.options import build, coerce, format_value, unknown
 from offline_rl.utils.paths import share
-from offline_rl.utils.trees import flatten, to_json_values
+from offline_rl.utils.trees import flatten
 
 VERSION = 1  # format version of plan.json
-MOVING = (*CHANGING, "num_updates", "num_env_steps")  # settings of a run that may change
-SAME_DATA = (*READING, "episodes")  # options that determine which data is read from a file
-FILLED = ("utd", "batch_size")  # earlier versions stored these even if they were not set
+LENGTHS = ("num_updates", "num_env_steps")  # settings in which a stored run may be longer
 CROSSED = ("algorithm", "task", "dataset")
 
 
@@ -77,24 +63,31 @@ class Cell:
     seconds: float | None = None  # estimated time
     unknown: str = ""  # why there is no estimate; not stored in a plan
 
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Every seed's run. If the cell continues a run, the options that it inherits are missing.
+
+        Raises UserError for wrong options, or for options that describe several settings.
+        """
+        runs = runs_of({k: v for k, v in self.keys.items() if k != "run"})
+        if len({run.path for run in runs}) > 1:
+            raise UserError("a cell is one run. Add a cell for each value of a hyper-parameter.")
+        return runs
+
     @property
     def folders(self) -> list[SeedFolder]:
         """The folders of the run's seeds."""
-        k = self.keys
-        run = run_folder(
-            k["out"], named_task(k), run_label(k["algorithm"]), k.get("name", "default")
-        )
-        return [SeedFolder(run, seed) for seed in _seeds(k["seeds"])]
+        return [run.folder for run in self.runs]
 
     @property
     def run(self) -> str:
         """The run's folder."""
-        return str(self.folders[0].path.parent)
+        return str(self.runs[0].path)
 
     @property
     def label(self) -> str:
         """The run's name in messages."""
-        name = self.keys.get("name", "default")
+        name = self.runs[0].name
         end = "" if name == "default" else f" ({name})"
         return f"{self.keys['algorithm']} on {named_task(self.keys)}{end}"
 
@@ -107,12 +100,12 @@ class Cell:
     @property
     def total(self) -> int:
         """Updates on data plus environment steps, without preliminary phases."""
-        return self.updates + int(self.keys.get("num_env_steps", 0))
+        return self.updates + self.runs[0].budget.num_env_steps
 
     @property
     def updates(self) -> int:
         """Offline updates, without preliminary phases."""
-        return main_updates(self.keys)
+        return self.runs[0].budget.num_updates
 
     @property
     def finished(self) -> bool:
@@ -121,7 +114,7 @@ class Cell:
 
     def reached(self, outcome: Mapping[str, Any]) -> bool:
         """Return True if a result has the cell's number of updates and environment steps."""
-        steps = int(self.keys.get("num_env_steps", 0))
+        steps = self.runs[0].budget.num_env_steps
         done = outcome.get("num_updates", 0), outcome.get("num_env_steps", 0)
         enough = int(done[0]) >= self.updates if self.updates else not int(done[0])
         return enough and int(done[1]) >= steps
@@ -139,31 +132,21 @@ class Cell:
         self, configs: Sequence[Mapping[str, Any]]
     ) -> dict[str, tuple[Any, Any]]:
         """Return settings in which `configs` differ from this cell: key -> (stored, cell's)."""
-        if not configs:
-            return {}
-        run = self.keys.get("run")
-        resolved = resolve({k: v for k, v in self.keys.items() if k != "run"})
-        wanted = resolved_config(resolved, next(iter(resolved.settings)))
-        now = {k: v for k, v in flatten(to_json_values(wanted), ".").items() if k not in MOVING}
-        if run is not None:
+        now, run = flatten(self.runs[0].config(), "."), self.keys.get("run")
+        compared = {k for k in now if role_of(k) == IDENTITY and k not in LENGTHS}
+        if run is not None:  # options that the cell does not set are those of the earlier run
             given = {key.replace("__", ".") for key in self.keys}
-            now = {k: v for k, v in now.items() if option_name(k) in given} | {
-                "start.run": _run_name(run)
-            }
+            given |= {aliases()[key] for key in given & aliases().keys()}
+            compared = {k for k in compared if option_name(k) in given} | {"start.run"}
+            now["start.run"] = _run_name(run)
         found: dict[str, tuple[Any, Any]] = {}
         for config in configs:
             then = flatten(config, ".")
             if "start.run" in then:
                 then["start.run"] = _run_name(then["start.run"])
-            online = {k for k in then if k.startswith("online.") and run is None}
-            if "algorithm" in now and values_agree("algorithm", then, now):
-                then["algorithm"] = now["algorithm"]  # the user's algorithm file, at another path
-            for key in now.keys() | online:
-                every = f"hyper.{key.removeprefix('online.')}"  # applies online unless overridden
-                one, two = (flat.get(key, flat.get(every, MISSING)) for flat in (then, now))
-                filled = two is None and key.startswith("hyper.")  # set from the data
-                if one is not MISSING and two is not MISSING and one != two and not filled:
-                    found[option_name(key)] = one, two
+            for key, values in difference(then, now, common=True).items():
+                if key in compared or (run is None and key.startswith("online.")):
+                    found[option_name(key)] = values
         return found
 
     @property
@@ -228,9 +211,9 @@ def read_suite(name: str) -> Suite:
     return suite
 
 
-def _run_name(run: str) -> tuple[str, ...]:
+def _run_name(run: str) -> str:
     """Return task, algorithm and name of a run, which are the last three parts of its path."""
-    return Path(run).parts[-3:]
+    return "/".join(Path(run).parts[-3:])
 
 
 def cells(suite: Suite, out: str, seeds: int | list[int] | None = None) -> list[Cell]:
@@ -249,7 +232,7 @@ def cells(suite: Suite, out: str, seeds: int | list[int] | None = None) -> list[
                 declared = coerce(keys["seeds"], int | list[int], "seeds")
                 made_of = keys | chosen | {"seeds": declared if seeds is None else seeds}
                 cell = Cell(continuation_keys(before, made_of, firsts) if before else made_of)
-                check(cell.keys)
+                cell.runs  # noqa: B018  # raises for wrong options
             except UserError as error:
                 raise UserError(f"cell {number} ({chosen}): {error}") from None
             if cell.run in firsts:
@@ -304,26 +287,29 @@ def check_data(wanted: Iterable[Cell]) -> list[str]:
     Cells that continue a run are skipped, because they use its data. Raises UserError naming the
     cell.
     """
-    chosen = [(c, resolve(c.keys)) for c in wanted if not c.finished and "run" not in c.keys]
-    chosen = [(c, r) for c, r in chosen if reads_data(r) and has_dataset(r)]
-
-    def source(entry: tuple[Cell, Resolved]) -> str:
-        o = entry[1].options
-        return repr([o.dataset or o.task, *(getattr(o, k) for k in ("data_dir", *SAME_DATA))])
-
-    missing = dict[str, None]()
-    for _, entries in groupby(sorted(chosen, key=source), source):
-        dataset = None
-        for cell, resolved in entries:
-            try:
-                dataset = dataset or load_dataset(resolved)
-                complete_settings(resolved, dataset)
-            except MissingData as error:
-                missing[str(error)] = None
-                break  # the other cells have the same data set
-            except UserError as error:
-                raise UserError(f"{cell.label}: {error}") from None
+    chosen = [c for c in wanted if not c.finished and "run" not in c.keys]
+    chosen = [c for c in chosen if c.runs[0].reads_data and c.runs[0].has_dataset]
+    missing, data = dict[str, None](), dict[str, Dataset | None]()
+    for cell in sorted(chosen, key=_source):
+        run, source = cell.runs[0], _source(cell)
+        try:
+            if source not in data:
+                data = {source: None}  # only the last dataset is kept
+                read = read_for(run, run.data.dataset or run.task, read_data, True, None)
+                data[source] = first_episodes(read, run.data.episodes)
+            if (dataset := data[source]) is not None:
+                fit(run, data_spec(dataset), dataset)
+        except MissingData as error:
+            missing[str(error)] = None  # the other cells with this dataset are skipped
+        except UserError as error:
+            raise UserError(f"{cell.label}: {error}") from None
     return [*missing]
+
+
+def _source(cell: Cell) -> str:
+    """Return a text that is equal for cells that read the same data."""
+    run = cell.runs[0]
+    return repr((run.data.dataset or run.task.name, run.data))
 
 
 def stored_seeds(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
@@ -340,7 +326,6 @@ def stored_seeds(wanted: Iterable[Cell], study: str) -> dict[str, set[int]]:
         own = {f.seed: records[run, f.seed] for f in cell.folders if (run, f.seed) in records}
         others = cell.differing_settings([record.config for record in own.values()])
         others.pop("algorithm", None)  # a user's algorithm file may have moved
-        others = {k: v for k, v in others.items() if k not in FILLED or v[1] is not None}
         if others:
             raise UserError(
                 f"{cell.label} is in {study} with {_changes(others)}. Give the cell another name, "
@@ -356,7 +341,8 @@ def _changes(changes: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _value_text(value: Any) -> str:
-    return "/".join(value) if isinstance(value, tuple) else format_value(value) or "null"
+    """Return a value of a config as text. The name of a run is a list of its three parts."""
+    return format_value(value) or "null"
 
 
 def continuation_keys(
@@ -375,9 +361,9 @@ def continuation_keys(
             "that cell above this one."
         )
     keys, kind = {"name": f"from-{method}", **keys}, algorithm_class(keys["algorithm"])
-    if kind.distills_from:
+    if kind.mode.start == "teacher":
         return {**keys, "run": run}
-    if kind.is_residual:
+    if kind.mode.start == "base":
         return {**keys, "base": str(firsts[run].bundle), "num_updates": 0}
     return {**keys, "run": run, "num_updates": 0}
 
@@ -388,12 +374,6 @@ def _seeds(value: int | list[int]) -> Sequence[int]:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def check(keys: Mapping[str, Any]) -> None:
-    """Check everything that `train` checks before it reads data. Raises UserError."""
-    if len(resolve({k: v for k, v in keys.items() if k != "run"}).settings) > 1:
-        raise UserError("a cell is one run. Add a cell for each value of a hyper-parameter.")
 
 
 def estimate_costs(wanted: Iterable[Cell], out: str) -> list[Cell]:
@@ -443,7 +423,7 @@ def estimate_seconds(cell: Cell) -> tuple[float | None, str]:
     if "run" in cell.keys:
         return None, "continues another run, and no run of this algorithm is finished yet"
     try:
-        return expected_seconds(cell.keys), ""
+        return expected_seconds(cell.runs), ""
     except MissingData:  # `check_data` reports it; the data may exist when the cell starts
         return None, "the data does not exist yet"
     except UserError as error:
@@ -469,7 +449,7 @@ def read_plan(path: Path) -> list[Cell]:
             raise UserError("no entries")
         found = [Cell(entry["keys"], entry["seconds"]) for entry in plan["entries"]]
         for cell in found:
-            check(cell.keys)
+            cell.runs  # noqa: B018  # raises for wrong options
     except (AttributeError, KeyError, TypeError, UserError) as error:
         what = error if isinstance(error, UserError) else "keys or seconds are missing"
         raise UserError(f"{path} has a cell that cannot run ({what}). {remedy}") from None

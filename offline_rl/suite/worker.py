@@ -19,13 +19,14 @@ def main() -> int:
     lower_priority(int(sys.argv[1]))
     warnings.filterwarnings("ignore")
     from offline_rl.algorithms.common.registry import algorithm_class
-    from offline_rl.training.finetune import distill, finetune
-    from offline_rl.training.train import train
+    from offline_rl.training.train import distill, finetune, train
 
     keys = json.load(sys.stdin)
     try:
         with handle_signals([signal.SIGTERM], signal.default_int_handler):
-            verb = distill if algorithm_class(keys["algorithm"]).distills_from else finetune
+            verb = (
+                distill if algorithm_class(keys["algorithm"]).mode.start == "teacher" else finetune
+            )
             (verb if "run" in keys else train)(show=False, **keys)
     except UserError as error:
         print(error, file=sys.stderr)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_rl.algorithms.common.registry import run_label, source_file
+from offline_rl.algorithms.common.registry import run_label
+from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.data.writers.d4rl import write
-from offline_rl.online.collector import Collector
-from offline_rl.online.with_base import without_base
-from offline_rl.training.choices import Choices
-from offline_rl.training.plan import Plan
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.engine.choices import Choices
+from offline_rl.evaluation.bundles import current_policy
+from offline_rl.online.composed import without_base
+from offline_rl.runs.run import Run
+from offline_rl.training.prepare import Prepared
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
 from offline_rl.utils.files import write_atomically, write_json
@@ -22,6 +23,7 @@ from offline_rl.version import __version__
 from policies import bundle
 from policies.golden import seal
 
+MAIN = ("update", ONLINE)  # phases that are not preliminary
 EXPERIENCE = "experience.hdf5"  # a seed's online experience, with keep_data
 
 
@@ -55,40 +57,30 @@ class Result:
         return f"{table(header, body)}\n{self.path}"
 
 
-def environment(plan: Plan, choices: Choices) -> dict[str, Any]:
-    """Return the content of environment.json: versions, hardware, data and choices."""
-    data = plan.dataset
-    return {
-        **hardware.describe_machine(),
-        "dataset": None if data is None else data.path,
-        "dataset_sha256": None if data is None else data.sha256,
-        "choices": asdict(choices),
-        "algorithm": source_file(plan.options.algorithm),
-    }
-
-
-def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Choices) -> None:
+def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choices) -> None:
     """Write the policy bundle, then result.json, which marks the seed as finished.
 
     Both replace earlier files. A diverged seed gets no bundle, and its earlier bundle is removed.
     """
-    o, data, reference = plan.options, plan.dataset, plan.task.reference
+    data, reference, folder = prepared.dataset, run.task.reference, run.folder
+    composed = prepared.composed
     last = trainer.last[s] if trainer.last else None
-    score = None if last is None or reference is None else plan.task.score(last.returns)
+    score = None if last is None or reference is None else run.task.score(last.returns)
     behavior = data.episode_returns().mean() if data is not None and data.has_rewards else None
     progress = trainer.progress
+    updates = {phase: counts.updates for phase, counts in progress.counters.items()}
     rate = progress.timed_updates / progress.seconds if progress.seconds else None
     newest = list(folder.checkpoints().values())
     result = {
-        "algorithm": run_label(o.algorithm),
-        "task": o.task,
+        "algorithm": run_label(run.method.name),
+        "task": run.task.name,
         "dataset": None if data is None else data.path or data.name,
         "dataset_sha256": None if data is None else data.sha256,
         "seed": folder.seed,
         "seeds_stacked": len(trainer.folders),
-        "num_updates": o.num_updates,
-        "pretrain_updates": trainer.updates("pretrain"),
-        "online_updates": trainer.updates("online"),
+        "num_updates": run.budget.num_updates,
+        "pretrain_updates": sum(n for phase, n in updates.items() if phase not in MAIN),
+        "online_updates": updates.get(ONLINE, 0),
         "num_env_steps": trainer.env_steps,
         "seconds": round(progress.wall_seconds, 3),
         "compile_seconds": round(trainer.engine.compile_seconds, 3),
@@ -103,7 +95,7 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         "score": None if score is None else score.mean(),
         "behavior_return": behavior,
         "behavior_score": (
-            None if behavior is None or reference is None else plan.task.score(behavior).item()
+            None if behavior is None or reference is None else run.task.score(behavior).item()
         ),
         "score_reference": None if reference is None else asdict(reference),
         "diverged_at": progress.diverged[s],
@@ -111,25 +103,22 @@ def finish(plan: Plan, trainer: Trainer, s: int, folder: SeedFolder, choices: Ch
         "version": __version__,
         "commit": hardware.current_commit(),
     }
-    if plan.base is not None and (digests := plan.base.digests()):
+    if composed is not None and (digests := composed.base.digests()):
         result["base_weights"] = digests
-    if (
-        o.keep_data
-        and isinstance(trainer.collector, Collector)
-        and trainer.collector.buffer.added[s]
-    ):
-        raw = trainer.transform.invert(trainer.collector.buffer.all_rows(s))
-        write(raw if plan.base is None else without_base(raw), folder.path / EXPERIENCE)
+    collector = trainer.collector
+    if run.output.keep_data and collector is not None and collector.buffer.added[s]:
+        raw = trainer.transform.invert(collector.buffer.all_rows(s))
+        write(raw if composed is None else without_base(raw), folder.path / EXPERIENCE)
     result = to_json_values(result)
     if progress.diverged[s] is None:
         provenance = {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
         for name in ("max_episode_steps", "observation_keys"):  # options of the environment
-            if (value := getattr(o, name)) is not None:
+            if (value := getattr(run.data, name)) is not None:
                 provenance[name] = value
-        if plan.base is not None and plan.base.bundle is None:  # not contained in the bundle
-            provenance |= {"base": plan.base.name, "base_sha256": plan.base.sha256}
-        policy = trainer.policy(s, provenance)
-        policy = seal(policy if plan.base is None else replace(policy, base=plan.base.bundle))
+        if composed is not None and composed.base.bundle is None:  # not contained in the bundle
+            provenance |= {"base": composed.base.name, "base_sha256": composed.base.sha256}
+        policy = current_policy(trainer.engine, s, trainer.transform, provenance)
+        policy = seal(policy if composed is None else composed.attach(policy))
         write_atomically(folder.bundle, lambda temporary: bundle.write(temporary, policy))
     write_json(folder.result, result)
     if progress.diverged[s] is not None:

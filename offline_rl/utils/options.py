@@ -26,6 +26,7 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
+    dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
@@ -88,6 +89,12 @@ FileFormat = Literal[  # the first five are arrays at the root of an HDF5 or NPZ
     "lerobot",
     "recording",
 ]
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def frozen(cls: type[T]) -> type[T]:
+    """Make a class a dataclass that cannot change and takes keyword arguments only."""
+    return dataclass(frozen=True, kw_only=True)(cls)
 
 
 class Checked:

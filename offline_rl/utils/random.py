@@ -10,13 +10,26 @@ tensors; every product is below 2**63.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MASK = 0xFFFFFFFF
+_forbidden: str | None = None  # set by `forbid_random`
+
+
+@contextmanager
+def forbid_random(where: str) -> Iterator[None]:
+    """Refuse random numbers within the block with a ValueError that names `where`."""
+    global _forbidden
+    before, _forbidden = _forbidden, where
+    try:
+        yield
+    finally:
+        _forbidden = before
 
 
 def mix(x: Tensor) -> Tensor:
@@ -45,6 +58,8 @@ class Random:
         """Return uniform integers in [0, 2**32), int64."""
         import torch
 
+        if _forbidden is not None:
+            raise ValueError(f"random numbers cannot be drawn {_forbidden}.")
         self.site += 1
         element = torch.arange(math.prod(shape), device=self.key.device).reshape(tuple(shape))
         first = mix((element + self.key + (self.site * 0x9E3779B1 & MASK)) & MASK)

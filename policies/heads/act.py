@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from policies.heads.head import ChunkHead, Memory, ObservationSizes
 from policies.networks.act import Layer, sinusoidal_positions
-from policies.networks.chunk_head import ChunkHead, ObservationSizes
 from policies.networks.dropout import Random, hidden_dropout
 from policies.networks.mlp import MLP, LayerNorm
 
@@ -18,11 +18,8 @@ class ActionChunkingTransformer(ChunkHead):
     """ACT, a conditional VAE with a transformer decoder (Zhao et al., arXiv:2304.13705).
 
     In training, an encoder infers the style variable `z` from the demonstrated chunk. When the
-    policy acts, z is 0. The first action of the chunk is for the present step. The class implements
-    `heads.head.Planner`.
+    policy acts, z is 0. The first action of the chunk is for the present step.
     """
-
-    noise_shape: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -51,7 +48,7 @@ class ActionChunkingTransformer(ChunkHead):
         horizon: number of actions in a chunk.
         n_action_steps: number of executed actions per chunk.
         latent_dim: size of z.  hidden: hidden units of the MLP in each transformer layer.
-        temporal_ensemble_coeff: see `policies.chunks.ChunkExecutor`.
+        temporal_ensemble_coeff: see `policies.episodes.RunningEpisodes`.
         dropout_rate: in training only.
         """
         super().__init__(observations, actions, action_low, action_high, encoder)
@@ -142,11 +139,11 @@ class ActionChunkingTransformer(ChunkHead):
             chunk = layer(chunk, self.queries, all_allowed, drop, (x, self.place))
         return self.answer(self.norm(chunk))
 
-    def plan(self, observations: Any, noise: Tensor) -> Tensor:
-        """See `Planner`."""
+    def decide(self, observations: Any, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
+        """See `Head.decide`."""
         features = self.encode(observations).flatten(1)
         chunk = self.decode(features, features.new_zeros(features.shape[0], self.latent_dim))
-        return self.denormalize_actions(chunk.clip(-1, 1)).clip(-1, 1)
+        return self.denormalize_actions(chunk.clip(-1, 1)).clip(-1, 1), memory
 
     def _drop(self, random: Random | None):  # type: ignore[no-untyped-def]
         return hidden_dropout(self.dropout_rate, random) or (lambda values: values)

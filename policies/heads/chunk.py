@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from policies.heads.head import Head, Memory
 from policies.networks.dropout import Random
 from policies.networks.mlp import MLP, Activation
 
 
-class ChunkActor(nn.Module):
-    """The chunk tanh(MLP(observation history)). The class implements `heads.head.Planner`."""
-
-    noise_shape: tuple[int, ...] = ()
+class ChunkActor(Head):
+    """The chunk tanh(MLP(observation history))."""
 
     def __init__(
         self,
@@ -25,11 +24,13 @@ class ChunkActor(nn.Module):
         n_action_steps: int,
         n_obs_steps: int = 1,
         activation: Activation = "relu",
+        noise: float = 0.1,
     ) -> None:
         """Create the head.
 
         horizon: number of actions in a chunk.
         n_action_steps: number of executed actions per chunk.
+        noise: standard deviation of the exploration noise.
         """
         super().__init__()
         self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
@@ -44,6 +45,7 @@ class ChunkActor(nn.Module):
             horizon,
             n_action_steps,
         )
+        self.noise = noise
         sizes = n_obs_steps * observations, horizon * actions
         self.trunk = MLP(*sizes, hidden, activation=activation)
 
@@ -54,6 +56,13 @@ class ChunkActor(nn.Module):
         """
         return self.trunk(observations.flatten(1)).unflatten(-1, (self.chunk_size, -1)).tanh()
 
-    def plan(self, observations: Tensor, noise: Tensor) -> Tensor:
-        """See `Planner`."""
-        return self(observations)
+    def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
+        """See `Head.decide`."""
+        return self(observations), memory
+
+    def explore(
+        self, observations: Tensor, memory: Memory, noise: Tensor, random: Random
+    ) -> tuple[Tensor, Memory]:
+        """See `Head.explore`. Add Gaussian noise to each action, clipped to [-1, 1]."""
+        chunks = self(observations)
+        return (chunks + self.noise * random.normal(chunks.shape)).clamp(-1, 1), memory

@@ -11,19 +11,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from policies.heads.head import Context
+from policies.episodes import REWARDS
+from policies.heads.head import Head, Memory
 from policies.networks.dropout import Random, hidden_dropout
 from policies.networks.mlp import MLP, LayerNorm
 from policies.networks.transformer import Block
 
 
-class DecisionTransformer(nn.Module):
+class DecisionTransformer(Head):
     """A return-conditioned policy (Chen et al., arXiv:2106.01345).
 
     The three tokens of a step share a learned embedding of the timestep in the episode. There is no
     other position embedding. The memory holds the last `context_length` steps. The return-to-go
-    starts at `target_return` and decreases by each reward. The class implements
-    `heads.head.Recurrent`.
+    starts at `target_return` and decreases by each reward.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class DecisionTransformer(nn.Module):
             x = block(x, allowed, drop)
         return self.head(self.norm_out(x)[:, 1::3]).tanh()
 
-    def reset(self, batch: int) -> Context:
-        """See `Recurrent`. In a new memory, all steps are padding."""
+    def initial_memory(self, batch: int) -> Memory:
+        """See `Head.initial_memory`. All steps are padding."""
         shape = (batch, self.context_length)
         return {
             "observations": torch.zeros(*shape, self.observations),
@@ -127,21 +127,21 @@ class DecisionTransformer(nn.Module):
             "returns": torch.full(shape, float(self.target_return)),
             "timesteps": torch.full(shape, -1, dtype=torch.int64),
             "real": torch.zeros(shape, dtype=torch.bool),
+            REWARDS: torch.zeros(batch),
         }
 
-    def step(
-        self, observations: Tensor, rewards: Tensor, context: Context
-    ) -> tuple[Tensor, Context]:
-        """See `Recurrent`. Drops the oldest step of the context and appends the present step."""
-        last = {name: values[:, -1] for name, values in context.items()}
-        present = {
-            "observations": observations,
+    def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
+        """See `Head.decide`. Drops the oldest step of the memory and appends the present step."""
+        past = {name: values for name, values in memory.items() if name != REWARDS}
+        last = {name: values[:, -1] for name, values in past.items()}
+        step = {
+            "observations": observations[:, -1],
             "actions": torch.zeros_like(last["actions"]),  # placeholder, not used
-            "returns": last["returns"] - rewards,
+            "returns": last["returns"] - memory[REWARDS],
             "timesteps": last["timesteps"] + 1,
             "real": torch.ones_like(last["real"]),
         }
-        context = {k: torch.cat([context[k][:, 1:], v[:, None]], 1) for k, v in present.items()}
+        context = {k: torch.cat([past[k][:, 1:], v[:, None]], 1) for k, v in step.items()}
         actions = self(**context)[:, -1]
         context["actions"] = torch.cat([context["actions"][:, :-1], actions[:, None]], 1)
-        return actions, context
+        return actions[:, None], context | {REWARDS: memory[REWARDS]}

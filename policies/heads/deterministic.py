@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from policies.heads.head import Actor
 from policies.networks.dropout import Random, hidden_dropout
 from policies.networks.init import Init, torch_init
 from policies.networks.mlp import MLP, Activation
 
 
-class DeterministicActor(nn.Module):
+class DeterministicActor(Actor):
     """The deterministic action tanh(MLP(observation))."""
 
     def __init__(
@@ -43,9 +44,11 @@ class DeterministicActor(nn.Module):
         """
         return self.trunk(observations, hidden_dropout(self.dropout_rate, random)).tanh()
 
-    act = forward
+    def act(self, observations: Tensor) -> Tensor:
+        """See `Actor.act`."""
+        return self(observations)
 
-    def explore(self, observations: Tensor, random: Random) -> Tensor:
+    def explore_action(self, observations: Tensor, random: Random) -> Tensor:
         """Return the action plus Gaussian noise, clipped to [-1, 1]."""
         actions = self(observations)
         return (actions + self.noise * random.normal(actions.shape)).clamp(-1, 1)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from policies.heads.head import ChunkHead, Memory, ObservationSizes
 from policies.heads.schedules import Table, count_noises, sample
-from policies.networks.chunk_head import ChunkHead, ObservationSizes
 from policies.networks.denoisers import Kind, build_denoiser
 from policies.networks.dropout import Random, hidden_dropout
 
@@ -25,8 +25,10 @@ class DiffusionActor(ChunkHead):
         chunk                a    a  …   a         15 actions; the first n_action_steps are executed
 
     The network operates on normalized actions: the range of each action dimension in the data
-    becomes [-1, 1]. The class implements `heads.head.Planner`.
+    becomes [-1, 1].
     """
+
+    table: Table
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class DiffusionActor(ChunkHead):
         dropout_rate: probability of dropping a hidden unit, in training only.
         """
         super().__init__(observations, actions, action_low, action_high, encoder)
-        self.table: Table = [[float(number) for number in row] for row in table]
+        self.table = [[float(number) for number in row] for row in table]
         self.arguments |= {
             "network": network,
             "options": dict(options),
@@ -140,14 +142,14 @@ class DiffusionActor(ChunkHead):
         """Return the network's output in the denoising step at `time`, which holds for all rows."""
         return self.predict(features, x, x.new_full(x.shape[:1], time))
 
-    def plan(self, observations: Any, noise: Tensor) -> Tensor:
-        """See `Planner`."""
+    def decide(self, observations: Any, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
+        """See `Head.decide`."""
         features = self.encode(observations)
 
         def network(x: Tensor, time: float) -> Tensor:
             return self.predict_at(features, x, time)
 
-        return self.finish(sample(self.table, network, noise))
+        return self.finish(sample(self.table, network, noise)), memory
 
     def finish(self, x: Tensor) -> Tensor:
         """Convert denoised actions [B, T, A] to a chunk [B, chunk_size, A].

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from policies.heads.head import Actor
 from policies.networks.dropout import Random, hidden_dropout
 from policies.networks.init import Init, orthogonal_init, torch_init
 from policies.networks.mlp import MLP, Activation
 
 
-class GaussianActor(nn.Module):
+class GaussianActor(Actor):
     """A normal distribution with mean tanh(MLP) and a state-independent standard deviation (IQL).
 
     Without `tanh_mean`, the mean is the output of the MLP (AWAC). Actions are clipped to [-1, 1].
@@ -72,13 +73,13 @@ class GaussianActor(nn.Module):
         z = (actions - self(observations, random)) / log_std.exp()
         return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
-    def explore(self, observations: Tensor, random: Random) -> Tensor:
+    def explore_action(self, observations: Tensor, random: Random) -> Tensor:
         """Return sampled actions, clipped to [-1, 1]."""
         mean, log_std = self(observations), self.log_std.clamp(*self.log_std_range)
         return (mean + log_std.exp() * random.normal(mean.shape)).clamp(-1, 1)
 
 
-class TanhGaussianActor(nn.Module):
+class TanhGaussianActor(Actor):
     """tanh of a normal distribution whose mean and log_std depend on the state (SAC).
 
     With `affine`, log_std is `scale * x + shift` with learned scale and shift. `affine` holds their
@@ -157,6 +158,6 @@ class TanhGaussianActor(nn.Module):
         log_normal = -0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)
         return (log_normal - 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
 
-    def explore(self, observations: Tensor, random: Random) -> Tensor:
+    def explore_action(self, observations: Tensor, random: Random) -> Tensor:
         """Return sampled actions."""
         return self.sample(observations, random)[0]

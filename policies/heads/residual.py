@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from policies.heads.head import Actor
 from policies.networks.dropout import Random
 from policies.networks.init import small_output_init
 from policies.networks.mlp import MLP, Activation
 
 
-class ResidualActor(nn.Module):
+class ResidualActor(Actor):
     """The action clip(base + scale * tanh(MLP), -1, 1).
 
     base is the action of the base policy, the last A values of the observation. The output layer is
@@ -62,10 +63,10 @@ class ResidualActor(nn.Module):
         return self.add_to_base(observations, noise)
 
     def act(self, observations: Tensor) -> Tensor:
-        """See `heads.head`."""
+        """See `Actor.act`."""
         return self.add_to_base(observations)
 
-    def explore(self, observations: Tensor, random: Random) -> Tensor:
+    def explore_action(self, observations: Tensor, random: Random) -> Tensor:
         """Return an action with Gaussian noise. `scale` does not affect the noise."""
         shape = (*observations.shape[:-1], self.actions)
         return self.add_to_base(observations, self.noise * random.normal(shape))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from policies.heads.head import load_kinds
+from policies.heads.head import Head, Memory, load_kinds
+from policies.networks.dropout import Random
 from policies.networks.encoders import ObservationEncoder
 
 
-class VisionHead(nn.Module):
+class VisionHead(Head):
     """A head on top of an `ObservationEncoder`, which maps all channels to one vector."""
 
     def __init__(
@@ -37,7 +38,10 @@ class VisionHead(nn.Module):
         }
         self.observation_encoder = ObservationEncoder(channels, **encoder)
         features = self.observation_encoder.features
-        self.head: Any = load_kinds()[head](features, **head_arguments)
+        self.head: Head = load_kinds()[head](features, **head_arguments)
+        self.n_obs_steps, self.chunk_size = self.head.n_obs_steps, self.head.chunk_size
+        self.n_action_steps, self.noise_shape = self.head.n_action_steps, self.head.noise_shape
+        self.temporal_ensemble_coeff = self.head.temporal_ensemble_coeff
 
     def forward(self, observations: Mapping[str, Tensor], random: Any = None, *rest: Any) -> Tensor:
         """Return the head's output for the observations {channel: [..., *shape]}.
@@ -47,28 +51,22 @@ class VisionHead(nn.Module):
         """
         return self.head(self.observation_encoder(observations, random), random, *rest)
 
-    def act(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """See `heads.head`."""
-        return self.head.act(self.observation_encoder(observations))
+    def initial_memory(self, batch: int) -> Memory:
+        """See `Head.initial_memory`."""
+        return self.head.initial_memory(batch)
 
-    def explore(self, observations: Mapping[str, Tensor], random: Any) -> Tensor:
-        """See `heads.head`."""
-        return self.head.explore(self.observation_encoder(observations), random)
+    def decide(self, observations: Any, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
+        """See `Head.decide`."""
+        return self.head.decide(self.observation_encoder(observations), memory, noise)
+
+    def explore(
+        self, observations: Any, memory: Memory, noise: Tensor, random: Random
+    ) -> tuple[Tensor, Memory]:
+        """See `Head.explore`."""
+        return self.head.explore(self.observation_encoder(observations), memory, noise, random)
 
     def residual_action(self, observations: Mapping[str, Tensor], random: Any = None) -> Tensor:
         """Return the residual action. The head must be a `ResidualActor`."""
-        return self.head.residual_action(self.observation_encoder(observations, random))
-
-
-class VisionPlanner(VisionHead):
-    """A `VisionHead` for a head that predicts chunks. It implements `heads.head.Planner`."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        """See `VisionHead`."""
-        super().__init__(*arguments, **options)
-        self.n_obs_steps, self.chunk_size = self.head.n_obs_steps, self.head.chunk_size
-        self.n_action_steps, self.noise_shape = self.head.n_action_steps, self.head.noise_shape
-
-    def plan(self, observations: Mapping[str, Tensor], noise: Tensor) -> Tensor:
-        """See `Planner`."""
-        return self.head.plan(self.observation_encoder(observations), noise)
+        head: Any = self.head
+        action: Tensor = head.residual_action(self.observation_encoder(observations, random))
+        return action

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -141,3 +141,46 @@ class Scalar(nn.Module):
     def forward(self) -> Tensor:
         """Return the number as a 0-d tensor."""
         return self.value
+
+
+class Critic(nn.Module):
+    """Ensemble of E independent Q(s, a), evaluated by batched matrix multiplications.
+
+    Each member is initialized by its own fan-in.
+    """
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        hidden: Sequence[int],
+        *,
+        activation: Activation = "relu",
+        ensemble: int = 2,
+        layer_norm: bool = False,
+        norm_after_activation: bool = False,
+        init: Init = torch_init,
+    ) -> None:
+        super().__init__()
+        options: dict[str, Any] = {
+            "activation": activation,
+            "ensemble": ensemble,
+            "layer_norm": layer_norm,
+            "norm_after_activation": norm_after_activation,
+        }
+        self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
+        self.arguments |= options
+        self.net = MLP(observations + actions, 1, hidden, init=init, **options)
+
+    def forward(
+        self, observations: Tensor, actions: Tensor, members: Tensor | None = None
+    ) -> Tensor:
+        """Return Q(s, a), [E, ...], for observations [..., O] and actions [..., A].
+
+        members: indices [K] of the critics to evaluate; the result is then [K, ...].
+        """
+        return self.net(torch.cat([observations, actions], -1), members=members).squeeze(-1)
+
+    def per_member(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return Q [E, ...] where member i evaluates slice i of [E, ..., O] and [E, ..., A]."""
+        return self.net(torch.cat([observations, actions], -1), per_member=True).squeeze(-1)

@@ -12,34 +12,29 @@ from policies.bundle import Bundle, BundleError
 
 RUNTIMES = ("torch", "onnx", "numpy")  # in the order in which `auto` tries them
 Inputs = np.ndarray | Mapping[str, np.ndarray]  # normalized [B, n_obs_steps, …], or by channel
+Memory = Mapping[str, np.ndarray]  # [B, …] by name
 
 
 class Network(Protocol):
-    """A policy network in one of the runtimes. It acts in B episodes in parallel."""
+    """A policy network in one of the runtimes. It acts in B episodes in parallel.
+
+    The methods are those of `policies.heads.head.Head`, on arrays instead of tensors.
+    """
 
     name: str  # name of the runtime
-    noise_shape: tuple[int, ...]  # shape of the noise for one chunk; () if deterministic
-    is_recurrent: bool  # True if the policy has a memory of the episode: use `reset` and `step`
-    needs_rewards: bool  # True if the memory reads the rewards of the episode
+    module: Any  # the torch module; None in other runtimes
+    noise_shape: tuple[int, ...]  # shape of the noise for one decision; () if deterministic
 
-    def plan(self, observations: Inputs, noise: np.ndarray) -> np.ndarray:
-        """Return the chunks [B, chunk_size, A].
+    def initial_memory(self, batch: int) -> Memory:
+        """Return the memory at the start of `batch` episodes; {} for most policies."""
+        ...
 
-        A recurrent policy acts as in the first step of an episode.
+    def decide(
+        self, observations: Inputs, memory: Memory, noise: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
+        """Return the chunks [B, chunk_size, A] and the next memory.
+
         noise: [B, *noise_shape] float32, standard normal; [B, 0] for a deterministic policy.
-        """
-        ...
-
-    def reset(self, batch: int) -> Any:
-        """Return the initial memory for `batch` episodes."""
-        ...
-
-    def step(
-        self, observations: Inputs, rewards: np.ndarray, memory: Any
-    ) -> tuple[np.ndarray, Any]:
-        """Return the chunks and the next memory.
-
-        rewards: [B], raw rewards of the previous actions.
         """
         ...
 

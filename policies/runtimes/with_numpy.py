@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from policies.bundle import Bundle
-from policies.runtimes.network import Inputs
+from policies.runtimes.network import Inputs, Memory
 
 KINDS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor")
 
@@ -51,7 +51,7 @@ class NumpyNetwork:
     The last step maps the MLP output to actions in [-1, 1], by tanh or clipping.
     """
 
-    name, is_recurrent, needs_rewards = "numpy", False, False
+    name, module = "numpy", None
     noise_shape: tuple[int, ...] = ()
 
     def __init__(self, bundle: Bundle) -> None:
@@ -65,19 +65,18 @@ class NumpyNetwork:
         self._squash = choose_squashing(bundle.kind, arguments)
         self._horizon = arguments.get("horizon", 1)
 
-    def plan(self, observations: Inputs, noise: np.ndarray) -> np.ndarray:
+    def initial_memory(self, batch: int) -> Memory:
+        return {}
+
+    def decide(
+        self, observations: Inputs, memory: Memory, noise: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
         assert isinstance(observations, np.ndarray)
         x = observations.reshape(len(observations), -1)
         for k, (weight, bias) in enumerate(self._layers):
             x = (self._activation(x) if k else x) @ weight + bias
             x = normalize_layer(x, *self._norms[k]) if k < len(self._norms) else x
-        return self._squash(x).reshape(len(x), self._horizon, -1)
-
-    def reset(self, batch: int) -> Any:
-        raise NotImplementedError
-
-    def step(self, observations: Inputs, rewards: np.ndarray, memory: Any) -> Any:
-        raise NotImplementedError
+        return self._squash(x).reshape(len(x), self._horizon, -1), memory
 
 
 def normalize_layer(x: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
 from policies.bundle import Bundle, BundleError
+from policies.channels import flatten
 from policies.heads.schedules import count_noises, sample
 from policies.normalizer import center_and_half_width
-from policies.runtimes.network import Inputs, Network
+from policies.runtimes.network import Inputs, Memory, Network
 
 # names of the graphs; `policy` predicts a chunk. In a diffusion policy, `policy` is one denoising
 # step, and `encoder` is the observation encoder.
 POLICY, ENCODER = "policy", "encoder"
-OBSERVATIONS, NOISE, CHUNK = "observations", "noise", "chunk"  # inputs and output of `policy`
+# inputs of `policy`, `memory/<name>`, and its outputs, `next_memory/<name>`
+OBSERVATIONS, NOISE, MEMORY = "observations", "noise", "memory"
+CHUNK, NEXT_MEMORY = "chunk", "next_memory"
 # inputs and output of a denoising step
 FEATURES, X, TIME, STEP_OUTPUT = "features", "x", "time", "answer"
 
@@ -25,10 +27,7 @@ FEATURES, X, TIME, STEP_OUTPUT = "features", "x", "time", "answer"
 def find_problem(bundle: Bundle) -> str | None:
     """Return why onnxruntime cannot run `bundle`. None if it can."""
     if POLICY not in bundle.graphs:
-        return (
-            "needs an exported network: run `offline-rl export run=…` where torch is installed "
-            "(recurrent policies, such as the decision transformer, run in torch only)"
-        )
+        return "needs an exported network: run `offline-rl export run=…` where torch is installed"
     if find_spec("onnxruntime") is None:
         return "needs onnxruntime: pip install onnxruntime"
     return None
@@ -52,12 +51,13 @@ class Graph:
         with raise_bundle_errors():
             self._session = onnxruntime.InferenceSession(graph, options, ["CPUExecutionProvider"])
         self.inputs = {each.name: each.shape for each in self._session.get_inputs()}
+        self.outputs = [each.name for each in self._session.get_outputs()]
 
-    def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the only output of the model. Raises BundleError."""
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Return the outputs of the model. Raises BundleError."""
         with raise_bundle_errors():
-            output: np.ndarray = self._session.run(None, inputs)[0]
-        return output
+            outputs: list[np.ndarray] = self._session.run(None, inputs)
+        return outputs
 
 
 @contextmanager
@@ -69,30 +69,28 @@ def raise_bundle_errors() -> Iterator[None]:
         raise BundleError(f"the ONNX graph cannot be run: {' '.join(str(error).split())}") from None
 
 
-def name_inputs(observations: Inputs) -> dict[str, np.ndarray]:
-    """Return observations by the input names of a graph."""
-    if isinstance(observations, Mapping):
-        return {f"{OBSERVATIONS}/{name}": value for name, value in observations.items()}
-    return {OBSERVATIONS: observations}
-
-
 class OnnxNetwork:
     """A network in one ONNX graph, from observations to a chunk; see `Network`."""
 
-    name, is_recurrent, needs_rewards = "onnx", False, False
+    name, module = "onnx", None
 
     def __init__(self, bundle: Bundle) -> None:
+        """Load the graph. The golden input contains the memory at the start of an episode."""
         self._graph = Graph(bundle.graphs[POLICY])
         self.noise_shape = tuple(self._graph.inputs.get(NOISE, ())[1:])
+        recorded = bundle.golden.memory if bundle.golden is not None else {}
+        self._initial_memory = {name: value[:1] for name, value in recorded.items()}
 
-    def plan(self, observations: Inputs, noise: np.ndarray) -> np.ndarray:
-        return self._graph(name_inputs(observations) | ({NOISE: noise} if self.noise_shape else {}))
+    def initial_memory(self, batch: int) -> Memory:
+        return {name: np.repeat(value, batch, 0) for name, value in self._initial_memory.items()}
 
-    def reset(self, batch: int) -> Any:
-        raise NotImplementedError
-
-    def step(self, observations: Inputs, rewards: np.ndarray, memory: Any) -> Any:
-        raise NotImplementedError
+    def decide(
+        self, observations: Inputs, memory: Memory, noise: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
+        inputs = flatten({OBSERVATIONS: observations, MEMORY: memory})
+        chunk, *others = self._graph(inputs | ({NOISE: noise} if self.noise_shape else {}))
+        names = (name.removeprefix(f"{NEXT_MEMORY}/") for name in self._graph.outputs[1:])
+        return chunk, dict(zip(names, others, strict=True))
 
 
 class SamplerNetwork(OnnxNetwork):
@@ -103,6 +101,7 @@ class SamplerNetwork(OnnxNetwork):
 
     def __init__(self, bundle: Bundle) -> None:
         arguments = bundle.arguments
+        self._initial_memory = {}
         self._encoder, self._denoiser = Graph(bundle.graphs[ENCODER]), Graph(bundle.graphs[POLICY])
         self._table, self._present = arguments["table"], arguments["n_obs_steps"] - 1
         bounds = zip(arguments["action_low"], arguments["action_high"], strict=True)
@@ -111,13 +110,14 @@ class SamplerNetwork(OnnxNetwork):
         sizes = arguments["horizon"], arguments["actions"]
         self.noise_shape = (count_noises(self._table), *sizes)
 
-    def plan(self, observations: Inputs, noise: np.ndarray) -> np.ndarray:
-        features = self._encoder(name_inputs(observations))
+    def decide(
+        self, observations: Inputs, memory: Memory, noise: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
+        (features,) = self._encoder(flatten({OBSERVATIONS: observations}))
 
         def network(x: np.ndarray, time: float) -> np.ndarray:
             times = np.full(len(x), time, np.float32)
-            return self._denoiser({FEATURES: features, X: x, TIME: times})
+            return self._denoiser({FEATURES: features, X: x, TIME: times})[0]
 
         chunk = sample(self._table, network, noise).clip(-1, 1)[:, self._present :]
-        actions: np.ndarray = (chunk * self._half_width + self._center).clip(-1, 1)
-        return actions
+        return (chunk * self._half_width + self._center).clip(-1, 1), memory

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from policies.bundle import Bundle, BundleError
-from policies.runtimes.network import Inputs
+from policies.channels import map_channels
+from policies.runtimes.network import Inputs, Memory
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from policies.heads.head import Head
 
 
 def find_problem(bundle: Bundle) -> str | None:
@@ -42,58 +42,25 @@ class TorchNetwork:
             )
         self._defaults = torch_defaults
         with torch_defaults():
-            self.module: Any = kinds[bundle.kind](**bundle.arguments)
+            self.module: Head = kinds[bundle.kind](**bundle.arguments)
         self.module.load_state_dict({k: torch.from_numpy(v) for k, v in bundle.weights.items()})
         self.module.eval()
-        self.noise_shape = tuple(getattr(self.module, "noise_shape", ()))
-        self.is_recurrent = hasattr(self.module, "step")
-        self.needs_rewards = self.is_recurrent and getattr(self.module, "needs_rewards", True)
+        self.noise_shape = self.module.noise_shape
 
-    def plan(self, observations: Inputs, noise: np.ndarray) -> np.ndarray:
+    def initial_memory(self, batch: int) -> Memory:
         import torch
 
-        if self.is_recurrent:
-            rewards = np.zeros(len(noise), np.float32)
-            return self.step(observations, rewards, self.reset(len(noise)))[0]
         with self._defaults(), torch.inference_mode():
-            if hasattr(self.module, "plan"):
-                chunk = self.module.plan(to_tensors(observations), torch.from_numpy(noise))
-            else:
-                chunk = self.module.act(take_last(to_tensors(observations)))[:, None]
-        array: np.ndarray = chunk.numpy()
-        return array
+            memory = self.module.initial_memory(batch)
+        return {name: value.numpy() for name, value in memory.items()}
 
-    def reset(self, batch: int) -> dict[str, Tensor]:
-        with self._defaults():
-            memory: dict[str, Tensor] = self.module.reset(batch)
-        return memory
-
-    def step(
-        self, observations: Inputs, rewards: np.ndarray, memory: dict[str, Tensor]
-    ) -> tuple[np.ndarray, dict[str, Tensor]]:
+    def decide(
+        self, observations: Inputs, memory: Memory, noise: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
         import torch
 
-        reward = torch.from_numpy(rewards)
-        if any(len(value) != len(reward) for value in memory.values()):
-            count = len(next(iter(memory.values())))
-            raise ValueError(f"{len(reward)} observations, but the memory is for {count} episodes")
         with self._defaults(), torch.inference_mode():
-            inputs = take_last(to_tensors(observations))
-            actions, memory = self.module.step(inputs, reward, memory)
-        return actions.numpy()[:, None], memory
-
-
-def to_tensors(observations: Inputs) -> Any:
-    """Convert arrays to tensors without copying."""
-    import torch
-
-    if isinstance(observations, Mapping):
-        return {name: torch.from_numpy(value) for name, value in observations.items()}
-    return torch.from_numpy(observations)
-
-
-def take_last(observations: Any) -> Any:
-    """Return the present observation, the last one of each observation history."""
-    if isinstance(observations, Mapping):
-        return {name: value[:, -1] for name, value in observations.items()}
-    return observations[:, -1]
+            inputs = map_channels(torch.from_numpy, observations)
+            tensors = {name: torch.from_numpy(value) for name, value in memory.items()}
+            chunk, tensors = self.module.decide(inputs, tensors, torch.from_numpy(noise))
+        return chunk.numpy(), {name: value.numpy() for name, value in tensors.items()}

@@ -16,7 +16,7 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, channels, load
-from policies.chunks import ChunkExecutor
+from policies.episodes import RunningEpisodes
 from policies.policy import refuse_rewards
 from real_robot.control.observing import goals, observer, observes_channels
 from real_robot.control.rings import Reader, Ring, SharedValues
@@ -38,11 +38,11 @@ PLANNED = frozenset({State.RUNNING, State.SOFT_STOP})  # states that use a plan
 
 
 class ActingPolicy(Protocol):
-    """Interface that inference needs of a policy. `policies.Policy` implements it."""
+    """Interface that inference needs of a policy. A policy of `policies.load` has it."""
 
     spec: Spec
 
-    def act(self, observation: Any, state: Any = None) -> Any: ...
+    def new_episodes(self) -> RunningEpisodes: ...
 
 
 class Inference:
@@ -69,18 +69,12 @@ class Inference:
         spec = policy.spec
         self.policy, self._chunks, self._shared, self._now_ns = policy, chunks, shared, now_ns
         self._observe, self._goals = observer(spec, robot), goals(spec, robot)
-        noise_shape = getattr(policy, "noise_shape", ())
-        any_policy: Any = policy
-        keeps_history = (
-            spec.n_obs_steps > 1 or noise_shape or spec.temporal_ensemble_coeff is not None
-        )
-        self._executor = ChunkExecutor.from_policy(any_policy) if keeps_history else None
+        self._episodes = policy.new_episodes()
         self._observes_channels = observes_channels(spec, robot)
         self._rows = Reader(ticks)
         self._steps = max(1, min(spec.n_action_steps, int(spec.chunk_size * MAX_EXECUTED)))
         self._period_ns = round(1 / (spec.rate_hz or 1.0) * 1e9)
         self._next_ns, self._episode, self._num_observed = 0, -1, 0
-        self._state: Any = None
         self.seq = 0
         # name of the first measurement that is missing in the newest observation; empty: none
         self.lacks = ""
@@ -88,10 +82,12 @@ class Inference:
     def warm_up(self) -> None:
         """Call the policy so that the runtime allocates memory and selects its kernels."""
         observed = self.policy.spec.channels
-        blank = {channel.name: np.zeros(channel.shape, channel.dtype) for channel in observed}
-        single = self.policy.spec.single_vector
+        blank = {channel.name: np.zeros((1, *channel.shape), channel.dtype) for channel in observed}
+        single, episodes = self.policy.spec.single_vector, self.policy.new_episodes()
+        episodes.reset(np.array([0]))
         for _ in range(WARM_UP):
-            self.policy.act(blank if single is None else blank[single.name])
+            episodes.observe(blank if single is None else blank[single.name])
+            episodes.predict_chunk()
 
     def step(self, now_ns: int) -> bool:
         """Call the policy if a chunk is due. Return True if it was called."""
@@ -107,28 +103,26 @@ class Inference:
         if self.lacks:
             return False  # control reports the missing measurement once its plan has run out
         if int(row["episode"]) != self._episode:
-            self._episode, self._state, self._num_observed = int(row["episode"]), None, 0
-            if self._executor is not None:
-                self._executor.reset(np.array([self._episode]))
+            self._episode, self._num_observed = int(row["episode"]), 0
+            self._episodes.reset(np.array([self._episode]))
         observed_ns = int(row["measured_ns"])
         if self._observes_channels:
             observed_ns = min(observed_ns, int(row["channels_ns"]))
         late = now_ns - self._next_ns > self._period_ns
         self._next_ns = (now_ns if late else self._next_ns) + self._period_ns
-        if self._executor is not None:
-            self._executor.observe(channels.map_channels(lambda x: x[None], observation))
+        is_due = self._num_observed % self._steps == 0
         self._num_observed += 1
-        if (self._num_observed - 1) % self._steps:
+        if is_due:
+            start_ns = self._shared["call_started_ns"] = self._now_ns()
+        # this calls the base policy if there is one
+        self._episodes.observe(channels.map_channels(lambda x: x[None], observation))
+        if not is_due:
             return False
-        start_ns = self._shared["call_started_ns"] = self._now_ns()
-        if self._executor is not None:
-            chunk = self._executor.predict_chunk(np.array([0]))[0]
-        else:
-            chunk, self._state = self.policy.act(observation, self._state)
+        chunk = self._episodes.predict_chunk()[0]
         self._shared["call_started_ns"], self._shared["call_took_ns"] = 0, self._now_ns() - start_ns
         record = self._chunks.record
         record["seq"], record["observed_ns"] = self.seq, observed_ns
-        record["actions"] = self._goals(np.asarray(chunk))
+        record["actions"] = self._goals(chunk)
         record["completed_ns"] = self._now_ns()
         self._chunks.push()
         self.seq += 1

@@ -42,8 +42,9 @@ from offline_rl.data.read import read
 from offline_rl.data.validation import validate
 from offline_rl.generation import recipes
 from offline_rl.reporting import runs
+from offline_rl.runs.folder import Done, SeedFolder, common_checkpoint
+from offline_rl.runs.run import difference
 from offline_rl.suite.plan import read_suite
-from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_json, write_json
@@ -213,7 +214,7 @@ def test_a_run_folder_is_read_or_refused(tmp_path: Path, name: str, count: int, 
     for content in contents:
         path.write_bytes(content)
         outcome(lambda: runs.read(folder))
-        outcome(lambda: folder.agree(config))
+        outcome(lambda: difference(folder.stored_config() or {}, config))
         outcome(folder.outcome)
         folder.evaluation(Done(updates=40))
         folder.rewind(Done(updates=40))

@@ -18,8 +18,8 @@ import offline_rl
 import policies
 from offline_rl import Dataset, Result, UserError
 from offline_rl.data.writers.minari import write_minari
-from offline_rl.training.options import TrainOptions
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.runs.folder import SeedFolder
+from offline_rl.runs.options import TrainOptions
 
 KEYS: dict[str, Any] = {"algorithm": "td3_bc", "task": "neorl2/DMSD", "num_updates": 20}
 KEYS |= {"compile": "never", "tracker": "none", "algorithm__hidden": [8, 8], "eval_episodes": 2}

@@ -15,13 +15,15 @@ import policies
 from policies import Bundle, BundleError, Normalizer, Player, Spec, bundle
 from policies.golden import seal
 from policies.heads.act import ActionChunkingTransformer
+from policies.heads.best_of_n import BestOfN
 from policies.heads.chunk import ChunkActor
 from policies.heads.decision_transformer import DecisionTransformer
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import GaussianActor, TanhGaussianActor
+from policies.heads.recurrent import RecurrentActor
 from policies.heads.schedules import cosine_alphas, ddim, euler, jumps
-from policies.networks.mlp import Activation
+from policies.networks.mlp import Activation, Critic
 from policies.runtimes import network
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,8 +119,7 @@ def test_without_torch_an_mlp_policy_runs_in_numpy(tmp_path: Path) -> None:
 def test_a_policy_that_cannot_run_in_a_runtime_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch
 ) -> None:
-    head = DecisionTransformer(5, 2, target_return=1.0, context_length=2, dim_model=8, num_layers=1)
-    path = write(tmp_path / "policy.bundle", head)
+    path = write(tmp_path / "policy.bundle", make_transformer())
     with pytest.raises(BundleError, match=r"numpy runs DeterministicActor.* DecisionTransformer"):
         policies.load(path, runtime="numpy")
     with pytest.raises(BundleError, match=r"runtime=onnx needs .*offline-rl export"):
@@ -246,13 +247,64 @@ def test_a_bundle_that_does_not_reproduce_its_golden_output_is_not_exported(
         export_bundle(replace(original, weights=weights))
 
 
-def test_a_policy_with_a_memory_is_not_exported(tmp_path: Path) -> None:
+def make_transformer(**options: Any) -> DecisionTransformer:
+    torch.manual_seed(0)
+    small: Any = {"target_return": 9.0, "context_length": 3, "dim_model": 8, "num_layers": 1}
+    return DecisionTransformer(5, 2, **(small | options))
+
+
+def test_an_exported_policy_with_a_memory_gives_the_actions_of_torch(tmp_path: Path) -> None:
+    """The golden output holds two decisions. The second one depends on the memory."""
     from policies.export import export_bundle
 
-    head = DecisionTransformer(5, 2, target_return=1.0, context_length=2, dim_model=8, num_layers=1)
-    path = write(tmp_path / "policy.bundle", head)
-    with pytest.raises(BundleError, match="a DecisionTransformer keeps a memory of its episode"):
-        export_bundle(bundle.read(path))
+    path = write(tmp_path / "policy.bundle", make_transformer())
+    exported, difference = export_bundle(bundle.read(path))
+    assert difference < 1e-5
+    assert exported.golden is not None
+    first, second = exported.golden.chunks
+    assert np.abs(first - second).max() > 1e-3
+    bundle.write(path, exported)
+    players = [Player(policies.load(path, runtime=runtime)) for runtime in ("onnx", "torch")]
+    for player in players:
+        player.reset([1, 2])
+    for k, x in enumerate(OBSERVATIONS.reshape(-1, 2, 5)[:8]):
+        ours, reference = (player.step(x, [0.5, k]) for player in players)
+        np.testing.assert_allclose(ours, reference, atol=1e-5)
+    with pytest.raises(BundleError, match="an exported DecisionTransformer has fixed arguments"):
+        policies.load(path, runtime="onnx", target_return=3.0)
+    fewer = replace(exported.golden, chunks=exported.golden.chunks[:1])
+    bundle.write(path, replace(exported, golden=fewer))
+    with pytest.raises(BundleError, match="has 1 decisions instead of 2"):
+        policies.load(path)
+
+
+def make_best_of_n() -> BestOfN:
+    policy, critic = make_sampler("flow"), Critic(10, 6, (16,), ensemble=3)
+    head = BestOfN("DiffusionActor", policy.arguments, critic.arguments, num_samples=4)
+    weights = {"policy": policy.state_dict(), "critic": critic.state_dict()}
+    head.load_state_dict({f"{k}.{name}": x for k, v in weights.items() for name, x in v.items()})
+    return head
+
+
+@pytest.mark.parametrize("kind", ["best of n", "recurrent"])
+def test_composed_heads_are_exported(tmp_path: Path, kind: str) -> None:
+    """A policy with a critic, and a recurrent one, whose memory and noise are inputs."""
+    from policies.export import export_bundle
+
+    torch.manual_seed(0)
+    recurrent = RecurrentActor(5, 2, (16,), embedding=8, recurrent=8, latent=4)
+    head, sizes = (make_best_of_n(), PLANNED) if kind == "best of n" else (recurrent, {})
+    path = write(tmp_path / "policy.bundle", head, **sizes)
+    exported, difference = export_bundle(bundle.read(path))
+    assert difference < 1e-5
+    bundle.write(path, exported)
+    players = [Player(policies.load(path, runtime=runtime)) for runtime in ("onnx", "torch")]
+    for player in players:
+        player.reset([1, 2])
+    for x in OBSERVATIONS.reshape(-1, 2, 5)[:8]:
+        ours, reference = (player.step(x) for player in players)
+        np.testing.assert_allclose(ours, reference, atol=1e-5)
+        assert np.abs(ours[0] - ours[1]).max() > 1e-3
 
 
 def make_chunk_head(kind: Any) -> Any:
@@ -362,7 +414,7 @@ def test_a_player_executes_n_action_steps_of_a_chunk_before_it_predicts_the_next
     for decision, step in enumerate((0, 3)):
         history = OBSERVATIONS[[max(step - 1, 0), step]][None]
         noise = normal(np.array([9]), np.array([decision]), policy.noise_shape)
-        chunk = policy.plan(history, noise)[0]
+        chunk = policy.decide(history, {}, noise)[0][0]
         np.testing.assert_array_equal(actions[step : step + 3], chunk[:3])
     player.reset(seed=9)
     np.testing.assert_array_equal(player.step(OBSERVATIONS[0]), actions[0])
@@ -371,8 +423,7 @@ def test_a_player_executes_n_action_steps_of_a_chunk_before_it_predicts_the_next
 
 
 def test_a_player_passes_rewards_to_a_policy_that_needs_them(tmp_path: Path) -> None:
-    head = DecisionTransformer(5, 2, target_return=9.0, context_length=3, dim_model=8, num_layers=1)
-    policy = policies.load(write(tmp_path / "p", head))
+    policy = policies.load(write(tmp_path / "p", make_transformer()))
     player, state = Player(policy), None
     for x, reward in zip(OBSERVATIONS[:4], (None, 1.0, 2.0, 0.0), strict=True):
         chunk, state = policy.act(x, state, reward)

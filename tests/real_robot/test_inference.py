@@ -9,12 +9,13 @@ import pytest
 import torch
 from desk_bundle import write_desk_bundle
 from robots_in_memory import spec as robot_spec
-from torch import nn
 
 from offline_rl.utils.errors import UserError
 from policies import Bundle, Channel, Normalizer, Spec, load
-from policies.bundle import write
+from policies.bundle import Composition, write
+from policies.episodes import RunningEpisodes
 from policies.golden import seal
+from policies.heads.head import Head
 from policies.heads.vision import VisionHead
 from real_robot.control.inference import Inference
 from real_robot.control.observing import goals, observer
@@ -29,10 +30,8 @@ from real_robot.safety.states import State
 PERIOD_NS = 50_000_000  # period of a policy at 20 Hz
 
 
-class Planner:
+class ChunkPolicy:
     """Policy with two observation steps. Its six actions are the number of calls."""
-
-    noise_shape: tuple[int, ...] = ()
 
     def __init__(self, n_action_steps: int) -> None:
         seen = Channel("observation", (2,), names=("shoulder.q", "elbow.q"), units=("rad", "rad"))
@@ -46,12 +45,21 @@ class Planner:
         self.spec = Spec((seen,), 2, action_low=(-1.0, -1.0), action_high=(1.0, 1.0), **own)
         self.asked = list[list[list[float]]]()
 
-    def plan(self, seen: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        self.asked.append(seen[0].round(6).tolist())
-        return np.full((1, 6, 2), 0.1 * len(self.asked), np.float32)
+    def new_episodes(self) -> RunningEpisodes:
+        return new_episodes(self.spec, self.decide)
 
-    def act(self, observation: Any, state: Any = None, reward: Any = None) -> Any:
-        raise AssertionError("it is asked for plans")
+    def decide(self, seen: np.ndarray, memory: Any, noise: np.ndarray, rows: np.ndarray) -> Any:
+        self.asked.append(seen[0].round(6).tolist())
+        return np.full((1, 6, 2), 0.1 * len(self.asked), np.float32), memory
+
+
+def new_episodes(spec: Spec, decide: Any) -> RunningEpisodes:
+    return RunningEpisodes(
+        decide,
+        n_obs_steps=spec.n_obs_steps,
+        n_action_steps=spec.n_action_steps,
+        temporal_ensemble_coeff=spec.temporal_ensemble_coeff,
+    )
 
 
 @pytest.mark.parametrize(("n_action_steps", "steps"), [(2, 2), (3, 3), (6, 3)])
@@ -59,11 +67,10 @@ def test_a_policy_with_a_history_observes_every_period_and_is_called_when_due(
     tmp_path, n_action_steps: int, steps: int
 ) -> None:
     """It is called after n_action_steps, or half a chunk, so that the next chunk is in time."""
-    robot, planner = robot_spec(), Planner(n_action_steps)
+    robot, policy = robot_spec(), ChunkPolicy(n_action_steps)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
     shared = SharedValues(tmp_path / "shared_values", create=True)
-    policy: Any = planner
     inference = Inference(policy, robot, ticks, chunks, shared)
     for tick in range(28):  # four periods of the robot per period of the policy
         row = ticks.record
@@ -73,7 +80,7 @@ def test_a_policy_with_a_history_observes_every_period_and_is_called_when_due(
         inference.step(10**9 + tick * PERIOD_NS // 4)
     at = range(0, 7, steps)
     expected = [[[float(max(k - 1, 0)), 0.5], [float(k), 0.5]] for k in at]
-    assert planner.asked == expected
+    assert policy.asked == expected
     reader = Reader(chunks, from_start=True)
     for count, k in enumerate(at):
         assert reader.following()
@@ -84,14 +91,13 @@ def test_a_policy_with_a_history_observes_every_period_and_is_called_when_due(
 
 def test_inference_reports_missing_measurements_and_its_time_limit(tmp_path) -> None:
     """A plan lasts 6 steps of 50 ms from its observation; the next call is 2 steps later."""
-    robot, planner = robot_spec(), Planner(2)
+    robot, policy = robot_spec(), ChunkPolicy(2)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
     shared, clock = (
         SharedValues(tmp_path / "shared_values", create=True),
         iter(range(10**9, 10**10, 7)),
     )
-    policy: Any = planner
     inference = Inference(policy, robot, ticks, chunks, shared, lambda: next(clock))
     assert inference.time_limit_ns(0.0) == 4 * PERIOD_NS
     assert inference.time_limit_ns(1.0) == 5 * PERIOD_NS
@@ -114,9 +120,9 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
     """Each channel has its own array, with the present observation last."""
     asked, robot = list[dict[str, list[list[float]]]](), robot_spec()
 
-    def plan(seen: dict[str, np.ndarray], noise: np.ndarray) -> np.ndarray:
+    def decide(seen: dict[str, np.ndarray], *_: Any) -> Any:
         asked.append({name: x[0].round(6).tolist() for name, x in seen.items()})
-        return np.zeros((1, 2, 2), np.float32)
+        return np.zeros((1, 2, 2), np.float32), {}
 
     parts = [
         Channel(name, (1,), names=(f"{name}.q",), units=("rad",)) for name in ("shoulder", "elbow")
@@ -130,7 +136,7 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
     }
     moved = {"action_names": ("shoulder", "elbow"), "action_units": ("rad", "rad")}
     spec = Spec(tuple(parts), 2, **limits, **sizes, **moved)
-    policy: Any = SimpleNamespace(spec=spec, noise_shape=(), plan=plan)
+    policy: Any = SimpleNamespace(spec=spec, new_episodes=lambda: new_episodes(spec, decide))
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 4)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(2, 2), 4)
     inference = Inference(
@@ -150,11 +156,10 @@ def test_a_history_of_several_channels_is_kept_by_channel(tmp_path) -> None:
 
 def test_temporal_ensembling_averages_step_by_step_and_restarts_with_an_episode(tmp_path) -> None:
     """Chunks of two steps, equal weights: step 2 of one chunk is step 1 of the next."""
-    robot, planner = robot_spec(), Planner(1)
-    planner.spec = replace(planner.spec, n_obs_steps=1, temporal_ensemble_coeff=0.0)
+    robot, policy = robot_spec(), ChunkPolicy(1)
+    policy.spec = replace(policy.spec, n_obs_steps=1, temporal_ensemble_coeff=0.0)
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 4)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 8)
-    policy: Any = planner
     inference = Inference(
         policy, robot, ticks, chunks, SharedValues(tmp_path / "shared_values", create=True)
     )
@@ -174,21 +179,21 @@ def test_temporal_ensembling_averages_step_by_step_and_restarts_with_an_episode(
     ]
 
 
-class Counter(nn.Module):
+class Counter(Head):
     """Head with memory: each action is a tenth of the number of observations."""
 
-    needs_rewards = False
+    reads_rewards = False
 
     def __init__(self) -> None:
         super().__init__()
         self.arguments: dict[str, Any] = {}
 
-    def reset(self, batch: int) -> dict[str, torch.Tensor]:
-        return {"seen": torch.zeros(batch)}
+    def initial_memory(self, batch: int) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros(batch) for name in ("seen", "rewards")[: 1 + self.reads_rewards]}
 
-    def step(self, observations: Any, rewards: Any, context: Any) -> Any:
-        seen = context["seen"] + 1
-        return 0.1 * seen[:, None].expand(-1, 2), {"seen": seen}
+    def decide(self, observations: Any, memory: Any, noise: Any) -> Any:
+        seen = memory["seen"] + 1
+        return 0.1 * seen[:, None, None].expand(-1, 1, 2), memory | {"seen": seen}
 
 
 @pytest.mark.parametrize("needs_rewards", [False, True])
@@ -196,10 +201,10 @@ def test_a_policy_with_memory_works_and_is_refused_if_it_needs_rewards(
     tmp_path, monkeypatch: pytest.MonkeyPatch, needs_rewards: bool
 ) -> None:
     monkeypatch.setattr("policies.heads.head.load_kinds", lambda: {"Counter": Counter})
-    monkeypatch.setattr(Counter, "needs_rewards", needs_rewards)
+    monkeypatch.setattr(Counter, "reads_rewards", needs_rewards)
     robot, spec = (
         robot_spec(),
-        replace(Planner(1).spec, n_obs_steps=1, chunk_size=1, n_action_steps=1),
+        replace(ChunkPolicy(1).spec, n_obs_steps=1, chunk_size=1, n_action_steps=1),
     )
     write(tmp_path / "b", seal(Bundle(spec, "Counter", {}, {}, Normalizer.identity((2,)))))
     policy = load(tmp_path / "b")
@@ -227,14 +232,15 @@ def test_an_observation_has_the_time_of_its_oldest_part_and_failed_readings_are_
     """The tracker measured the target 40 ms before the joints; one reading failed."""
     robot = replace(robot_spec(), channels={"target": RobotChannel((3,), "m")})
     names = ("shoulder.q", "elbow.q", "target.x")
-    asked, chosen = list[list[float]](), replace(Planner(1).spec, n_obs_steps=1)
+    asked, chosen = list[list[float]](), replace(ChunkPolicy(1).spec, n_obs_steps=1)
     seen = Channel("observation", (3,), names=names, units=("rad", "rad", "m"))
 
-    def act(observation: Any, state: Any) -> Any:
-        asked.append(observation.tolist())
-        return np.zeros((6, 2), np.float32), None
+    def decide(observations: np.ndarray, *_: Any) -> Any:
+        asked.append(observations[0, 0].tolist())
+        return np.zeros((1, 6, 2), np.float32), {}
 
-    policy: Any = SimpleNamespace(spec=replace(chosen, channels=(seen,)), act=act)
+    spec = replace(chosen, channels=(seen,))
+    policy: Any = SimpleNamespace(spec=spec, new_episodes=lambda: new_episodes(spec, decide))
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 16)
     inference = Inference(
@@ -262,7 +268,7 @@ def test_a_policy_is_called_only_in_states_that_use_a_plan(tmp_path, starting) -
         chunks = Ring.create(tmp_path / "chunks", chunk_type(6, 2), 4)
         shared = SharedValues(tmp_path / "shared_values", create=True)
         shared["starting"] = starting
-        policy: Any = Planner(2)
+        policy: Any = ChunkPolicy(2)
         inference = Inference(policy, robot_spec(), ticks, chunks, shared)
         ticks.record["state"] = state
         ticks.push()
@@ -284,7 +290,8 @@ def test_a_residual_bundle_adds_to_every_action_of_its_base(tmp_path) -> None:
     weights |= {name: np.full_like(x, 0.5) for name, x in weights.items() if "biases.1" in name}
     same = {channel.name: Normalizer.identity(channel.shape) for channel in seen}
     spec = replace(base.spec, channels=seen)
-    whole = Bundle(spec, "VisionHead", actor.arguments, weights, same, base=base.bundle)
+    parts: Any = {"composition": Composition("residual"), "base": base.bundle}
+    whole = Bundle(spec, "VisionHead", actor.arguments, weights, same, **parts)
     write(tmp_path / "whole.bundle", seal(whole))
     policy = load(tmp_path / "whole.bundle")
     ticks = Ring.create(tmp_path / "ticks", row_type(here), 8)

@@ -10,18 +10,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.utils._pytree import tree_map
 
-from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.optim import Adam, clip_norm
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, Online, Piece
-from offline_rl.replay.batch import Batch, Source, Sources
+from offline_rl.replay.batch import Batch, Source, Sources, require
+from offline_rl.replay.columns import columns
 from offline_rl.replay.mixtures import Mixture
 from offline_rl.utils.random import Random
+from policies.bundle import Composition
+from policies.heads.head import Head
 from policies.spec import Spec
 
 if TYPE_CHECKING:
@@ -31,7 +35,8 @@ if TYPE_CHECKING:
 
 Params = Mapping[str, Tensor]
 Metrics = dict[str, Tensor]
-Loss = Callable[["Network"], Tensor]
+LossAndMetrics = tuple[Tensor, Metrics]
+Loss = Callable[..., Tensor]  # of one or several `Network`s
 
 
 class _Method(nn.Module):
@@ -96,33 +101,51 @@ class Interaction:
         )
 
 
+@dataclass(frozen=True)
+class Mode:
+    """Declaration of how an algorithm starts and what it learns from."""
+
+    # scratch: new networks. run, teacher: needs a run to fine-tune or to distill. base: acts on a
+    # frozen base policy
+    start: Literal["scratch", "run", "teacher", "base"] = "scratch"
+    runs: str = ""  # with start=run or teacher: the suitable runs, for messages
+    learns: tuple[Literal["data", "environment"], ...] = ("data",)
+    # with start=base. residual: observes the base's action and adds to it. noise: its action times
+    # the option `noise_scale` (default 1) is the noise from which the base's sampler starts
+    how: Literal["residual", "noise"] = "residual"
+
+    @property
+    def online(self) -> bool:
+        """True if it can be trained in an environment, with the options `Online`."""
+        return "environment" in self.learns
+
+
+DATA_THEN_ONLINE = Mode(learns=("data", "environment"))
+
+
 class Algorithm:
     """Base of all algorithms. Define `Config`, `networks`, `optimizers` and `update`."""
 
-    Config: ClassVar[type]
+    Config: type
+    mode: ClassVar[Mode] = Mode()
     targets: ClassVar[Mapping[str, str]] = {}  # target network -> network that it copies first
     frozen_networks: ClassVar[tuple[str, ...]] = ()  # never trained, such as a teacher
     offline_networks: ClassVar[tuple[str, ...]] = ()  # unchanged by online training
-    distills_from: ClassVar[str] = ""  # runs that it can distill; empty: none
-    finetunes_from: ClassVar[str] = ""  # runs that it fine-tunes; empty: none needed
     extra_columns: ClassVar[tuple[str, ...]] = ()  # additional batch columns that it needs
-    online: ClassVar[bool] = False  # True if it can be trained online, with `Online` options
-    Online: ClassVar[type[Online]] = Online
+    Online: type[Online] = Online
     follows_card: ClassVar[bool] = True  # uses the preprocessing of the task's card
-    policy: str = "policy"  # name of the network that acts
-    phases_without_eval: ClassVar[tuple[str, ...]] = ()  # the policy does not change in them
+    acts: tuple[str, ...] = ("policy",)  # names of the networks that act
     needed_phases: ClassVar[tuple[str, ...]] = ()  # preliminary phases that "update" needs
     # Phases that never read `next_observations`. They use every row of the data, including the
     # last of an episode. If "update" is one of them, no phase reads it.
     imitation_phases: ClassVar[tuple[str, ...]] = ()
-    is_residual: ClassVar[bool] = False  # adds to a base policy's actions, which it observes
     vector_only: ClassVar[bool] = True  # cannot use named channels, such as images
     fixed_online_fields: frozenset[str] = frozenset()  # config fields set for this phase only
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
     ) -> None:
-        """Build the networks.
+        """Store the arguments; networks are built when `modules` is first read.
 
         num_updates: length of the main phase, for learning-rate schedules over all of it.
         interaction: online training; default: the defaults of `Online`.
@@ -130,14 +153,22 @@ class Algorithm:
         self.spec, self.cfg, self.num_updates = spec, cfg, num_updates
         online_cfg = replace(cfg, **self.Online.config_changes)
         self.interaction = interaction or Interaction(self.Online(), online_cfg)
-        self.modules = self.networks()
+
+    @cached_property
+    def modules(self) -> dict[str, nn.Module]:
+        """All networks by name, with target networks.
+
+        Copies for a phase or for per-seed values share them if they are built before.
+        """
+        modules = self.networks()
         for target, source in self.targets.items():
-            self.modules[target] = copy.deepcopy(self.modules[source])
+            modules[target] = copy.deepcopy(modules[source])
+        return modules
 
     @classmethod
     def starts_online(cls) -> bool:
         """Return True if training starts in an environment with random actions."""
-        return cls.online and cls.Online().warmup_policy == "random"
+        return cls.mode.online and cls.Online().warmup_policy == "random"
 
     @property
     def period(self) -> int:
@@ -186,6 +217,20 @@ class Algorithm:
         """Return the trainable modules by name, freshly initialized."""
         raise NotImplementedError
 
+    def acting_head(self) -> Head:
+        """Return the head that acts. Override it if it is composed of several networks.
+
+        The networks are then submodules of the head, under their names in `acts`.
+        """
+        head: Any = self.modules[self.acts[0]]
+        return head
+
+    def acting_params(self, params: Mapping[str, Params]) -> Params:
+        """Return the parameters of `acting_head`. params: parameters of all networks."""
+        if len(self.acts) == 1:
+            return params[self.acts[0]]
+        return {f"{name}.{k}": v for name in self.acts for k, v in params[name].items()}
+
     def optimizers(self) -> dict[str, Adam]:
         """Return an optimizer per trained network; names of absent networks are ignored."""
         raise NotImplementedError
@@ -196,6 +241,14 @@ class Algorithm:
         i: the index of the update in the period, a plain integer.
         """
         raise NotImplementedError
+
+    @classmethod
+    def composition(cls, cfg: Any) -> Composition | None:
+        """Return how the policy acts on a frozen base policy; None if it has none."""
+        if cls.mode.start != "base":
+            return None
+        steers = cls.mode.how == "noise"
+        return Composition(cls.mode.how, float(getattr(cfg, "noise_scale", 1)) if steers else 1.0)
 
     @classmethod
     def uses_rewards(cls, cfg: Any) -> bool:
@@ -212,19 +265,21 @@ class Algorithm:
         """Return the number of rows without a known next observation, if it needs one."""
         return 0 if "update" in cls.imitation_phases else int((~dataset.usable).sum())
 
-    def prepare(self, dataset: Dataset) -> Dataset:
-        """Return the part of the raw data to train on, before any statistics are computed."""
-        return dataset
+    def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
+        """Return the part of the raw data to train on, and the completed config.
 
-    @classmethod
-    def mc_returns(cls, cfg: Any, dataset: Dataset) -> np.ndarray:
+        Config values that are null and follow from the data are set. Raises UserError if the config
+        does not fit the data.
+        """
+        return dataset, self.cfg
+
+    def make_columns(self, dataset: Dataset) -> dict[str, np.ndarray]:
+        """Return the `extra_columns` of preprocessed data, [N, ...]."""
+        return columns(self.extra_columns, dataset, self.mc_returns)
+
+    def mc_returns(self, dataset: Dataset) -> np.ndarray:
         """Return Monte-Carlo returns [N] of `dataset`, with the rewards used for training."""
-        return dataset.monte_carlo_returns(cfg.discount)
-
-    @classmethod
-    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
-        """Return `cfg` with the values that are null and follow from the data."""
-        return cfg
+        return dataset.monte_carlo_returns(self.cfg.discount)
 
     @classmethod
     def config_from_teacher(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -238,11 +293,11 @@ class Algorithm:
         """Return the source of a phase's batches: one of `sources`, a view of it, or a mixture."""
         if phase != ONLINE:
             return self.offline_source(phase, sources)
-        options, online = self.interaction.online, require(sources.online)
+        options, online = self.interaction.online, require(sources, "online")
         fraction = options.offline_fraction
         ratio = None if fraction == "rows" else float(fraction)
-        both = (sources.offline, online)
-        parts = [with_n_step(x, options.n_step) for x in both if x is not None]
+        both = (sources.get("offline"), online)
+        parts = [x.with_n_step(options.n_step) for x in both if x is not None]
         return parts[-1] if ratio == 0 or len(parts) == 1 else Mixture(parts[0], parts[1], ratio)
 
     def updates_before_policy(self, phase: str) -> tuple[int, str]:
@@ -257,8 +312,12 @@ class Algorithm:
 
     def offline_source(self, phase: str, sources: Sources) -> Source:
         """Return the data of a phase: every row for imitation, else rows with a successor."""
-        every_row = sources.every_row if phase in self.imitation_phases else None
-        return require(sources.offline) if every_row is None else every_row
+        every_row = sources.get("every_row") if phase in self.imitation_phases else None
+        return require(sources, "offline") if every_row is None else every_row
+
+    def rings(self) -> Mapping[str, int]:
+        """Return the rings that `fill` writes: their names in `sources`, and rows per seed."""
+        return {}
 
     def check_phase(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
         """Raise UserError if a phase had no useful result. metrics: recent means, per seed."""
@@ -345,43 +404,53 @@ def linear_decay(state: State, end: float | Tensor) -> Tensor:
     return (1 - state.done / state.algorithm.num_updates).clamp(min=end)
 
 
-def require(source: Source | None) -> Source:
-    """Return a source that a phase needs. Raises ValueError if the run has none."""
-    if source is None:
-        raise ValueError("This phase has no data to train on")
-    return source
+@overload
+def minimize(
+    state: State, names: str | tuple[str, ...], loss: Loss, *, max_grad_norm: float | None = None
+) -> tuple[State, Tensor]: ...
 
 
-def with_n_step(source: Source, n_step: int) -> Any:
-    """Return `source` with transitions that bootstrap after `n_step` steps."""
-    return source.with_n_step(n_step) if n_step > 1 else source  # type: ignore[attr-defined]
+@overload
+def minimize(
+    state: State,
+    names: str | tuple[str, ...],
+    loss: Callable[..., tuple[Tensor, Any]],
+    *,
+    max_grad_norm: float | None = None,
+) -> tuple[State, Tensor, Any]: ...
 
 
-def minimize(state: State, name: str, loss: Loss) -> tuple[State, Tensor]:
-    """Return the state after one step of network `name` on `loss(network)`, and the loss."""
-    state, value, _ = minimize_with(state, name, lambda net: (loss(net), ()))
-    return state, value
+def minimize(
+    state: State,
+    names: str | tuple[str, ...],
+    loss: Callable[..., Any],
+    *,
+    max_grad_norm: float | None = None,
+) -> Any:
+    """Return the state after one step on `loss(*networks)`, and the loss.
 
+    Each of the networks `names` takes a step with its own optimizer. If the loss returns a second
+    result besides its value, that is returned too, detached. max_grad_norm: clip the joint norm of
+    the gradients of all these networks to this.
+    """
+    names = (names,) if isinstance(names, str) else names
+    modules = state.algorithm.modules
 
-def minimize_with(
-    state: State, name: str, loss: Callable[[Network], tuple[Tensor, Any]]
-) -> tuple[State, Tensor, Any]:
-    """Return the results of `minimize`, and the loss's second result, detached."""
-    module = state.algorithm.modules[name]
-    gradient = grad_and_value(lambda params: loss(Network(module, params)), has_aux=True)
-    grads, (value, extra) = gradient(state.params[name])
-    return step(state, name, grads), value.detach(), tree_map(Tensor.detach, extra)
+    def value_and_extra(trained: Mapping[str, Params]) -> tuple[Tensor, Any]:
+        result = loss(*(Network(modules[name], trained[name]) for name in names))
+        value, *extra = result if isinstance(result, tuple) else (result,)
+        return value, extra
 
-
-def step(state: State, name: str, grads: Params) -> State:
-    """Return the state after one optimizer step of network `name` with given gradients."""
-    adam = state.algorithm.optimizers()[name]
-    params, moments = adam.step(state.params[name], grads, state.optimizer[name])
-    return replace(
-        state,
-        params={**state.params, name: params},
-        optimizer={**state.optimizer, name: moments},
-    )
+    params, optimizer = {**state.params}, {**state.optimizer}
+    gradient = grad_and_value(value_and_extra, has_aux=True)
+    grads, (value, extra) = gradient({name: params[name] for name in names})
+    if max_grad_norm is not None:
+        grads = clip_norm(grads, max_grad_norm)
+    adams = state.algorithm.optimizers()
+    for name in names:
+        params[name], optimizer[name] = adams[name].step(params[name], grads[name], optimizer[name])
+    state = replace(state, params=params, optimizer=optimizer)
+    return state, value.detach(), *tree_map(Tensor.detach, extra)
 
 
 def soft_update(state: State, target: str, source: str, tau: float | Tensor) -> State:
@@ -389,6 +458,13 @@ def soft_update(state: State, target: str, source: str, tau: float | Tensor) -> 
     old, new = state.params[target], state.params[source]
     updated = {k: torch.lerp(old[k], new[k], tau) for k in old}
     return replace(state, params={**state.params, target: updated})
+
+
+def update_targets(state: State) -> State:
+    """Return the state after a `soft_update` of each target network at the config's rate `tau`."""
+    for target, source in state.algorithm.targets.items():
+        state = soft_update(state, target, source, state.algorithm.cfg.tau)
+    return state
 
 
 def keep_where(old: State, new: State, stays: Tensor) -> State:

@@ -5,28 +5,36 @@ Batches are `replay.chunks.Chunks`. `model` is trained; `policy`, its moving ave
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Algorithm, State, soft_update
+from offline_rl.algorithms.common.base import (
+    Algorithm,
+    LossAndMetrics,
+    Metrics,
+    Network,
+    State,
+    minimize,
+    soft_update,
+)
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Dropout, Rate, Sizes
+from offline_rl.algorithms.common.noising.targets import TrainingTargets
 from offline_rl.algorithms.common.optim import Adam, warm_up, warm_up_cosine
 from offline_rl.algorithms.common.vision import VisionConfig, input_options
+from offline_rl.data.dataset import Dataset
 from offline_rl.data.transform import Normalize
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Amount, Count, Positive, Range, Share
+from offline_rl.utils.options import Amount, Count, Positive, Range, Share, frozen
+from offline_rl.utils.random import Random
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import Table
 from policies.networks.denoisers import Kind
 from policies.spec import Spec
-
-if TYPE_CHECKING:
-    from offline_rl.data.dataset import Dataset
 
 LARGE = 2_000_000  # parameters above which stacking seeds is not faster
 PAPER_WIDTHS = {"unet": (256, 512, 1024), "mlp": (512,) * 3, "transformer": (256,) * 8}  # widths
@@ -47,7 +55,7 @@ Built = Annotated[int, Range(1), BUILT]
 Even = Annotated[int, Range(4), BUILT]
 
 
-@dataclass(frozen=True)
+@frozen
 class ChunkShape(BaseConfig):
     """Chunk and history sizes. Defaults: Diffusion Policy's for states (arXiv:2303.04137)."""
 
@@ -77,7 +85,7 @@ class ChunkShape(BaseConfig):
         return super().small() | {"horizon": 4, "n_action_steps": 2}
 
 
-@dataclass(frozen=True)
+@frozen
 class ChunkConfig(ChunkShape, VisionConfig):
     """Training options. Defaults: Diffusion Policy's for states (arXiv:2303.04137, appendix A)."""
 
@@ -97,7 +105,7 @@ class ChunkConfig(ChunkShape, VisionConfig):
         return super().small() | {"num_warmup_updates": 5}
 
 
-@dataclass(frozen=True)
+@frozen
 class DenoiserShape(ChunkShape):
     """Network of a diffusion or flow policy. Defaults: Diffusion Policy's."""
 
@@ -159,7 +167,7 @@ class DenoiserShape(ChunkShape):
         return super().small() | {"network": "mlp", "widths": (8, 16), "num_inference_steps": 5}
 
 
-@dataclass(frozen=True)
+@frozen
 class DenoisingConfig(DenoiserShape, ChunkConfig):
     """Training options of a diffusion or flow policy. Defaults: Diffusion Policy's."""
 
@@ -170,7 +178,7 @@ class DenoisingConfig(DenoiserShape, ChunkConfig):
 class ChunkCloning(Algorithm):
     """Imitation of action chunks.
 
-    A subclass defines `head`, and an `update` that ends in `update_average`.
+    A subclass defines `head`, and an `update` that ends in `update_model`.
     """
 
     targets = {"policy": "model"}
@@ -184,10 +192,9 @@ class ChunkCloning(Algorithm):
     def uses_rewards(cls, cfg: Any) -> bool:
         return False
 
-    @classmethod
-    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
+    def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
         """Set each action's range from the data."""
-        return with_action_ranges(cfg, dataset)
+        return dataset, with_action_ranges(self.cfg, dataset)
 
     def source(self, phase: str, sources: Sources) -> Source:
         cfg, data = self.cfg, super().source(phase, sources)
@@ -230,6 +237,13 @@ class ChunkCloning(Algorithm):
         assert batch.valid is not None
         return (error.mean((0, -1)) * batch.valid).sum() / batch.valid.sum()
 
+    def update_model(
+        self, state: State, loss: Callable[[Network], LossAndMetrics]
+    ) -> tuple[State, Metrics]:
+        """Update the model, then the policy. loss: returns the model's loss and further metrics."""
+        state, value, metrics = minimize(state, "model", loss)
+        return self.update_average(state), metrics | {"policy_loss": value}
+
     def update_average(self, state: State) -> State:
         """Update the policy, which is a moving average of the model's weights.
 
@@ -255,6 +269,21 @@ class Denoising(ChunkCloning):
         """Return a head of the config's sizes."""
         options = self.cfg.head_options(self.spec)
         return DiffusionActor(**options, table=table, until=until, dropout_rate=self.cfg.dropout)
+
+    def training_targets(self, random: Random, actions: Tensor) -> TrainingTargets:
+        """Return noised chunks at `levels` noise levels each. actions: [B, T, A] in [-1, 1]."""
+        raise NotImplementedError
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Update the model by regression on `training_targets`."""
+        actions = self.normalize_actions(batch.actions)  # [B, T, A]
+        x, times, target = self.training_targets(state.random, actions)
+
+        def policy_loss(model: Network) -> LossAndMetrics:
+            prediction = model(batch.observations, x, times, state.random)
+            return self.masked_mean((prediction - target).square(), batch), {}
+
+        return self.update_model(state, policy_loss)
 
     @property
     def undecayed(self) -> tuple[str, ...]:

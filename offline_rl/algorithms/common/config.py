@@ -8,16 +8,17 @@ Another range is `Annotated[float, Range(high=0)]`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from math import inf
 from typing import Annotated, Any, get_type_hints
 
 from offline_rl.data.transform import Preprocessing
-from offline_rl.utils.options import Count, Range, type_metadata
+from offline_rl.utils.options import Count, Range, frozen, type_metadata
 
 # Annotation of fields that define networks or data. Stacked seeds must have the same value.
 BUILT = "one value for all seeds"
+SHARED = ("noise_scale",)  # fields that define the environment; see `Algorithm.composition`
 OFFLINE = "offline alone"  # annotation of fields that online training does not use
 
 Bound = Annotated[float, Range(-inf, inf)]
@@ -33,7 +34,7 @@ Switch = Annotated[bool, BUILT]  # defines networks
 Tau = Annotated[float, Range(0, 1)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class BaseConfig(Preprocessing):
     """Options that every algorithm has."""
 
@@ -64,8 +65,17 @@ class BaseConfig(Preprocessing):
                 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnsembleConfig(BaseConfig):
+@frozen
+class CriticConfig(BaseConfig):
+    """Options of methods with bootstrapped critics and target networks."""
+
+    discount: Discount = 0.99  # discount factor gamma
+    tau: Tau = 0.005  # target update rate: share of the critics mixed into their targets
+    critic_lr: Rate = 3e-4  # learning rate of the critics
+
+
+@frozen
+class EnsembleConfig(CriticConfig):
     """Options of methods with a critic ensemble, such as those that WSRL continues."""
 
     num_critics: Ensemble = 2  # number of critics (E)
@@ -77,7 +87,7 @@ class EnsembleConfig(BaseConfig):
 def structural_fields(config: type) -> frozenset[str]:
     """Return the fields that define networks or data, which are fixed for all phases of a run."""
     hints = get_type_hints(config, include_extras=True)
-    always = {"batch_size", "activation"} | {f.name for f in fields(Preprocessing)}
+    always = {"batch_size", "activation", *SHARED} | {f.name for f in fields(Preprocessing)}
     return frozenset(
         f.name for f in fields(config) if f.name in always or BUILT in type_metadata(hints[f.name])
     )
@@ -91,7 +101,7 @@ def stackable_fields(config: type) -> frozenset[str]:
     which shape the data that all seeds share.
     """
     hints, kinds = get_type_hints(config, include_extras=True), get_type_hints(config)
-    shared = {f.name for f in fields(Preprocessing)}
+    shared = {f.name for f in fields(Preprocessing)} | {*SHARED}
     return frozenset(
         name
         for name in (f.name for f in fields(config))

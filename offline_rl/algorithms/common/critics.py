@@ -12,50 +12,7 @@ from offline_rl.algorithms.common.base import Metrics, Network, State, minimize
 from offline_rl.replay.batch import Batch
 from policies.networks.init import Init, torch_init
 from policies.networks.mlp import MLP, Activation
-
-
-class Critic(nn.Module):
-    """Ensemble of E independent Q(s, a), evaluated by batched matrix multiplications.
-
-    Each member is initialized by its own fan-in.
-    """
-
-    def __init__(
-        self,
-        observations: int,
-        actions: int,
-        hidden: Sequence[int],
-        *,
-        activation: Activation = "relu",
-        ensemble: int = 2,
-        layer_norm: bool = False,
-        norm_after_activation: bool = False,
-        init: Init = torch_init,
-    ) -> None:
-        super().__init__()
-        self.net = MLP(
-            observations + actions,
-            1,
-            hidden,
-            activation=activation,
-            ensemble=ensemble,
-            layer_norm=layer_norm,
-            norm_after_activation=norm_after_activation,
-            init=init,
-        )
-
-    def forward(
-        self, observations: Tensor, actions: Tensor, members: Tensor | None = None
-    ) -> Tensor:
-        """Return Q(s, a), [E, ...], for observations [..., O] and actions [..., A].
-
-        members: indices [K] of the critics to evaluate; the result is then [K, ...].
-        """
-        return self.net(torch.cat([observations, actions], -1), members=members).squeeze(-1)
-
-    def per_member(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return Q [E, ...] where member i evaluates slice i of [E, ..., O] and [E, ..., A]."""
-        return self.net(torch.cat([observations, actions], -1), per_member=True).squeeze(-1)
+from policies.networks.mlp import Critic as Critic
 
 
 class Value(nn.Module):
@@ -104,6 +61,18 @@ def sampled_q(state: State, q: Tensor, count: int | None) -> Tensor:
         return q
     is_drawn = members[:, None] == torch.arange(len(q), device=q.device)  # [K, E]
     return torch.where(is_drawn.reshape(*is_drawn.shape, *[1] * (q.dim() - 1)), q, 0).sum(1)
+
+
+def candidate_values(state: State, cfg: Any, s: Tensor) -> tuple[Tensor, Tensor]:
+    """Return target values and log densities of the policy's actions in states s, both [N, B].
+
+    N: 1, or `num_samples` with the option `max_target_backup`. A value is the minimum over
+    `num_min_critics` target critics, sampled with replacement.
+    """
+    count = cfg.num_samples if cfg.max_target_backup else 1
+    a, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
+    members = sample_members(state, cfg.num_critics, cfg.num_min_critics, replace=True)
+    return state.critic_target(s.expand(count, *s.shape), a, members).amin(0), log_pi
 
 
 def regress(state: State, batch: Batch, target: Tensor) -> tuple[State, Metrics]:

@@ -7,22 +7,40 @@ critic_target, log_alpha.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from math import log
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Network, State, minimize
+from offline_rl.algorithms.common.actor_critic import ActorCritic, ActorCriticConfig
+from offline_rl.algorithms.common.base import Metrics, Network, State, minimize
+from offline_rl.algorithms.common.config import Rate
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import frozen
+from policies.networks.mlp import Scalar
 
 
-def soft_optimizers(cfg: Any) -> dict[str, Adam]:
-    """Return Adam for each network, with the learning rates of `cfg`."""
-    return {
-        "policy": Adam(cfg.actor_lr),
-        "critic": Adam(cfg.critic_lr),
-        "log_alpha": Adam(cfg.alpha_lr),
-    }
+@frozen
+class SoftConfig(ActorCriticConfig):
+    """Options of methods with a learned temperature."""
+
+    alpha_lr: Rate = 3e-4  # learning rate of the temperature
+
+
+class SoftActorCritic(ActorCritic):
+    """Method with a learned temperature, exp(`log_alpha`)."""
+
+    def networks(self) -> dict[str, nn.Module]:
+        alpha = getattr(self.cfg, "initial_alpha", 1.0)
+        return super().networks() | {"log_alpha": Scalar(log(alpha))}
+
+    def optimizers(self) -> dict[str, Adam]:
+        return super().optimizers() | {"log_alpha": self.adam(self.cfg.alpha_lr)}
+
+
+def ensemble_min(q: Tensor) -> Tensor:
+    """Return the minimum over the ensemble, [E, B] -> [B]."""
+    return q.amin(0)
 
 
 def update_temperature(state: State, log_pi: Tensor, target_entropy: float | Tensor) -> State:
@@ -37,6 +55,25 @@ def update_temperature(state: State, log_pi: Tensor, target_entropy: float | Ten
     return minimize(state, "log_alpha", alpha_loss)[0]
 
 
+def update_policy(
+    state: State,
+    old: State,
+    observations: Tensor,
+    alpha: Tensor,
+    bound: Callable[[Tensor], Tensor] = ensemble_min,
+) -> tuple[State, Tensor, Metrics]:
+    """Update the policy on `soft_policy_loss` with `old`'s critics.
+
+    Also returns the mean log density of the policy before the update, 0-d.
+    """
+
+    def policy_loss(policy: Network) -> tuple[Tensor, Tensor]:
+        return soft_policy_loss(policy, old, observations, alpha, bound)
+
+    state, value, log_pi = minimize(state, "policy", policy_loss)
+    return state, log_pi, {"policy_loss": value, "entropy": -log_pi, "alpha": alpha}
+
+
 def soft_q(state: State, observations: Tensor, alpha: Tensor) -> Tensor:
     """Return Q_i(s, a) - alpha log pi(a|s) of each target critic, [B, O] -> [E, B]; eq. 3."""
     a, log_pi = state.policy.sample(observations, state.random)
@@ -46,11 +83,6 @@ def soft_q(state: State, observations: Tensor, alpha: Tensor) -> Tensor:
 def soft_target(state: State, batch: Batch, alpha: Tensor) -> Tensor:
     """Return r + discount * (min_i Q_i(s', a') - alpha log pi(a'|s')), [B]; a' ~ pi; eq. 2, 3."""
     return batch.rewards + batch.discount * soft_q(state, batch.next_observations, alpha).amin(0)
-
-
-def ensemble_min(q: Tensor) -> Tensor:
-    """Return the minimum over the ensemble, [E, B] -> [B]."""
-    return q.amin(0)
 
 
 def soft_policy_loss(

@@ -11,86 +11,65 @@ order of steps is that of ikostrikov/implicit_q_learning:learner.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated
 
 from torch import Tensor, nn
 
+from offline_rl.algorithms.common.actor_critic import ActorCritic, ActorCriticConfig
 from offline_rl.algorithms.common.base import (
     Algorithm,
     Metrics,
     Network,
     State,
     minimize,
-    soft_update,
+    update_targets,
 )
-from offline_rl.algorithms.common.config import (
-    OFFLINE,
-    BaseConfig,
-    Discount,
-    Dropout,
-    Rate,
-    Sizes,
-    Tau,
-)
+from offline_rl.algorithms.common.config import OFFLINE, Dropout, Rate
 from offline_rl.algorithms.common.critics import Critic, Value
 from offline_rl.algorithms.common.optim import Adam, cosine
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.data.transform import ActionClip
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative
+from offline_rl.utils.options import Count, NonNegative, frozen
 from policies.heads.gaussian import GaussianActor
 from policies.networks.init import orthogonal_init
 from policies.networks.mlp import Activation
 
 
-@dataclass(frozen=True)
-class DualConfig(BaseConfig):
+@frozen
+class DualConfig(ActorCriticConfig):
     """Defaults: IQL's for locomotion (arXiv:2110.06169, appendix B), shared by all four."""
 
     beta: NonNegative = 3.0  # 0 is behavior cloning; larger values trust the advantage more
     max_weight: NonNegative = 100.0  # cap on the advantage weight exp(beta * advantage)
     dropout: Dropout = 0.0  # dropout rate of the policy during training
-    discount: Discount = 0.99  # discount factor gamma
-    tau: Tau = 0.005  # target update rate: share of the critic mixed into its target
     actor_lr: Rate = 3e-4  # initial learning rate of the policy
     decay_actor_lr: Annotated[bool, OFFLINE] = True  # cosine decay to 0 over num_updates
-    critic_lr: Rate = 3e-4  # learning rate of the critics
     value_lr: Rate = 3e-4  # learning rate of V
     value_updates: Count = 1  # updates of V per batch
     layer_norm: bool = False  # layer normalization in V
-    hidden: Sizes = (256, 256)  # units of each hidden layer
     activation: Activation = "relu"  # activation between layers of all networks
     clip_actions: ActionClip = 1 - 1e-5  # clip the data's actions to +- this, as the authors do
 
 
-class DualV(Algorithm):
+class DualV(ActorCritic):
     """Learner with in-sample values.
 
     A subclass defines `value_loss` and overrides what differs.
     """
 
-    targets: ClassVar = {"critic_target": "critic"}
-
     def networks(self) -> dict[str, nn.Module]:
-        obs, cfg = self.spec.observation_dim, self.cfg
-        options: dict[str, Any] = {"activation": cfg.activation, "init": orthogonal_init()}
-        return {
-            "policy": self.actor(),
-            "critic": self.critic(),
-            "value": Value(obs, cfg.hidden, layer_norm=cfg.layer_norm, **options),
-        }
+        networks, cfg = super().networks(), self.cfg
+        options = {"activation": cfg.activation, "layer_norm": cfg.layer_norm}
+        value = Value(self.spec.observation_dim, cfg.hidden, init=orthogonal_init(), **options)
+        return networks | {"value": value}
 
     def actor(self) -> nn.Module:
-        """Return the policy network."""
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        options: dict[str, Any] = {"activation": cfg.activation, "dropout_rate": cfg.dropout}
-        return GaussianActor(obs, act, cfg.hidden, init=orthogonal_init(), **options)
+        return self.build(GaussianActor, dropout_rate=self.cfg.dropout, init=orthogonal_init())
 
     def critic(self) -> nn.Module:
-        """Return the Q network."""
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
-        return Critic(obs, act, cfg.hidden, activation=cfg.activation, init=orthogonal_init())
+        return self.build(Critic, init=orthogonal_init())
 
     def for_phase(self, phase: str) -> Algorithm:
         """Return the algorithm for `phase`; online, the policy's learning rate is constant."""
@@ -101,11 +80,8 @@ class DualV(Algorithm):
 
     def optimizers(self) -> dict[str, Adam]:
         schedule = cosine(self.num_updates) if self.cfg.decay_actor_lr else None
-        return {
-            "policy": Adam(self.cfg.actor_lr, schedule=schedule),
-            "critic": Adam(self.cfg.critic_lr),
-            "value": Adam(self.cfg.value_lr),
-        }
+        adams = {"policy": Adam(self.cfg.actor_lr, schedule=schedule)}
+        return super().optimizers() | adams | {"value": Adam(self.cfg.value_lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update V; then policy and Q with the new V; then the target."""
@@ -130,7 +106,7 @@ class DualV(Algorithm):
 
         state, pi_loss = minimize(state, "policy", policy_loss)
         state, q_loss = minimize(state, "critic", critic_loss)
-        state = soft_update(state, "critic_target", "critic", cfg.tau)
+        state = update_targets(state)
         losses = {"value_loss": v_loss, "policy_loss": pi_loss, "critic_loss": q_loss}
         means = {"target": y.mean(), "advantage": advantage.mean(), "weight": weight.mean()}
         return state, losses | means

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ class Adam:
     """Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1); AdamW with `weight_decay`."""
 
     lr: Number
+    # learning rates of parameter groups: part of a parameter's name -> its rate instead of `lr`
+    rates: Mapping[str, Number] = field(default_factory=dict, kw_only=True)
     beta1: Number = 0.9
     beta2: Number = 0.999
     eps: Number = 1e-8
@@ -40,24 +42,32 @@ class Adam:
     ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
         """Return parameters and state after one step; nothing is changed in place."""
         if self.max_grad_norm is not None:
-            norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
-            factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1)
-            grads = {k: g * factor for k, g in grads.items()}
+            grads = clip_norm({"": grads}, self.max_grad_norm)[""]
         done = state["count"]["steps"]
         count = (done + 1).float()
-        lr = self.lr if self.schedule is None else self.lr * self.schedule(done)
+        factor = 1.0 if self.schedule is None else self.schedule(done)
+        lrs = {part: lr * factor for part, lr in [*self.rates.items(), ("", self.lr)]}
         # 1 - beta**count without cancellation. Combining scalars first saves divisions.
-        size = lr / -(count * log(self.beta1)).expm1()
+        correction = -(count * log(self.beta1)).expm1()
+        sizes = {part: lr / correction for part, lr in lrs.items()}
         scale = (-(count * log(self.beta2)).expm1()).rsqrt()
         first, second, new = {}, {}, {}
         for k, p in params.items():
+            group = next(part for part in lrs if part in k)  # "" is part of every name
             m = first[k] = torch.lerp(grads[k], state["first"][k], self.beta1)
             v = second[k] = self.beta2 * state["second"][k] + (1 - self.beta2) * grads[k].square()
-            new[k] = p - size * (m / (v.sqrt() * scale + self.eps))
+            new[k] = p - sizes[group] * (m / (v.sqrt() * scale + self.eps))
             decays = isinstance(self.weight_decay, Tensor) or self.weight_decay
             if decays and not any(part in k for part in self.undecayed):
-                new[k] = new[k] - lr * self.weight_decay * p
+                new[k] = new[k] - lrs[group] * self.weight_decay * p
         return new, {"first": first, "second": second, "count": {"steps": done + 1}}
+
+
+def clip_norm(grads: Mapping[str, Tree], max_norm: float) -> dict[str, dict[str, Tensor]]:
+    """Return the gradients of one or several networks, scaled to at most `max_norm` together."""
+    squares = [g.square().sum() for tree in grads.values() for g in tree.values()]
+    factor = (max_norm / (torch.stack(squares).sum().sqrt() + 1e-6)).clamp(max=1)
+    return {name: {k: g * factor for k, g in tree.items()} for name, tree in grads.items()}
 
 
 def log(beta: Number) -> Number:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
 
@@ -14,12 +14,18 @@ from policies.channels import Observations
 ONLINE = "online"  # name of the online phase
 
 
+Unit = Literal["rows", "updates", "env_steps"]  # fields of `Counts`
+
+
 @dataclass(frozen=True)
 class Learn:
     """Gradient updates."""
 
     phase: str
     updates: int
+    evaluate: bool = True  # False: no evaluation during these updates or at their end
+
+    unit: ClassVar[Unit] = "updates"
 
     @property
     def size(self) -> int:
@@ -33,6 +39,9 @@ class Interact:
 
     phase: str
     env_steps: int
+
+    unit: ClassVar[Unit] = "env_steps"
+    evaluate: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
@@ -49,6 +58,9 @@ class Collect:
     n_action_steps: int  # environment steps per decision, unless the episode ends earlier
     adds: bool = False  # add completed episodes to the data
 
+    unit: ClassVar[Unit] = "env_steps"
+    evaluate: ClassVar[bool] = True
+
     @property
     def size(self) -> int:
         """Number of environment steps."""
@@ -57,11 +69,15 @@ class Collect:
 
 @dataclass(frozen=True)
 class Fill:
-    """Decisions of each seed's fixed policy on the data's states, stored as rollouts."""
+    """Rows that each seed's policy makes without an environment, from states of the data."""
 
     phase: str
     rows: int
-    states: str  # phase whose batches provide the observations
+    states: str  # phase whose batches provide the states
+    target: str = "rollouts"  # source that stores the rows
+
+    unit: ClassVar[Unit] = "rows"
+    evaluate: ClassVar[bool] = False
 
     @property
     def size(self) -> int:
@@ -72,16 +88,39 @@ class Fill:
 Piece: TypeAlias = Learn | Interact | Collect | Fill
 
 
-def locate(schedule: Sequence[Piece], clock: int) -> tuple[int, int]:
-    """Return the index of the phase at `clock`, and how much of it is done.
+@dataclass
+class Counts:
+    """Work of one phase so far, per seed: a separate counter for each unit."""
 
-    The end of a phase counts as the start of the next. After the last, the index is len(schedule).
+    updates: int = 0
+    env_steps: int = 0
+    rows: int = 0  # made without an environment
+
+
+class Position(NamedTuple):
+    """Progress in a schedule: the index of a piece, and how much of it is done in its unit."""
+
+    piece: int = 0
+    done: int = 0
+
+
+def locate(schedule: Sequence[Piece], position: Position) -> Position:
+    """Return the position of the next work: the end of a piece is the start of the next one.
+
+    After the last piece, the index is len(schedule).
     """
-    for k, work in enumerate(schedule):
-        if clock < work.size:
-            return k, clock
-        clock -= work.size
-    return len(schedule), clock
+    piece, done = position
+    while piece < len(schedule) and done >= schedule[piece].size:
+        piece, done = piece + 1, 0
+    return Position(piece, done)
+
+
+def axes(schedule: Sequence[Piece]) -> dict[str, Unit]:
+    """Return the unit of each phase's curves: environment steps if it takes any, else updates."""
+    found = dict[str, Unit]()
+    for unit in get_args(Unit):  # a later unit replaces an earlier one
+        found |= {piece.phase: unit for piece in schedule if piece.unit == unit}
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +164,13 @@ class Online(Checked):
         """Return the total updates after `env_steps` steps, in complete periods."""
         counted_steps = max(env_steps - max(self.warmup_steps, batch_size), 0)
         return int(counted_steps * self.utd) // period * period
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomStart(Online):
+    """Online training from scratch: uniform random actions during the warm-up."""
+
+    warmup_policy: Literal["policy", "random"] = "random"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-from torch import nn
-
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Fraction
-from offline_rl.utils.options import Count
-from policies.heads.vision import VisionHead, VisionPlanner
+from offline_rl.utils.options import Count, frozen
+from policies.heads.head import Head
+from policies.heads.vision import VisionHead
 from policies.networks.encoders import Kind
 from policies.spec import Spec
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class VisionConfig(BaseConfig):
     """Options of the image encoders, one for each camera."""
 
@@ -28,15 +26,14 @@ class VisionConfig(BaseConfig):
         return {"kind": self.encoder, "num_keypoints": self.num_keypoints, "crop": self.crop}
 
 
-def build_head(spec: Spec, cfg: VisionConfig, head: type[nn.Module], **arguments: Any) -> nn.Module:
+def build_head(spec: Spec, cfg: VisionConfig, head: type[Head], **arguments: Any) -> Head:
     """Return `head` on the single observation vector, or on the features of `cfg`'s encoders.
 
     arguments: JSON-serializable arguments of `head`, except its observation size.
     """
     if spec.single_vector is not None:
         return head(spec.observation_dim, **arguments)
-    kind = VisionPlanner if hasattr(head, "plan") else VisionHead
-    return kind(spec.observation_shapes, head.__name__, arguments, cfg.encoder_options)
+    return VisionHead(spec.observation_shapes, head.__name__, arguments, cfg.encoder_options)
 
 
 def input_options(spec: Spec, cfg: Any) -> dict[str, Any]:

@@ -51,6 +51,11 @@ def start(cls: type[Algorithm], num_updates: int = 1, spec: Spec = SPEC, **confi
     return State(algorithm, tree["params"], tree["optimizer"], Recorded(), torch.tensor(0))
 
 
+def completed(cls: type[Algorithm], data: Dataset, cfg: Any) -> Any:
+    """Return the config with the values that follow from the data."""
+    return cls(Spec(data.observations.shape[1:], data.actions.shape[1]), cfg).prepare(data)[1]
+
+
 def opinionated(state: State) -> State:
     """Return a state with critics whose values differ strongly between actions, and in sign."""
     critic, batch = {k: 3 * v for k, v in state.params["critic"].items()}, made_batch(0)
@@ -83,6 +88,7 @@ def made_batch(seed: int = 1, size: int = 32) -> Batch:
         rewards=torch.randn(size),
         discount=torch.where(torch.arange(size) % 4 == 0, 0.0, 0.99),
         next_observations=torch.randn(size, 3),
+        bootstrap_mask=(torch.arange(size) % 4 > 0).float(),
     )
 
 
@@ -107,7 +113,7 @@ def taught(
     """
     cfg = cls.Config(**config)
     spec = Spec(data.observations.shape[1:], data.actions.shape[1])
-    source = offline_source(cls, cfg, data)
+    source = offline_source(cls(SPEC, cfg), data)
     engine = Engine(lambda _: cls(spec, cfg), [0], source, batch_size=32)
     change(engine.state["params"])
     for phase in engine.algorithm.phases:
@@ -127,6 +133,7 @@ def two_actions() -> Batch:
         rewards=better.float(),
         discount=torch.zeros(32),
         next_observations=torch.zeros(32, 1),
+        bootstrap_mask=torch.zeros(32),
     )
 
 
@@ -139,6 +146,7 @@ def hill(seed: int) -> Batch:
         rewards=1 - 4 * (actions[:, 0] - 0.3).square(),
         discount=torch.zeros(64),
         next_observations=torch.zeros(64, 1),
+        bootstrap_mask=torch.zeros(64),
     )
 
 
@@ -154,9 +162,8 @@ def target_after(cls: type[Algorithm], *, terminated: bool, **config: Any) -> fl
     data = Dataset.from_arrays(
         row, row[:, :2] / 2, row[:, 0], ended, ~ended, next_observations=-2 * row
     )
-    source = offline_source(
-        cls, cls.Config(**config), data, data if "expert" in cls.extra_columns else None
-    )
+    expert = data if "expert" in cls.extra_columns else None
+    source = offline_source(cls(SPEC, cls.Config(**config)), data, expert)
     tensors = tree_map(lambda x: x[0], source.tensors())
     batch = source.sample(tensors, Recorded(), 8, 0.99)
     return advance(start(cls, **config), batch)[1]["target"].item()

@@ -114,10 +114,10 @@ def test_it_acts_deterministically_with_its_last_weights():
     head = state.algorithm.head()
     assert (head.noise_shape, head.n_obs_steps, head.chunk_size) == ((), 2, 4)
     seen, nothing = torch.randn(5, 2, 3), torch.zeros(5, 0)
-    chunk = head.plan(seen, nothing)
+    chunk = head.decide(seen, {}, nothing)[0]
     assert chunk.shape == (5, 4, 2)
     head.embed_style.weights[0].data *= 10  # of a style that is 0
-    assert torch.equal(head.plan(seen, nothing), chunk)
+    assert torch.equal(head.decide(seen, {}, nothing)[0], chunk)
     for k in range(3):
         state = state.algorithm.update(state, chunks(k), 0)[0]
     for name, value in state.params["policy"].items():

@@ -9,6 +9,7 @@ from by_hand import (
     advance,
     assert_same,
     close,
+    completed,
     doubles,
     made_batch,
     plain,
@@ -55,10 +56,7 @@ def test_the_last_row_of_an_episode_is_used_without_a_next_observation(horizon: 
     assert not data.usable[last].any()
     state = taught(BC, data, num_updates=150, horizon=horizon, lr=1e-2, hidden=(16,))
     observations = torch.tensor([[0.0], [1.0]])
-    if horizon == 1:
-        answer = state.policy.act(observations)
-    else:
-        answer = state.policy.plan(observations[:, None], None)[:, 0]
+    answer = state.policy.decide(observations[:, None], {}, None)[0][:, 0]
     assert answer[:, 0].tolist() == pytest.approx([-0.5, 0.5], abs=0.02)
 
 
@@ -84,7 +82,7 @@ def five_episodes() -> Dataset:
     ],
 )
 def test_keeps_the_best_share_of_trajectories_or_timesteps(config, kept):
-    data = BC(Spec((3,), 1), BC.Config(**config)).prepare(five_episodes())
+    data = BC(Spec((3,), 1), BC.Config(**config)).prepare(five_episodes())[0]
     assert sorted({round(5 * a) for a in data.actions[:, 0].tolist()}) == kept
 
 
@@ -95,7 +93,7 @@ def test_chunks_are_actions_of_the_episode_from_the_current_step_on():
     chunked = {"n_obs_steps": 2, "horizon": 3, "n_action_steps": 2, "lr": 1e-2, "hidden": (64,)}
     state = taught(BC, data, num_updates=600, **chunked)
     seen = torch.tensor([[[0.0], [0.0]], [[1.0], [2.0]], [[2.0], [3.0]]])
-    answered = state.policy.plan(seen, None)[..., 0]
+    answered = state.policy.decide(seen, {}, None)[0][..., 0]
     expected = torch.tensor([[0.0, 0.1, 0.2], [0.2, 0.3, 0.4], [0.3, 0.4, 0.5]])
     assert (answered - expected).abs().max() < 0.03
     head = state.algorithm.modules["policy"]
@@ -111,7 +109,7 @@ def test_padding_beyond_an_episode_does_not_count():
     state = start(BC, n_obs_steps=2, horizon=4, n_action_steps=2, **SMALL)
     seen, zeros = torch.randn(8, 2, 3), torch.zeros(8)
     actions, valid = torch.rand(8, 4, 2) * 2 - 1, torch.rand(8, 4) < 0.6
-    _, metrics = advance(state, Batch(seen, actions, zeros, zeros, seen, valid=valid))
+    _, metrics = advance(state, Batch(seen, actions, zeros, zeros, seen, zeros, valid=valid))
     with torch.no_grad():
         error = (state.policy(seen) - actions)[valid].square()
     close(metrics["policy_loss"], error.mean())
@@ -121,4 +119,4 @@ def test_too_long_chunks_are_refused():
     with pytest.raises(ValueError, match="n_action_steps=3 exceeds horizon=2"):
         BC.Config(horizon=2, n_action_steps=3)
     with pytest.raises(UserError, match="longest episode has 10 steps, a chunk has 12"):
-        BC.complete_config(BC.Config(horizon=12, n_action_steps=11), five_episodes())
+        completed(BC, five_episodes(), BC.Config(horizon=12, n_action_steps=11))

@@ -86,7 +86,7 @@ def returns_of(rewards, ends, tail, discount=0.99):
     data = Dataset.from_arrays(
         obs, obs, rewards, flags == "x", flags == "|", next_observations=obs + 1
     )
-    return CalQL.mc_returns(CalQL.Config(tail=tail, discount=discount), data)
+    return CalQL(Spec((1,), 1), CalQL.Config(tail=tail, discount=discount)).mc_returns(data)
 
 
 def test_a_truncated_failure_continues_and_a_success_ends():

@@ -12,8 +12,7 @@ from offline_rl.algorithms.common.noising.edm import denoise, distance, heun_ste
 from offline_rl.algorithms.consistency import Config, Consistency
 from offline_rl.algorithms.diffusion_policy import Config as TeacherConfig
 from offline_rl.algorithms.diffusion_policy import DiffusionPolicy
-from offline_rl.training.finetune import distill
-from offline_rl.training.train import train
+from offline_rl.training.train import distill, train
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.trees import flatten
 from policies.heads.schedules import SIGMAS, boundary_coefficients, jumps, karras, sample, sigma

@@ -28,6 +28,7 @@ from offline_rl.engine import engine as engine_module
 from offline_rl.engine.engine import MAX_UNROLLED, Engine
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.ring import Ring
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.training.sources import offline_source
 from offline_rl.utils.options import Checked, Range, build, coerce, describe_options, field_ranges
@@ -67,7 +68,7 @@ def source(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Source:
     if is_on_policy(cls):
         return toy_rollouts(cls(SPEC, cfg), device)
     expert = dataset(100, seed=1) if "expert" in cls.extra_columns else None
-    return offline_source(cls, cfg, dataset(), expert, device=device)
+    return offline_source(cls(SPEC, cfg), dataset(), expert, device=device)
 
 
 def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
@@ -88,10 +89,10 @@ def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
 def sources(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Sources:
     made = source(cls, cfg, device)
     if not is_on_policy(cls):
-        return Sources(offline=made)
-    phases = cls.phases is not Algorithm.phases
-    data = offline_source(cls, cfg, dataset(), device=device) if phases else None
-    return Sources(offline=data, rollouts=made)
+        return {"offline": made}
+    if cls.phases is Algorithm.phases:
+        return {"rollouts": made}
+    return {"offline": offline_source(cls(SPEC, cfg), dataset(), device=device), "rollouts": made}
 
 
 def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
@@ -155,6 +156,21 @@ def test_all_tests_of_an_algorithm_run_in_one_process(request: pytest.FixtureReq
 
 
 @every_algorithm
+def test_only_the_initial_state_builds_networks(name: str):
+    cls = algorithm_class(name)
+    algorithm = cls(SPEC, small_config(cls), 100)
+    _, algorithm.cfg = algorithm.prepare(dataset())
+    assert algorithm.make_columns(dataset()).keys() == {*cls.extra_columns} - {"expert"}
+    made = sources(cls, algorithm.cfg)
+    for phase in [*algorithm.phases, "update"]:
+        assert algorithm.for_phase(phase).period >= 1
+        assert algorithm.for_phase(phase).source(phase, made)
+    assert algorithm.for_phase("online").optimizers()
+    assert "modules" not in vars(algorithm)
+    assert algorithm.initial()["params"].keys() == algorithm.modules.keys() >= {*algorithm.acts}
+
+
+@every_algorithm
 def test_an_update_does_not_modify_its_inputs_and_returns_finite_detached_scalars(name: str):
     cls = algorithm_class(name)
     algorithm = cls(SPEC, small_config(cls), 100)
@@ -199,8 +215,8 @@ def test_imitation_phases_are_those_that_never_read_next_observations(name: str)
 def test_only_imitation_phases_use_every_row(name: str):
     cls = algorithm_class(name)
     cfg = small_config(cls)
-    made, every = (offline_source(cls, cfg, dataset(seed=seed)) for seed in range(2))
-    both = Sources(made, every_row=every)
+    made, every = (offline_source(cls(SPEC, cfg), dataset(seed=seed)) for seed in range(2))
+    both = {"offline": made, "every_row": every}
     for phase in [*cls(SPEC, cfg, 100).phases, "update"]:
         if is_on_policy(cls) and phase in ("improve", "update"):
             continue  # these are trained on rollouts
@@ -245,16 +261,20 @@ def test_compiled_updates_of_256_units_compute_what_the_traced_graph_does(
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=together(n)) for n in algorithm_names() if algorithm_class(n).online],
+    [
+        pytest.param(n, marks=together(n))
+        for n in algorithm_names()
+        if algorithm_class(n).mode.online
+    ],
 )
 def test_an_online_period_changes_the_trained_networks_and_stays_finite(name: str):
     """Batches mix data and experience as the method does."""
     cls = algorithm_class(name)
     cfg = small_config(cls)
     then = replace(cfg, **cls.Online.config_changes)
-    experience = offline_source(cls, then, dataset(seed=2))
+    experience = offline_source(cls(SPEC, then), dataset(seed=2))
     how = Interaction(cls.Online.small(), then, 10)
-    both = replace(sources(cls, cfg), online=experience)
+    both = {**sources(cls, cfg), "online": experience}
     e = Engine(lambda _: cls(SPEC, cfg, 100, how), [0], both, batch_size=32)
     before = {k: v.clone() for k, v in flatten(e.state["params"]).items()}
     e.run(2 * e.period("online"), "online")
@@ -284,7 +304,7 @@ def beginning(
     how = Interaction(cls.Online(offline_fraction=offline_fraction), cfg)
     for stream, place in enumerate(places):
         own.append(stream, rows_of(place, 60 + 30 * place))
-    both = Sources(ReplayBuffer.from_dataset(dataset()), own)
+    both = {"offline": ReplayBuffer.from_dataset(dataset()), "online": own}
     options = {"batch_size": 32} | options
     seeds = [SEEDS[place] for place in places]
     return Engine(lambda _: cls(SPEC, cfg, 100, how), seeds, both, **options), own
@@ -307,14 +327,14 @@ def test_each_stacked_seed_trains_online_on_its_own_stream(name: str, offline_fr
 @every_algorithm
 def test_actions_are_in_range_and_deterministic_without_exploration(name: str):
     e = engine(name, SEEDS)
-    far = 0.1 if e.algorithm.is_residual else 100  # it observes a base's actions, inside the box
+    far = 0.1 if e.algorithm.mode.start == "base" else 100  # it observes actions, in [-1, 1]
     near = torch.randn(len(SEEDS), 8, 5, generator=torch.Generator().manual_seed(0))
     observations = far * near
     actions = e.stacked_policy(8)(observations)
     assert actions.shape == (len(SEEDS), 8, 2)
     assert actions.abs().max() <= 1
     assert torch.equal(actions, e.stacked_policy(8)(observations, 5))
-    if e.algorithm.online and not hasattr(e.algorithm.modules["policy"], "plan"):
+    if e.algorithm.mode.online and e.algorithm.acting_head().chunk_size == 1:
         explore = e.stacked_policy(8, explore=True)
         assert explore(observations, 1).abs().max() <= 1
         near = min(far, 1) * near  # where not every action is at the edge of the box
@@ -464,9 +484,9 @@ def device_faults(
     if offline_fraction is not None:
         how = replace(how, offline_fraction=offline_fraction)
     both, then = sources(cls, cfg, "meta"), replace(cfg, **cls.Online.config_changes)
-    if cls.online and not both.rollouts:
-        experience = offline_source(cls, then, dataset(seed=2), device="meta")
-        both = replace(both, online=experience)
+    if cls.mode.online and "rollouts" not in both:
+        experience = offline_source(cls(SPEC, then), dataset(seed=2), device="meta")
+        both = {**both, "online": experience}
     interaction = Interaction(how, then, 10)
     e = Engine(
         lambda _: cls(SPEC, cfg, 100, interaction), [0, 1], both, batch_size=32, device="meta"
@@ -474,7 +494,7 @@ def device_faults(
     found: dict[str, dict[str, int]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "new_tensor", new_tensor)
-        phases = [*e.algorithm.phases, "update"] + ["online"] * bool(both.online)
+        phases = [*e.algorithm.phases, "update"] + ["online"] * ("online" in both)
         for phase in [only] if only else phases:
             algorithm, period = e.for_phase(phase)[0], e.period(phase)
             kinds = tuple(sorted({algorithm.equivalent_step(i) for i in range(period)}))
@@ -485,6 +505,24 @@ def device_faults(
                 if faults := dict(+recorder.faults):
                     found[f"{phase} {places}"] = faults
     return found
+
+
+def test_rows_that_a_program_computes_are_stored_without_the_host():
+    """Chains of the policy as rollouts, and rows that a mask selects in a ring."""
+    e, recorder = new_engine("rl100", [0], device="meta"), DeviceFaults()
+    request: Any = ("improve", e.algorithm.cfg.decisions, "imitate", "rollouts")
+    ring = Ring((5,), 2, 50, device="meta")
+    shapes = dict.fromkeys(("rewards", "terminated", "truncated", "valid"), (1, 9))
+    shapes |= dict.fromkeys(("observations", "next_observations"), (1, 9, 5))
+    shapes |= {"actions": (1, 9, 2)}
+    rows = {name: torch.zeros(shape, device="meta") for name, shape in shapes.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_tensor", new_tensor)
+        e.fill(*request)  # traces the program
+        with recorder:
+            e.fill(*request)
+            ring.write(rows, e.state["counters"]["update"])
+    assert dict(+recorder.faults) == {}
 
 
 def new_tensor(like: torch.Tensor, data: Any, *, dtype: Any = None) -> torch.Tensor:
@@ -548,9 +586,8 @@ def test_what_a_gpu_cannot_capture_is_recorded():
 @pytest.mark.parametrize("name", ["bc", "dppo", "rl100"])
 def test_the_test_data_is_on_the_engines_device(name: str):
     both = new_engine(name, [0], device="meta").sources
-    made = [source for source in vars(both).values() if source is not None]
-    assert made
-    for tensor in tree_leaves([source.tensors() for source in made]):
+    assert both
+    for tensor in tree_leaves([source.tensors() for source in both.values()]):
         assert tensor.device.type == "meta"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from by_hand import Recorded, advance, close, start, taught
+from by_hand import Recorded, advance, close, completed, start, taught
 from printed import evaluate
 from small_data import save_small
 
@@ -14,7 +14,6 @@ import envs
 import policies
 from offline_rl.algorithms.decision_transformer import DT
 from offline_rl.data import Dataset
-from offline_rl.replay.batch import Sources
 from offline_rl.training.sources import offline_source
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
@@ -40,8 +39,8 @@ def sampled(size: int = 64, *, data: Dataset | None = None, **config):
     """Return a state and a batch of its windows."""
     state = start(DT, spec=Spec((1,), 1), **(SMALL | AIM | config))
     learner = state.algorithm
-    data = learner.prepare(data or episodes())
-    source = learner.source("update", Sources(offline_source(DT, learner.cfg, data)))
+    data = learner.prepare(data or episodes())[0]
+    source = learner.source("update", {"offline": offline_source(learner, data)})
     tensors = {k: v[0] for k, v in source.tensors().items()}
     return state, source.sample(tensors, Recorded(), size, learner.cfg.discount)
 
@@ -50,7 +49,7 @@ def test_counted_rewards_become_their_increases():
     """Two episodes complete two and three subtasks; returns-to-go count those still to do."""
     counts = np.array([0, 1, 1, 2, 0, 0, 1, 1, 2, 3], np.float32)
     data = episodes(rewards=counts)
-    cfg = DT.complete_config(DT.Config(counted=True), data)
+    cfg = completed(DT, data, DT.Config(counted=True))
     assert (cfg.target_return, cfg.return_scale) == (3.0, 3.0)
     _, batch = sampled(500, data=data, counted=True)
     to_go = np.array([2, 2, 1, 1, 3, 3, 3, 2, 2, 1])
@@ -133,18 +132,18 @@ def test_acts_like_the_data_with_the_target_return():
     net.load_state_dict(dict(state.params["policy"]))
     for target in (1.0, 0.0):
         net.target_return = target
-        action, _ = net.step(torch.zeros(1, 1), torch.zeros(1), net.reset(1))
+        action, _ = net.decide(torch.zeros(1, 1, 1), net.initial_memory(1), torch.zeros(1, 0))
         assert action.item() == pytest.approx(target - 0.5, abs=0.15)
 
 
 def test_null_options_are_set_from_the_data():
     data = episodes(rewards=-(np.arange(10, dtype=np.float32)))
-    cfg = DT.complete_config(DT.Config(), data)
+    cfg = completed(DT, data, DT.Config())
     assert (cfg.target_return, cfg.return_scale) == (-6.0, 39.0)
-    given = DT.complete_config(DT.Config(target_return=5.0, return_scale=7.0), data)
+    given = completed(DT, data, DT.Config(target_return=5.0, return_scale=7.0))
     assert (given.target_return, given.return_scale) == (5.0, 7.0)
     with pytest.raises(ValueError, match="target_return and return_scale are null"):
-        DT(Spec((1,), 1), DT.Config())
+        DT(Spec((1,), 1), DT.Config()).networks()
 
 
 @pytest.mark.parametrize(
@@ -222,7 +221,7 @@ def test_a_policy_with_memory_needs_the_reward(run):
         policy.act(observations, state, np.zeros(2))
     with pytest.raises(ValueError, match="expected 3 finite numbers"):
         policy.act(observations, state, np.full(3, np.nan))
-    with pytest.raises(ValueError, match="memory is for 3 episodes"):
+    with pytest.raises(ValueError, match="state is for 3 episodes"):
         policy.act(observations[:2], state, np.zeros(2))
     with pytest.raises(policies.BundleError, match="has no argument temperature"):
         policies.load(run.path / "seed_0" / "policy.bundle", temperature=1.0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from by_hand import Recorded, close, start
+from by_hand import Recorded, close, completed, start
 from diffusers import DDPMScheduler
 
 import policies
@@ -17,7 +17,7 @@ from offline_rl.replay.batch import Batch
 from offline_rl.training.sources import offline_source
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
-from policies.chunks import ChunkExecutor
+from policies.episodes import RunningEpisodes
 from policies.spec import Spec
 
 SMALL = {"network": "mlp", "widths": (16,), "time_size": 8, "n_obs_steps": 2, "horizon": 4}
@@ -34,7 +34,7 @@ def chunks(seed: int = 1, size: int = 8) -> Batch:
     zeros = torch.zeros(size)
     seen = torch.randn(size, 2, 3)
     actions, valid = torch.rand(size, 4, 2) * 2 - 1, torch.rand(size, 4) < 0.7
-    return Batch(seen, actions, zeros, zeros, seen, valid=valid)
+    return Batch(seen, actions, zeros, zeros, seen, zeros, valid=valid)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_each_chunk_follows_one_mode_of_the_demonstrations():
         "levels": 4,
         "batch_size": 64,
     }
-    cfg = DiffusionPolicy.complete_config(Config(lr=3e-3, **(SMALL | own)), forks())
+    cfg = completed(DiffusionPolicy, forks(), Config(lr=3e-3, **(SMALL | own)))
     assert cfg.action_low + cfg.action_high == pytest.approx((-0.6, 0.6))
-    source = offline_source(DiffusionPolicy, cfg, forks())
+    source = offline_source(DiffusionPolicy(Spec((1,), 1), cfg), forks())
     engine = Engine(lambda _: DiffusionPolicy(Spec((1,), 1), cfg, 600), [0], source, batch_size=64)
     engine.run(600)
     policy = engine.stacked_policy(200)
@@ -142,10 +142,10 @@ def test_stacked_seeds_of_convolutions_and_attention_equal_their_single_runs(own
     """The contract test covers perceptrons."""
     heads = {"widths": (8, 8), "num_heads": 2, "time_size": None} if len(own) == 1 else {}
     cfg = Config(num_warmup_updates=1, **(SMALL | {"n_action_steps": 3} | heads | own))
-    cfg, spec = DiffusionPolicy.complete_config(cfg, forks()), Spec((1,), 1)
+    cfg, spec = completed(DiffusionPolicy, forks(), cfg), Spec((1,), 1)
 
     def trained(seeds: list[int]) -> Engine:
-        source = offline_source(DiffusionPolicy, cfg, forks())
+        source = offline_source(DiffusionPolicy(spec, cfg), forks())
         engine = Engine(lambda _: DiffusionPolicy(spec, cfg, 99), seeds, source, batch_size=16)
         engine.run(8)
         return engine
@@ -158,7 +158,7 @@ def test_stacked_seeds_of_convolutions_and_attention_equal_their_single_runs(own
 def test_stacked_policies_act_like_each_seeds_head():
     """Two seeds with three episodes each; one episode restarts between two decisions."""
     cfg = Config(**(SMALL | {"sampler": "ddpm"}))
-    source = offline_source(DiffusionPolicy, cfg, forks())
+    source = offline_source(DiffusionPolicy(Spec((1,), 1), cfg), forks())
     engine = Engine(lambda _: DiffusionPolicy(Spec((1,), 1), cfg), [0, 1], source, batch_size=8)
     stacked, seeds = engine.stacked_policy(3), np.array([5, 6, 7])
     stacked.reset(np.tile(seeds, 2))
@@ -167,12 +167,15 @@ def test_stacked_policies_act_like_each_seeds_head():
     for s in range(2):
         own = {k: v[s] for k, v in engine.state["params"]["policy"].items()}
 
-        def plan(seen, noise, rows, own=own):
+        def decide(seen, memory, noise, rows, own=own):
             head.load_state_dict(own)
             with torch.no_grad():
-                return head.plan(torch.from_numpy(seen), torch.from_numpy(noise)).numpy()
+                chunk, _ = head.decide(torch.from_numpy(seen), {}, torch.from_numpy(noise))
+            return chunk.numpy(), {}
 
-        made = ChunkExecutor(plan, n_obs_steps=2, n_action_steps=2, noise_shape=head.noise_shape)
+        made = RunningEpisodes(
+            decide, n_obs_steps=2, n_action_steps=2, noise_shape=head.noise_shape
+        )
         made.reset(seeds)
         queues.append(made)
     for step in range(5):
@@ -186,7 +189,7 @@ def test_stacked_policies_act_like_each_seeds_head():
 
 def test_a_chunk_longer_than_every_episode_is_refused():
     with pytest.raises(UserError, match="longest episode has 8 steps, a chunk has 15"):
-        DiffusionPolicy.complete_config(Config(n_action_steps=9), forks())
+        completed(DiffusionPolicy, forks(), Config(n_action_steps=9))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +202,7 @@ def test_a_chunk_longer_than_every_episode_is_refused():
 )
 def test_invalid_action_ranges_are_refused(ends, words):
     with pytest.raises(UserError, match=words):
-        DiffusionPolicy.complete_config(Config(**(SMALL | ends)), forks())
+        completed(DiffusionPolicy, forks(), Config(**(SMALL | ends)))
 
 
 @pytest.mark.parametrize(

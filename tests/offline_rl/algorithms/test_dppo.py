@@ -19,9 +19,8 @@ from offline_rl.algorithms.common.base import Interaction, State
 from offline_rl.algorithms.common.schedule import ONLINE, OnPolicy
 from offline_rl.algorithms.dppo import DPPO, Config
 from offline_rl.engine.engine import Engine
-from offline_rl.replay.batch import Sources
 from offline_rl.replay.rollouts import Decisions, Rollouts
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.runs.folder import SeedFolder
 from offline_rl.utils.random import Random
 from policies import Spec
 
@@ -58,7 +57,7 @@ def engine(**changes: Any) -> tuple[Engine, Rollouts]:
     e = Engine(
         lambda _: DPPO(spec, cfg, 1, how),
         [0],
-        Sources(rollouts=store),
+        {"rollouts": store},
         batch_size=cfg.batch_size,
     )
     draw = np.random.default_rng(0)
@@ -78,7 +77,8 @@ def engine(**changes: Any) -> tuple[Engine, Rollouts]:
         row |= {"terminated": ended}
         row |= {"truncated": np.zeros((1, size[1]))}
         store.append(row)
-    store.set_columns(e.apply("compute_advantages", store.tensors(), ONLINE), e.updates)
+    computed = e.apply("compute_advantages", store.tensors(), ONLINE)
+    store.write(computed, e.state["counters"]["update"])
     return e, store
 
 
@@ -106,14 +106,14 @@ def test_without_sampling_noise_a_decision_equals_the_policys_action():
     state = eager(eta=1e-6, sampling_floor=1e-7)
     given = loud(state)
     told = state.algorithm.decide(state, given)
-    acts = state.policy.plan(given["observations"], given["noise"][:, :1])
+    acts = state.policy.decide(given["observations"], {}, given["noise"][:, :1])[0]
     assert told["actions"].shape == (6, 2, 2)
     torch.testing.assert_close(told["actions"], acts[:, :2], atol=1e-5, rtol=0)
     unlearned = {name: state.params["policy"][f"base.{name[8:]}"] for name in state.params["model"]}
     other = state.algorithm.copy_to_policy(
         replace(state, params={**state.params, "model": unlearned})
     )
-    before = other.policy.plan(given["observations"], given["noise"][:, :1])
+    before = other.policy.decide(given["observations"], {}, given["noise"][:, :1])[0]
     assert (before - acts).abs().max() > 1e-3
 
 
@@ -246,7 +246,7 @@ def test_updates_stop_above_the_target_kl():
     e.run(2, ONLINE)
     after = e.seed_state(0)
     assert all(torch.equal(after[k], v) for k, v in before.items())
-    store.set_columns({}, e.updates)  # another rollout
+    store.write({}, e.state["counters"]["update"])  # another rollout
     e.run(1, ONLINE)
     after = e.seed_state(0)
     assert not all(torch.equal(after[k], v) for k, v in before.items())
@@ -264,7 +264,7 @@ def test_only_the_critic_is_trained_in_the_warm_up():
 def test_the_warm_up_starts_after_pretraining():
     e, store = engine(value_warmup=1)
     e.load_seed_state(0, e.seed_state(0) | {"counters/update": torch.tensor(3000)})
-    store.set_columns({}, e.updates)
+    store.write({}, e.state["counters"]["update"])
     before = e.seed_state(0)
     e.run(6, ONLINE)
     after = e.seed_state(0)
@@ -276,7 +276,6 @@ def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tm
     """Killed during collection, with running episodes, and between two minibatches."""
     run = run_of("diffusion_policy", line, tmp_path, **CLONE, **{"algorithm.sampler": "ddim"})
     whole = finetune(run=run, **TUNE, name="whole").path
-    # 48 steps, 6 updates, 48 steps, 6 updates on the clock
     again = finetune(run=run, **TUNE, name="again", checkpoint_every=3).path
     for seed in range(2):
         folder = SeedFolder(again, seed)
@@ -286,20 +285,22 @@ def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tm
         last = load_file(files[max(files)])
         undisturbed = load_file(ends[0])
         assert all(torch.equal(last[k], v) for k, v in undisturbed.items())
-    for stop, every in ((24, 8), (53, 17)):  # goes on while it collects, and after three updates
-        name, clocks = f"from-{stop}", list[int]()
+    # It resumes during collection, and after three updates.
+    for stop, every in (((24, 0), (24, 8)), ((48, 5), (5, 3))):
+        name, moments = f"from-{stop[1]}", list[tuple[int, int]]()
 
-        def quit_at(trainer: Any, stop: int = stop, clocks: list[int] = clocks) -> None:
-            clocks.append(trainer.clock)
-            if clocks.count(stop) == 1 and trainer.clock == stop:
+        def quit_at(trainer: Any, stop: Any = stop, moments: list[Any] = moments) -> None:
+            counts = trainer.progress.counts("online")
+            moments.append((counts.env_steps, counts.updates))
+            if moments.count(stop) == 1 and moments[-1] == stop:
                 raise RuntimeError("the cable is out")
 
-        keys = {**TUNE, "name": name, "checkpoint_every": every, "eval_every": stop}
+        keys = {**TUNE, "name": name, "eval_every": every[0], "checkpoint_every": every[1]}
         with pytest.raises(RuntimeError, match="cable"):
             finetune(run=run, **keys, watch=quit_at)
         assert SeedFolder(whole.parent / name, 0).checkpoints()
         path = finetune(run=run, **keys, watch=quit_at).path
-        assert clocks[:3] == [0, stop, stop]  # the second time not from the beginning
+        assert (moments.count((0, 0)), moments.count(stop)) == (1, 2)  # not from the beginning
         for seed in range(2):
             one, two = (SeedFolder(p, seed).checkpoints() for p in (whole, path))
             first, second = load_file(one[max(one)]), load_file(two[max(two)])
@@ -309,7 +310,7 @@ def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tm
 
 
 def test_evaluations_due_within_a_phase_run_at_its_end(line: str, tmp_path: Path):
-    """The clock counts 48 steps, 8 at a time, and 6 updates, twice: it passes 44 and 88."""
+    """48 steps, 8 at a time, and 6 updates, twice: the steps pass 44 at 48, and reach 88."""
     run = run_of("diffusion_policy", line, tmp_path, **CLONE, **{"algorithm.sampler": "ddim"})
     path = finetune(run=run, **TUNE | {"name": "due", "eval_every": 44}).path
     rows = (path / "seed_0" / "evaluations.jsonl").read_text().splitlines()

@@ -40,5 +40,5 @@ def test_an_exact_network_reaches_the_chunk():
     a = torch.linspace(-0.9, 0.9, 8).reshape(1, 4, 2)
     head.predict = lambda seen, x, times: (a - x) / (1 - times[:, None, None] / 1000)
     noise = torch.randn(5, *head.noise_shape, generator=torch.Generator().manual_seed(0))
-    found = head.plan(torch.zeros(5, 2, 3), noise)
+    found, _ = head.decide(torch.zeros(5, 2, 3), {}, noise)
     assert (found - a[:, 1:]).abs().max() < 1e-5

@@ -44,7 +44,7 @@ def batch(seed: int, size: int = 8) -> Batch:
     seen: Any = {"state": torch.randn(size, 2, 3, generator=draw), "image": images}
     actions, zeros = torch.rand(size, 4, 2, generator=draw) * 2 - 1, torch.zeros(size)
     valid = torch.ones(size, 4, dtype=torch.bool)
-    return Batch(seen, actions, zeros, zeros, seen, valid=valid)
+    return Batch(seen, actions, zeros, zeros, seen, zeros, valid=valid)
 
 
 def start_with_images(cls: type[Algorithm], own: dict[str, Any]) -> State:
@@ -124,10 +124,11 @@ def test_stacked_seeds_with_image_histories_equal_their_single_runs() -> None:
     }
     actions = draw.uniform(-1, 1, (rows, 2))
     data = Dataset.from_arrays(seen, actions, np.zeros(rows), ends & False, ends)
-    cfg = DiffusionPolicy.complete_config(Config(num_warmup_updates=1, **(SMALL | EYES)), data)
+    cfg = Config(num_warmup_updates=1, **(SMALL | EYES))
+    cfg = DiffusionPolicy(SPEC, cfg).prepare(data)[1]
 
     def trained(seeds: list[int]) -> Engine:
-        source = offline_source(DiffusionPolicy, cfg, data)
+        source = offline_source(DiffusionPolicy(SPEC, cfg), data)
         engine = Engine(lambda _: DiffusionPolicy(SPEC, cfg, 99), seeds, source, batch_size=8)
         engine.run(3)
         return engine

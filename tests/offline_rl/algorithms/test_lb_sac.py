@@ -3,11 +3,11 @@
 import pytest
 import torch
 from by_hand import SMALL, advance, made_batch, start, target_after
+from prepared import prepare
 from small_data import save_small
 
 from offline_rl.algorithms.lb_sac import LBSAC
 from offline_rl.algorithms.sac_n import SACN
-from offline_rl.training.plan import prepare
 
 
 @pytest.mark.parametrize(("batch_size", "factor"), [(256, 1), (1024, 2), (10_000, 6.25)])
@@ -31,8 +31,10 @@ def test_the_critic_loss_is_a_mean_over_critics():
 
 def test_trains_with_its_default_batch_size(tmp_path):
     keys = {"task": "none", "dataset": str(save_small(tmp_path / "small.npz"))}
-    assert prepare({"algorithm": "lb_sac", **keys}).cfg.batch_size == 10_000
-    assert prepare({"algorithm": "lb_sac", "batch_size": 500, **keys}).cfg.batch_size == 500
+    assert prepare({"algorithm": "lb_sac", **keys}).run.method.cfg.batch_size == 10_000
+    assert (
+        prepare({"algorithm": "lb_sac", "batch_size": 500, **keys}).run.method.cfg.batch_size == 500
+    )
 
 
 def test_bootstraps_after_a_truncation_but_not_after_a_termination():

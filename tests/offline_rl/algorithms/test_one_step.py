@@ -20,7 +20,7 @@ from offline_rl.algorithms.common.noising.deterministic import deterministic_tab
 from offline_rl.algorithms.one_step import Config, OneStep
 from offline_rl.algorithms.rl100 import RL100
 from offline_rl.replay.batch import Batch
-from offline_rl.training.finetune import distill
+from offline_rl.training.train import distill
 from offline_rl.utils.random import Random
 from policies import Spec
 from policies.heads.schedules import sample
@@ -108,7 +108,7 @@ def test_the_loss_is_the_squared_distance_to_the_teachers_chunk(own: dict[str, A
     state, draw = state_of(algorithm), torch.Generator().manual_seed(1)
     seen, actions = torch.randn(6, 2, 3, generator=draw), torch.rand(6, 4, 2, generator=draw)
     nothing = torch.zeros(6)
-    batch = Batch(seen, actions, nothing, nothing, seen)
+    batch = Batch(seen, actions, nothing, nothing, seen, nothing)
     noise = Random(torch.tensor(0), torch.tensor(0)).normal((6, 1, 4, 2))
     target = by_hand(state, seen, noise[:, 0], cfg)
     ddpm = cfg.num_train_timesteps // 5 * 4.0
@@ -135,7 +135,7 @@ def test_the_loss_equals_that_of_rl100s_head() -> None:
     for name, value in params["policy"].items():
         params["policy"][name] = value + 0.3 * torch.randn_like(value)
     seen, actions, nothing = torch.randn(6, 2, 3), torch.rand(6, 4, 2), torch.zeros(6)
-    batch = Batch(seen, actions, nothing, nothing, seen)
+    batch = Batch(seen, actions, nothing, nothing, seen, nothing)
     _, expected = made.distil(State(made, params, tree["optimizer"], random), batch, 0)
     own = OneStep(Spec((3,), 2), Config(**shape), 10)
     tree = own.initial()
@@ -179,7 +179,7 @@ def test_each_denoising_policy_can_be_distilled(teacher: str, line: str, tmp_pat
         made = distill(num_updates=updates, name=name, **keys)
         policy = policies.load(made.path / "seed_1" / "policy.bundle")
         assert policy.noise_shape == (1, 4, 1)
-        errors.append(np.square(policy.plan(seen, noise) - target).mean())
+        errors.append(np.square(policy.decide(seen, {}, noise)[0] - target).mean())
     assert made.path.parent.name == "one_step"
     assert errors[1] < 0.5 * errors[0]
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_hand import SPEC, Recorded, made_batch, start
+from by_hand import SPEC, Recorded, completed, made_batch, start
+from prepared import prepare
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -20,10 +21,8 @@ from offline_rl.algorithms.rebrac import ReBRAC
 from offline_rl.algorithms.ro2o import RO2O
 from offline_rl.algorithms.spot import SPOT
 from offline_rl.engine.engine import Engine
-from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.mixtures import Mixture
-from offline_rl.training.plan import prepare
 
 SMALL = {"hidden": (16, 16)}
 
@@ -146,13 +145,14 @@ def test_cal_ql_takes_the_failure_reward_from_the_data() -> None:
     ends = np.arange(6) == 5
     rows, raw = np.zeros((6, 2)), np.array([-1.0, -1, -1, 0, 0, 0])
     data = Dataset.from_arrays(rows, rows[:, :1], raw, ends & False, ends, rows)
-    cfg = CalQL.complete_config(cal_ql(), data)
+    cfg = completed(CalQL, data, cal_ql())
     assert cfg.failure_reward == -5
-    failed = CalQL.mc_returns(cfg, episode([-5.0, -5, -5], terminated=False))
+    learner = CalQL(SPEC, cfg)
+    failed = learner.mc_returns(episode([-5.0, -5, -5], terminated=False))
     assert failed == pytest.approx(np.full(3, -500.0), rel=1e-5)
-    held = CalQL.mc_returns(cfg, episode([5.0, 5], terminated=False))  # its least, yet no failure
+    held = learner.mc_returns(episode([5.0, 5], terminated=False))  # its least, yet no failure
     assert held == pytest.approx([5 + 0.99 * 5, 5])
-    ended = CalQL.mc_returns(cfg, episode([-5.0, 5], terminated=True))
+    ended = learner.mc_returns(episode([-5.0, 5], terminated=True))
     assert ended == pytest.approx([-5 + 0.99 * 5, 5])
 
 
@@ -197,15 +197,15 @@ def test_a_required_preliminary_phase_is_refused_without_data() -> None:
 )
 def test_online_batches_have_the_papers_share_of_data(name: str, offline_fraction: Any) -> None:
     cls = algorithm_class(name)
-    assert cls.online
+    assert cls.mode.online
     assert cls.Online().offline_fraction == offline_fraction
-    sources = Sources(ReplayBuffer((3,), 2, 5), ReplayBuffer((3,), 2, 5))
+    sources = {name: ReplayBuffer((3,), 2, 5) for name in ("offline", "online")}
     found = cls(SPEC, cls.Config()).source(ONLINE, sources)
     if offline_fraction == 0:
-        assert found is sources.online
+        assert found is sources["online"]
     else:
         assert isinstance(found, Mixture)
-        assert (found.first, found.second) == (sources.offline, sources.online)
+        assert (found.first, found.second) == (sources["offline"], sources["online"])
         assert found.ratio == (None if offline_fraction == "rows" else offline_fraction)
 
 
@@ -228,7 +228,7 @@ def test_online_targets_bootstrap_after_n_steps(
     )
 
     def sampled_rows(phase: str) -> set[tuple[float, float]]:
-        source = learner.source(phase, Sources(*buffers))
+        source = learner.source(phase, dict(zip(("offline", "online"), buffers, strict=True)))
         data = tree_map(lambda x: x[0], source.tensors())
         batch = source.sample(data, Recorded(), 400, gamma)
         return set(zip(batch.rewards.tolist(), batch.discount.tolist(), strict=True))
@@ -249,7 +249,7 @@ def test_wsrl_trains_on_online_experience_after_its_warm_up() -> None:
     flags = {"terminated": np.ones(20), "truncated": np.zeros(20), "next_observations": rows}
     own.append(0, some | flags)
     cfg = cls.Config(policy_hidden=(8,), critic_hidden=(8,), num_critics=2)
-    sources = Sources(ReplayBuffer.from_dataset(data), own)
+    sources = {"offline": ReplayBuffer.from_dataset(data), "online": own}
     engine = Engine(
         lambda _: cls(SPEC, cfg, 1, Interaction(cls.Online(utd=2.0), cfg)), [0], sources
     )

@@ -28,7 +28,6 @@ from by_hand import (
 from offline_rl.algorithms.rebrac import ReBRAC
 from offline_rl.data import Dataset
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.training.sources import further_columns
 from policies.spec import Spec
 
 SMALL = {"hidden": (16, 16)}
@@ -133,8 +132,8 @@ def episodes():
 
 def test_next_actions_are_of_the_same_episode():
     learner = ReBRAC(Spec((1,), 1), ReBRAC.Config(**SMALL))
-    data = learner.prepare(episodes())
-    columns = further_columns(ReBRAC, learner.cfg, data)
+    data = learner.prepare(episodes())[0]
+    columns = learner.make_columns(data)
     tensors = ReplayBuffer.from_dataset(data, columns=columns).tensors()
     found = (10 * tensors["next_actions"][0, :, 0]).round().int().tolist()
     now = (10 * tensors["actions"][0, :, 0]).round().int().tolist()

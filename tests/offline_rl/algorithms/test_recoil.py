@@ -22,11 +22,11 @@ from by_hand import (
     two_actions,
     value_of,
 )
+from prepared import prepare
 from small_data import save_small
 from torch.distributions import Normal
 
 from offline_rl.algorithms.recoil import ReCOIL, bounded_loss, mixture_loss
-from offline_rl.training.plan import description, prepare
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum
 from policies.spec import Spec
@@ -169,8 +169,8 @@ def test_refuses_to_train_without_an_expert_or_with_one_of_another_task(tmp_path
         prepare({**keys, "expert_dataset": str(other)})
     plan = prepare({**keys, "expert_dataset": str(data)})
     assert plan.expert is not None
-    assert plan.cfg.batch_size == 1024
-    assert description(plan, "default", 0)["expert_data"] == checksum(data)
+    assert plan.run.method.cfg.batch_size == 1024
+    assert plan.run.config()["expert_data"] == checksum(data)
 
 
 def test_the_bound_follows_the_discount():

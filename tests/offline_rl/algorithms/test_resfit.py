@@ -23,17 +23,22 @@ from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.base import Interaction, State
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.algorithms.resfit import Config, Online, ResFiT
-from offline_rl.data.env_spec import spec_of
 from offline_rl.data.read import read
+from offline_rl.data.specs import merge_specs, spec_of
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.evaluate import play
-from offline_rl.online import with_base
-from offline_rl.online.with_base import WithBase, base_of, label_dataset, spec_difference
-from offline_rl.replay.batch import Batch, Sources
+from offline_rl.online import composed
+from offline_rl.online.composed import (
+    ResidualEnv,
+    base_of,
+    label_dataset,
+    spec_difference,
+    with_base,
+)
+from offline_rl.replay.batch import Batch
 from offline_rl.replay.buffer import ReplayBuffer
-from offline_rl.training import trainer
-from offline_rl.training.plan import merge_specs
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.runs.folder import Done, SeedFolder
+from offline_rl.training import curves
 from offline_rl.utils.random import Random
 from policies import Channel, Spec
 from policies.channels import BASE_ACTION
@@ -204,11 +209,11 @@ def test_demonstrations_are_labeled_with_the_bases_actions(
 
     After an end the label is its next action, with any history and chunk sizes.
     """
-    monkeypatch.setattr(with_base, "EPISODES", 2)  # side by side, of five
+    monkeypatch.setattr(composed, "EPISODES", 2)  # side by side, of five
     env = envs.make_vector(line, 1)
     base, rows, after_ends = base_of(base_name("Chunked"), env), [], []
     for episode in range(5):
-        world = WithBase(env, base)
+        world = ResidualEnv(env, base)
         observations = world.reset([episode])
         for _ in range(10):
             step = world.step(observations[BASE_ACTION])
@@ -244,7 +249,7 @@ def test_parallel_environments_equal_single_ones(
     """Independent of other environments and their ends, each chunk is predicted once."""
     env = envs.make_vector(line, 3)
     base = base_of(base_name("Chunked"), env)
-    many = WithBase(env, base)
+    many = ResidualEnv(env, base)
     observations, running = many.reset([5, 6, 7]), np.arange(3)
     shown = {k: [observations[BASE_ACTION][k]] for k in range(3)}
     for _ in range(9):
@@ -253,7 +258,7 @@ def test_parallel_environments_equal_single_ones(
             shown[int(row)].append(step.observations[BASE_ACTION][k])
         running = running[~(step.terminated | step.truncated)]
     for k in range(3):
-        alone = WithBase(envs.make_vector(line, 1), base)
+        alone = ResidualEnv(envs.make_vector(line, 1), base)
         expected = [alone.reset([5 + k])[BASE_ACTION][0]]
         while len(expected) < len(shown[k]):
             expected.append(alone.step(np.array([[0.3]])).observations[BASE_ACTION][0])
@@ -264,11 +269,11 @@ def test_a_new_episode_drops_its_old_chunk(line: str, base_name: Callable[[str],
     """The second of three environments restarts in mid-chunk; the others continue their chunks."""
     env = envs.make_vector(line, 3)
     base, still = base_of(base_name("Chunked"), env), np.zeros((3, 1))
-    begun, apart = WithBase(env, base), WithBase(envs.make_vector(line, 3), base)
+    begun, apart = ResidualEnv(env, base), ResidualEnv(envs.make_vector(line, 3), base)
     for world in (begun, apart):
         world.reset([5, 6, 7])
         world.step(still)
-    fresh = WithBase(envs.make_vector(line, 1), base)
+    fresh = ResidualEnv(envs.make_vector(line, 1), base)
     shown = begun.reset([9], np.array([1]))[BASE_ACTION]
     np.testing.assert_array_equal(shown, fresh.reset([9])[BASE_ACTION])
     for _ in range(4):
@@ -282,7 +287,7 @@ def test_a_new_episode_drops_its_old_chunk(line: str, base_name: Callable[[str],
 def test_base_actions_are_clipped_to_the_range(line: str, base_name: Callable[[str], str]) -> None:
     """The base returns 1.5 after the first step."""
     env = envs.make_vector(line, 2)
-    world = WithBase(env, base_of(base_name("later"), env))
+    world = ResidualEnv(env, base_of(base_name("later"), env))
     assert world.reset([0, 1])[BASE_ACTION].tolist() == [[0], [0]]
     assert world.step(np.zeros((2, 1))).observations[BASE_ACTION].tolist() == [[1], [1]]
 
@@ -299,7 +304,8 @@ def test_n_step_returns_apply_to_demonstrations_and_experience() -> None:
         buffer = ReplayBuffer({"joints": (3,), BASE_ACTION: (2,)}, 2, rows)
         buffer.append(0, {"observations": observations, "next_observations": observations, **told})
         buffers.append(buffer)
-    source = small({"n_step": 3}).source(ONLINE, Sources(*buffers))
+    sources = {"offline": buffers[0], "online": buffers[1]}
+    source = small({"n_step": 3}).source(ONLINE, sources)
     tensors = {name: {k: v[0] for k, v in part.items()} for name, part in source.tensors().items()}
     drawn = source.sample(tensors, Random(torch.tensor(0), torch.tensor(0)), 400, gamma)
     pairs = zip(drawn.rewards.tolist(), drawn.discount.tolist(), strict=True)
@@ -364,7 +370,7 @@ def test_the_residual_action_starts_at_zero_and_stays_within_its_scale() -> None
     assert (moved - observations[:, -2:]).abs().max() <= 0.1 + 1e-6
     assert (moved - observations[:, -2:]).abs().max() > 0.09
     assert moved.abs().max() <= 1
-    noisy = actor.explore(observations, Random(torch.tensor(0), torch.tensor(0)))
+    noisy = actor.explore_action(observations, Random(torch.tensor(0), torch.tensor(0)))
     assert noisy.abs().max() <= 1
 
 
@@ -383,7 +389,7 @@ def batch(size: int = 32) -> Batch:
         return {"joints": torch.randn(size, 3, generator=draw), BASE_ACTION: base}
 
     rest = [torch.rand(size, *shape, generator=draw) for shape in ((2,), (), ())]
-    return Batch(observations(), *rest, observations())
+    return Batch(observations(), *rest, observations(), torch.ones(size))
 
 
 def state_of(algorithm: ResFiT, done: int) -> State:
@@ -460,7 +466,7 @@ def test_exploration_noise_is_independent_of_the_scale() -> None:
     for scale, noise in ((0.01, 0.05), (0.5, 0.05), (0.5, 0.3)):
         actor = ResidualActor(3, 2, [8], scale=scale, noise=noise)
         observations = torch.zeros(20_000, 3)
-        noisy = actor.explore(observations, Random(torch.tensor(0), torch.tensor(0)))
+        noisy = actor.explore_action(observations, Random(torch.tensor(0), torch.tensor(0)))
         assert noisy.std().item() == pytest.approx(noise, rel=0.02)
 
 
@@ -502,7 +508,7 @@ def test_actor_and_critics_observe_images_and_only_the_actor_the_base_action() -
         return {"camera": camera, BASE_ACTION: torch.rand(8, 2, generator=draw) - 0.5}
 
     rest = [torch.rand(8, *shape, generator=draw) for shape in ((2,), (), ())]
-    drawn = Batch(observations(), *rest, observations())
+    drawn = Batch(observations(), *rest, observations(), torch.ones(8))
     state = state_of(algorithm, 0)
     new, metrics = algorithm.update(state, drawn, 0)
     assert all(value.isfinite() for value in metrics.values())
@@ -553,7 +559,7 @@ def test_the_first_evaluation_is_the_bases_and_training_resumes_in_mid_chunk(
     told = (whole.path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
     first = json.loads(told[0])
     env = envs.make_vector(line, 2)
-    world = WithBase(env, base_of(base_name("Chunked"), env))
+    world = ResidualEnv(env, base_of(base_name("Chunked"), env))
     observations, returns, running = world.reset(first["seeds"]), np.zeros(2), np.arange(2)
     actions = observations[BASE_ACTION].copy()
     while len(running):
@@ -564,7 +570,7 @@ def test_the_first_evaluation_is_the_bases_and_training_resumes_in_mid_chunk(
     assert first["returns"] == returns.tolist()
 
     def stop(running: Any) -> None:
-        if running.clock == 25:
+        if running.env_steps == 25:
             running.save()
             raise KeyboardInterrupt
 
@@ -614,13 +620,13 @@ def test_a_stop_during_critic_only_updates_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "run", request_stop)
-        patch.setattr(trainer, "PROGRESS_EVERY_S", 0.0)
+        patch.setattr(curves, "PROGRESS_EVERY_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
             learn(base_name("Chunked"), data, tmp_path / "cut", **keys, show=True)
     assert "28 of 84 updates before the next step" in capsys.readouterr().out
     folder = SeedFolder(whole.path, 0)
     cut = SeedFolder(tmp_path / "cut" / folder.path.relative_to(tmp_path / "whole").parent, 0)
-    assert max(cut.checkpoints()) == (13, 28)
+    assert max(cut.checkpoints()) == Done(13, 28)
     again = learn(base_name("Chunked"), data, tmp_path / "cut", **keys)
     one, two = tensors(whole.path), tensors(again.path)
     assert one.keys() == two.keys()
@@ -641,8 +647,8 @@ def test_a_residual_bundle_contains_its_base_and_acts_as_evaluated(
     assert digests["before"] == digests["after"]
     frozen = base_of(base, envs.make_vector(line, 1))
     assert frozen.digests() == digests
-    assert frozen.weights is not None
-    next(iter(frozen.weights().values())).view(-1)[0] += 1e-6  # what it acts by
+    assert frozen.policy is not None
+    next(frozen.policy.module.parameters()).data.view(-1)[0] += 1e-6
     assert frozen.digests() != digests
     file = made.path / "seed_0" / "policy.bundle"
     policy = policies.load(file)
@@ -798,16 +804,14 @@ def test_a_residual_of_a_python_base_needs_that_base_to_play(
     assert "pass base= also to evaluate and play" in capsys.readouterr().out
     file = str(made.path / "seed_0" / "policy.bundle")
     assert policies.load(file).bundle.provenance["base"] == base_name("Chunked")
-    with pytest.raises(
-        UserError, match=r"does not contain its base policy. Add base=.*bases\.py:Chunked"
-    ):
+    with pytest.raises(UserError, match=r"which it does not contain. Add base=.*bases\.py:Chunked"):
         evaluate(run=file, episodes=2)
     told = evaluate(run=file, episodes=2, json=True, base=base_name("Chunked"))
     assert json.loads(told)["bundles"][0]["returns"] == made.results[0]["returns"]
     run = offline_rl.load(made.path)
     assert run.evaluate(2).returns.tolist() == made.results[0]["returns"]
     assert run.act(np.zeros((3, 2))).shape == (3, 1)
-    with pytest.raises(UserError, match="is a residual policy without its base"):
+    with pytest.raises(UserError, match="was trained on a base policy that it does not contain"):
         base_of(file, envs.make_vector(line, 1))
     with pytest.raises(
         UserError, match=r"Train longer from the start: offline-rl finetune base=.*:Chunked name="
@@ -817,7 +821,7 @@ def test_a_residual_of_a_python_base_needs_that_base_to_play(
 
 def test_the_spec_contains_the_environments_metadata() -> None:
     env = envs.make_vector("arm/reach", 1)
-    found = merge_specs(envs.task("arm/reach"), env, None, has_base=True)
+    found = with_base(merge_specs(envs.task("arm/reach"), spec_of(env), None))
     assert found.channels[0].names[0] == "waist.q"
     assert found.channels[0].units == spec_of(env).channels[0].units
     assert found.action_offset == env.action_offset
@@ -843,7 +847,7 @@ def test_evaluations_with_a_failing_base_are_skipped_up_to_five_times(
 
 def test_the_base_does_not_act_after_an_episode(line: str, base_name: Callable[[str], str]) -> None:
     env = envs.make_vector(line, 1)
-    world = WithBase(env, base_of(base_name("near"), env))
+    world = ResidualEnv(env, base_of(base_name("near"), env))
     step, observations = None, world.reset([0])
     while step is None or not step.terminated[0]:
         step = world.step(observations[BASE_ACTION])

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,11 @@ from offline_rl.algorithms.common.base import Interaction, State
 from offline_rl.algorithms.common.schedule import Collect, Fill, Learn
 from offline_rl.algorithms.rl100 import RL100, Config
 from offline_rl.data.writers.d4rl import write
-from offline_rl.engine.engine import Engine, SampleRequest
-from offline_rl.replay.batch import Sources
+from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import held_out
 from offline_rl.replay.rollouts import Rollouts
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.runs.folder import SeedFolder
 from offline_rl.utils.random import Random
 from policies import Spec
 
@@ -70,7 +71,7 @@ def engine(seeds: Sequence[int] = (0,), **changes: Any) -> Engine:
     size = cfg.decisions // cfg.environments, cfg.environments
     store = Rollouts(len(seeds), size, columns, steps=cfg.tuned, carried=carried)
     offline = ReplayBuffer.from_dataset(data, columns={"held_out": held_out(data)})
-    sources = Sources(offline, rollouts=store)
+    sources = {"offline": offline, "rollouts": store}
     return Engine(lambda _: RL100(spec, cfg, 1, how), seeds, sources, batch_size=cfg.batch_size)
 
 
@@ -124,7 +125,7 @@ def run_gate(judged: Mapping[str, torch.Tensor], lower: float, **changes: Any) -
             params.setdefault(network, {})[rest[0]] = value - lower * moved
     random = Random(torch.tensor(0), torch.tensor(0))
     buffer = ReplayBuffer.from_dataset(dataset(), columns={"held_out": held_out(dataset())})
-    source = algorithm.source("compare", Sources(buffer))
+    source = algorithm.source("compare", {"offline": buffer})
     one = {name: x[0] for name, x in source.tensors().items()}
     batch = source.sample(one, random, 24, 0.99)
     state, told = algorithm.compare(State(algorithm, params, moments(), random), batch, 0)
@@ -162,7 +163,7 @@ def test_scores_are_minimum_critic_values_along_imagined_steps(judged):
     total, now = torch.zeros(24), seen
     for noise, member, drawn in num_inference_steps:
         s = now.flatten(1)
-        a = state.policy.plan(now, noise)[:, :2].flatten(1)
+        a = state.policy.decide(now, {}, noise)[0][:, :2].flatten(1)
         total = total + state.critic(s, a).min(0).values
         mean, log_variance = (
             x[member, torch.arange(24)] for x in state.dynamics(torch.cat([s, a], 1))
@@ -171,7 +172,7 @@ def test_scores_are_minimum_critic_values_along_imagined_steps(judged):
     found = algorithm.score(state, "behavior", seen, num_inference_steps)
     assert found.item() == pytest.approx(total.mean().item(), rel=1e-5)
     buffer = ReplayBuffer.from_dataset(dataset(), columns={"held_out": held_out(dataset())})
-    source = algorithm.source("compare", Sources(buffer))
+    source = algorithm.source("compare", {"offline": buffer})
     one = {name: x[0] for name, x in source.tensors().items()}
     _, told = algorithm.compare(state, source.sample(one, state.random, 24, 0.99), 0)
     assert told["score_after"].isfinite()
@@ -248,10 +249,10 @@ def test_chains_on_data_states_have_ratio_one_and_improve_the_reward(judged):
         given = {"observations": seen, "noise": noise}
         return float(e.apply("decide", given, "improve")["actions"].mean())
 
-    first, store, known = action(), e.sources.rollouts, dataset().observations[:400]
+    first, store, known = action(), e.sources["rollouts"], dataset().observations[:400]
     assert isinstance(store, Rollouts)
     for _ in range(6):
-        store.set_columns(e.apply("fill", SampleRequest("imitate", 24), "improve"), e.updates)
+        e.fill("improve", 24, "imitate", "rollouts")
         rows = store.data["observations"].reshape(-1, 2, 3)[:, -1].numpy()
         assert (rows[:, None] == known.astype(np.float32)).all(-1).any(1).all()
         assert store.data["advantages"].mean().abs() < 1e-5
@@ -291,7 +292,7 @@ def test_untuned_denoising_steps_use_the_pretrained_weights(process: str):
             torch.randn(8, 6, generator=draw),
         )
     ]
-    source = algorithm.source("imitate", Sources(ReplayBuffer.from_dataset(dataset())))
+    source = algorithm.source("imitate", {"offline": ReplayBuffer.from_dataset(dataset())})
     one = {name: x[0] for name, x in source.tensors().items()}
     random = Random(torch.tensor(0), torch.tensor(0))
     batch = source.sample(one, random, 8, 0.99)
@@ -332,9 +333,7 @@ def test_the_one_step_head_is_trained_toward_the_policys_chunk():
 
 def test_in_the_online_warm_up_only_v_is_trained():
     e = engine(value_warmup=1)
-    e.for_phase("improve")[1].set_columns(
-        e.apply("fill", SampleRequest("imitate", 24), "improve"), 0
-    )
+    e.fill("improve", 24, "imitate", "rollouts")
     for phase, learns in (("improve", {"model", "policy"}), ("online", {"value"})):
         before = e.seed_state(0)
         e.run(1, phase)
@@ -382,8 +381,9 @@ def test_killed_between_phases_and_resumed_equals_undisturbed(line: str, tmp_pat
     stops: list[int] = []
 
     def quit_once(trainer: Any) -> None:
-        if not stops and trainer.work is not None and trainer.work[0].phase == "imitate":
-            stops.append(trainer.clock)
+        current = trainer.work.current
+        if not stops and current is not None and current[0].phase == "imitate":
+            stops.append(trainer.env_steps)
             raise RuntimeError("the cable is out")
 
     keys = {**TUNE, **data, "name": "again", "checkpoint_every": 12, "eval_every": 12}
@@ -396,6 +396,11 @@ def test_killed_between_phases_and_resumed_equals_undisturbed(line: str, tmp_pat
     assert int(first["buffer/kept_sizes"]) > 0
     rows = [json.loads(x) for x in (whole / "seed_0" / "metrics.jsonl").read_text().splitlines()]
     assert sum("train/accepted" in row for row in rows) == 1
+    phases = ["settle", "judge", "improve", "compare", "gather", "imitate", "settle", "online"]
+    assert [phase for phase, _ in groupby(rows, itemgetter("phase"))] == phases
+    assert rows[-1]["rows"] == 24  # made by `improve` from states of the data
+    evaluations = SeedFolder(again, 0).rows("evaluations")
+    assert {row["phase"] for row in evaluations[1:]} == {*phases} - {"settle", "judge"}
 
 
 def test_trained_from_scratch_its_one_step_head_acts_from_a_bundle(line: str, tmp_path: Path):

@@ -11,7 +11,6 @@ from torch.nn.functional import layer_norm
 from offline_rl.algorithms.common.base import Interaction, State
 from offline_rl.algorithms.rlpd import RLPD, Config, Online
 from offline_rl.data import Dataset
-from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.utils.random import Random
 from policies import Spec
@@ -107,7 +106,8 @@ def test_every_batch_is_half_data_and_half_experience() -> None:
     flags = {"terminated": np.zeros(30), "truncated": np.zeros(30)}
     online.append(0, own | flags | {"next_observations": np.zeros((30, 2))})
     learner = RLPD(Spec((2,), 1), Config(hidden=(8,), num_critics=2))
-    source = learner.source("online", Sources(ReplayBuffer.from_dataset(data), online))
+    sources = {"offline": ReplayBuffer.from_dataset(data), "online": online}
+    source = learner.source("online", sources)
     tensors = {name: {k: v[0] for k, v in part.items()} for name, part in source.tensors().items()}
     random = Random(torch.tensor(0), torch.tensor(0))
     rewards = source.sample(tensors, random, 64, 0.99).rewards

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from offline_rl.cli.compose import compose, job_to_yaml
-from offline_rl.training.resolve import resolve
+from offline_rl.cli.compose import compose, runs_to_yaml
+from offline_rl.runs.run import runs_of
 from offline_rl.utils.errors import UserError
 
 
@@ -63,12 +63,12 @@ def test_glob_selects_among_the_files_of_a_group() -> None:
 def test_the_command_line_overrides_the_experiment_and_that_the_table(mine: Path) -> None:
     """The table for D4RL's ant mazes has expectile 0.9 and beta 10; the defaults are 0.7 and 3."""
     (job,) = jobs("experiment=mine.yaml num_updates=50 algorithm.tau=0.02")
-    run = resolve(job)
-    assert (run.options.num_updates, run.options.task) == (50, "antmaze-umaze-v2")
-    assert (run.cfg.beta, run.cfg.expectile, run.cfg.tau) == (2.0, 0.9, 0.02)
-    assert run.cfg.batch_size == 32
+    (run,) = runs_of(job)
+    cfg = run.method.cfg
+    assert (run.budget.num_updates, run.task.name) == (50, "antmaze-umaze-v2")
+    assert (cfg.beta, cfg.expectile, cfg.tau, cfg.batch_size) == (2.0, 0.9, 0.02, 32)
     (job,) = jobs("experiment=mine.yaml algorithm.batch_size=64")
-    assert resolve(job).cfg.batch_size == 64
+    assert runs_of(job)[0].method.cfg.batch_size == 64
 
 
 def test_the_experiment_names_the_run_unless_a_name_is_set(mine: Path) -> None:
@@ -88,7 +88,8 @@ def test_an_experiment_may_extend_others(mine: Path) -> None:
 def test_the_printed_job_is_an_experiment_that_runs_the_same(mine: Path) -> None:
     command = compose(["--cfg", "job", "experiment=mine.yaml", "algorithm.beta=[1,3]"])
     assert command.print_only
-    text = job_to_yaml(command.jobs[0])
+    runs = runs_of(command.jobs[0])
+    text = runs_to_yaml(runs)
     assert text.startswith("# includes row antmaze-* of configs/algorithm/iql.yaml\n")
     tree = OmegaConf.create(text)
     assert tree.algorithm.name == "iql"
@@ -96,8 +97,8 @@ def test_the_printed_job_is_an_experiment_that_runs_the_same(mine: Path) -> None
     assert tree.algorithm.expectile == 0.9  # the row's
     mine.with_name("again.yaml").write_text(text)
     (again,) = jobs("experiment=again.yaml")
-    assert job_to_yaml(again) == text
-    assert resolve(again).settings == resolve(command.jobs[0]).settings
+    assert runs_to_yaml(runs_of(again)) == text
+    assert runs_of(again) == runs
 
 
 MISTAKES = {
@@ -153,9 +154,10 @@ def test_a_mistake_in_an_experiment_names_the_file(
 def test_names_keep_their_spelling(tmp_path: Path) -> None:
     """Hydra reads numbers; folders and names are text."""
     (job,) = jobs("algorithm=iql task=none name=1.10 out=2026_11_22 num_updates=1_000 seeds=2")
-    run = resolve({**job, "dataset": "1e3"})
-    assert (run.options.name, run.options.out) == ("1.10", "2026_11_22")
-    assert (run.options.num_updates, run.options.seeds) == (1000, 2)
-    assert type(run.options.num_updates) is int
-    assert resolve(jobs("algorithm=iql task=none algorithm.tau=1e-3")[0]).cfg.tau == 0.001
-    assert "name: '1.10'" in job_to_yaml(job)
+    runs = runs_of({**job, "dataset": "1e3"})
+    assert (runs[0].name, runs[0].output.out) == ("1.10", "2026_11_22")
+    assert (runs[0].budget.num_updates, len(runs)) == (1000, 2)
+    assert type(runs[0].budget.num_updates) is int
+    (small,) = runs_of(jobs("algorithm=iql task=none algorithm.tau=1e-3")[0])
+    assert small.method.cfg.tau == 0.001
+    assert "name: '1.10'" in runs_to_yaml(runs)

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.fx import symbolic_trace
 
 from offline_rl.engine import compile as compile_module
+from offline_rl.engine.choices import choose, log_interval
 from offline_rl.engine.compile import CompiledGraph
 from offline_rl.engine.cost import UpdateCost
 from offline_rl.engine.engine import Engine, set_precision
-from offline_rl.training.choices import choose, log_interval
-from offline_rl.training.options import TrainOptions
 
 CUDNN, MATMUL = torch.backends.cudnn, torch.backends.cuda.matmul
 FLAGS = [(MATMUL, "allow_tf32")]
@@ -143,10 +142,9 @@ def test_short_updates_on_a_gpu_are_logged_less_often(
 
 
 def test_a_run_on_a_gpu_uses_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = TrainOptions(algorithm="iql", task="none", compile="never")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     large = engine_with("cuda", UpdateCost(400, 1e9, 20, 1e12))
-    assert choose(options, large, 10).threads == 1
+    assert choose("never", large, 10).threads == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the user's choice
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert choose(options, large, 10).threads == 3
+    assert choose("never", large, 10).threads == 3

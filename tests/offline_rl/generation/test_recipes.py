@@ -7,7 +7,7 @@ import pytest
 
 from offline_rl.generation import recipes
 from offline_rl.generation.options import GenerateOptions
-from offline_rl.training.options import TrainOptions
+from offline_rl.runs.options import TrainOptions
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.paths import share
 

@@ -12,15 +12,14 @@ from gymnasium.spaces import Box
 import envs
 from envs import tasks
 from offline_rl.algorithms.common.base import Interaction
-from offline_rl.algorithms.common.schedule import Fill, OnPolicy
+from offline_rl.algorithms.common.schedule import OnPolicy
 from offline_rl.algorithms.dppo import DPPO, Config
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
-from offline_rl.online.rollouts import RolloutCollector
-from offline_rl.replay.batch import Sources
+from offline_rl.online.collector import Collector, RepeatedFailure
+from offline_rl.online.sinks import RolloutSink
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
-from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import training_episode_seed
 from policies import Normalizer, Spec
 
@@ -54,14 +53,14 @@ class Walk(gymnasium.Env):
 
 
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RolloutCollector, list]]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Collector, list]]:
     """Function that returns a collector of one seed with three environments, and its messages."""
     monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
     envs.register("walk", Walk, max_episode_steps=10)
 
     def make_collector(
         faults: Callable[[int, int], str], kept: ReplayBuffer | None = None, **changes: Any
-    ) -> tuple[RolloutCollector, list]:
+    ) -> tuple[Collector, list]:
         monkeypatch.setattr(Walk, "faults", staticmethod(faults), raising=False)
         sizes: dict[str, Any] = {"network": "mlp", "widths": (8,), "n_obs_steps": 1, "horizon": 4}
         sizes |= {
@@ -76,11 +75,11 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RolloutCol
         how = Interaction(OnPolicy(), cfg)
         columns, carried = DPPO(spec, cfg, 1, how).columns()
         store = Rollouts(1, (20, ENVIRONMENTS), columns, steps=2, carried=carried)
-        e = Engine(lambda _: DPPO(spec, cfg, 1, how), [0], Sources(rollouts=store), batch_size=60)
+        e = Engine(lambda _: DPPO(spec, cfg, 1, how), [0], {"rollouts": store}, batch_size=60)
         messages: list[str] = []
         world: Any = lambda count: envs.make_vector("walk", count)  # noqa: E731
-        own = (e, world, store, TRANSFORM, kept, lambda _: {})
-        return RolloutCollector(*own, say=messages.append), messages
+        sink = RolloutSink(e, store, lambda _: {}, kept)
+        return Collector(e, world, sink, TRANSFORM, messages.append), messages
 
     return make_collector
 
@@ -89,7 +88,7 @@ def no_fault(seed: int, step: int) -> str:
     return ""
 
 
-def rows(collector: RolloutCollector, first: int, last: int) -> dict[str, torch.Tensor]:
+def rows(collector: Collector, first: int, last: int) -> dict[str, torch.Tensor]:
     names = ("observations", "next_observations", "rewards", "executed", "terminated", "truncated")
     return {name: collector.buffer.data[name][0, first:last].clone() for name in names}
 
@@ -234,17 +233,15 @@ def test_an_episode_whose_reset_fails_is_skipped(kind: str, collector: Any):
 def test_collection_resumed_within_episodes_equals_an_uninterrupted_one(collector: Any):
     sizes: dict[str, Any] = {"n_action_steps": 3, "n_obs_steps": 2, "horizon": 6}
 
-    def new_collector() -> tuple[RolloutCollector, ReplayBuffer]:
+    def new_collector() -> tuple[Collector, ReplayBuffer]:
         data = ReplayBuffer((2,), 1, 100, columns={"held_out": ()})
         return collector(no_fault, data, **sizes)[0], data
 
     one, data = new_collector()
     for _ in range(6):  # ten steps are four decisions
         one.step(adds=True)
-    stored, state = one.buffer.stream_state(0), [one.state(0)]
     again, other = new_collector()
-    again.buffer.load(0, stored)
-    again.restore(state)
+    again.restore([one.state(0)], [one.tensors(0)])
     for each in (one, again):
         for _ in range(4):
             each.step(adds=True)
@@ -256,9 +253,7 @@ def test_collection_resumed_within_episodes_equals_an_uninterrupted_one(collecto
         assert torch.equal(other.data[name], column), name
 
 
-def test_rollouts_store_the_number_of_updates_before_them(
-    collector: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_rollouts_store_the_number_of_updates_before_them(collector: Any):
     """The number of updates identifies the iteration and determines its permutations."""
     one, _ = collector(no_fault)
     engine = one.engine
@@ -268,8 +263,8 @@ def test_rollouts_store_the_number_of_updates_before_them(
         one.step()
     assert one.buffer.data["rollout"].tolist() == [7]
     engine.load_seed_state(0, engine.seed_state(0) | {"counters/update": torch.tensor(9)})
-    monkeypatch.setattr(engine, "apply", lambda *of_whom: {})
-    one.fill(Fill("improve", 60, "imitate"))
+    for _ in range(20):
+        one.step()
     assert one.buffer.data["rollout"].tolist() == [9]
 
 
@@ -295,9 +290,14 @@ def test_a_fault_that_does_not_repeat_has_no_effect(collector: Any):
 def test_an_environment_that_fails_five_times_in_a_row_stops_the_run(collector: Any):
     """A complete episode between the failures resets the count."""
     broken, messages = collector(lambda seed, t: "raise" if t == 2 else "")
-    with pytest.raises(UserError, match=r"the cable is out.*for the 5th time in a row"):
+    with pytest.raises(RepeatedFailure, match=r"the cable is out.*for the 5th time in a row"):
         _ = [broken.step() for _ in range(20)]
-    assert len(messages) >= 4
+    assert len(messages) == 4 * ENVIRONMENTS
+    assert broken.steps == 5 * 2 * ENVIRONMENTS * EXECUTED  # the fifth episode's decision counts
+    repaired, _ = collector(no_fault)
+    repaired.restore([broken.state(0)], [broken.tensors(0)])
+    repaired.step()
+    assert repaired.episodes.lengths.tolist() == [EXECUTED] * ENVIRONMENTS
     odd = {training_episode_seed(0, number) for number in range(1, 60, 2)}
     patient, messages = collector(lambda seed, t: "raise" if t == 2 and seed in odd else "")
     for _ in range(19):

@@ -18,11 +18,13 @@ from offline_rl.algorithms.td3 import TD3, Config, Online
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector, RepeatedFailure
+from offline_rl.online.sinks import ReplaySink
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.columns import columns
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import training_episode_seed
 from policies import Normalizer, Spec
+from policies.heads.head import Head
 
 SEEDS, LIMIT, WARM_UP, GAMMA = [3, 8], 6, 5, 0.5
 MEAN, SCALE = np.array([0.5, 2.0], np.float32), np.array([2.0, 4.0], np.float32)
@@ -70,14 +72,15 @@ def make_collector(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Colle
         needs: Mapping[str, Any] = NEEDS,
         kind: type[TD3] = TD3,
         online: Online = Online(warmup_steps=WARM_UP),  # noqa: B008 (frozen)
+        envs_per_seed: int = 1,
     ) -> tuple[Collector, list[str]]:
         monkeypatch.setattr(Walk, "faults", staticmethod(faults), raising=False)
-        buffer = ReplayBuffer((2,), 1, 40, streams=2, columns=needs)
+        buffer = ReplayBuffer((2,), 1, 40 * envs_per_seed, streams=2, columns=needs)
         cfg, spec = Config(hidden=(8,), exploration_noise=0.0), Spec((2,), 1)
         engine = Engine(lambda _: kind(spec, cfg), SEEDS, buffer)
-        messages, walk = list[str](), lambda: envs.make_vector("walk", 1)
-        own = (TRANSFORM, online, partial(made_of, needs), messages.append)
-        return Collector(engine, walk, buffer, *own), messages
+        messages, walk = list[str](), partial(envs.make_vector, "walk")
+        sink = ReplaySink(engine, buffer, online, partial(made_of, needs), envs_per_seed)
+        return Collector(engine, walk, sink, TRANSFORM, messages.append), messages
 
     return collector
 
@@ -87,11 +90,14 @@ def made_of(needs: Mapping[str, Any], episode: Dataset) -> dict[str, np.ndarray]
 
 
 def walked(
-    actions: np.ndarray, seed: int, without: int | None = None
+    actions: np.ndarray, seed: int, without: int | None = None, first: int = 0
 ) -> list[dict[str, np.ndarray]]:
-    """Return the episodes of a seed's actions, except one, computed with the environment alone."""
+    """Return the episodes of a seed's actions, computed with the environment alone.
+
+    The first has the number `first`. The number `without` is skipped.
+    """
     env, done, episodes = Walk(), 0, list[dict[str, np.ndarray]]()
-    numbers = (number for number in range(len(actions) + 1) if number != without)
+    numbers = (number for number in range(first, first + len(actions) + 1) if number != without)
     while done < len(actions):
         seen, _ = env.reset(seed=training_episode_seed(seed, next(numbers)))
         rows = list[dict[str, Any]]()
@@ -215,15 +221,12 @@ def test_an_episode_that_fails_in_the_replay_is_dropped_and_others_are_not(
     collector, _ = make_collector()
     for _ in range(10):
         collector.step()
-    stored, lengths = [collector.buffer.stream_state(s) for s in range(2)], collector.lengths.copy()
-    running = training_episode_seed(SEEDS[0], int(collector.episodes[0]))
+    lengths, running = collector.episodes.lengths, int(collector.episodes.seeds[0])
     again, messages = make_collector(lambda seed, t: "raise" if (seed, t) == (running, 0) else "")
-    for s, rows in enumerate(stored):
-        again.buffer.load(s, {name: values.clone() for name, values in rows.items()})
-    again.restore([collector.state(s) for s in range(2)])
+    restore(again, collector)
     assert lengths[0] > 0
-    assert again.lengths.tolist() == [0, lengths[1]]
-    assert again.episodes.tolist() == [collector.episodes[0] + 1, collector.episodes[1]]
+    assert again.episodes.lengths.tolist() == [0, lengths[1]]
+    assert again.started.tolist() == [collector.started[0] + 1, collector.started[1]]
     assert again.buffer.all_rows(0).num_rows == 10 - lengths[0]
     assert len(messages) == 1
     assert "seed 3: the environment failed" in messages[0]
@@ -232,22 +235,17 @@ def test_an_episode_that_fails_in_the_replay_is_dropped_and_others_are_not(
 def test_a_run_resumed_within_episodes_equals_an_uninterrupted_one(make_collector: Any):
     """The buffer's unfinished episodes of different lengths are restored and released."""
     collector, _ = make_collector()
-    while collector.steps < 10 or collector.lengths[0] == collector.lengths[1]:
+    lengths = collector.episodes.lengths
+    while collector.steps < 10 or lengths[0] == lengths[1]:
         collector.step()
     assert (collector.buffer.hidden > 0).any()
-    counts = ("episodes", "lengths", "mishaps")
-    together = {"steps": collector.steps} | {
-        name: getattr(collector, name).tolist() for name in counts
-    }
-    apart = [collector.state(s) for s in range(2)]
-    others = [going_on(make_collector, collector, states) for states in (apart, [together] * 2)]
+    again, _ = make_collector()
+    restore(again, collector)
     for _ in range(21 - collector.steps):
-        for each in (collector, *others):
-            each.step()
+        collector.step()
+        again.step()
     for name, values in collector.buffer.tensors().items():
-        assert all(torch.equal(each.buffer.tensors()[name], values) for each in others), name
-    with pytest.raises(ValueError, match="contains 1 seeds"):
-        going_on(make_collector, collector, [together | {"episodes": [1]}] * 2)
+        assert torch.equal(again.buffer.tensors()[name], values), name
 
 
 def test_a_seed_that_fails_repeatedly_leaves_the_step_of_the_other_seed_complete(
@@ -263,8 +261,9 @@ def test_a_seed_that_fails_repeatedly_leaves_the_step_of_the_other_seed_complete
         walk(shaky, 21)
     added = [shaky.buffer.all_rows(s).num_rows for s in range(2)]
     assert added == [shaky.steps] * 2
-    assert shaky.lengths[0] == 0 < shaky.lengths[1]
-    again = going_on(make_collector, shaky, [shaky.state(s) for s in range(2)])
+    assert shaky.episodes.lengths[0] == 0 < shaky.episodes.lengths[1]
+    again, _ = make_collector()
+    restore(again, shaky)
     while again.steps < 21:
         again.step()
     one, two = (collector.buffer.all_rows(1) for collector in (sound, again))
@@ -312,33 +311,33 @@ def test_a_cost_of_nan_drops_only_its_episode(
     assert "a cost that is NaN or infinite" in sentence
 
 
-class Remembers(nn.Module):
+class Remembers(Head):
     """Recurrent policy: 0.1 for each observed step minus 0.1 times the sum of rewards."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(0.1))
 
-    def reset(self, batch: int) -> dict[str, torch.Tensor]:
-        return {"seen": torch.zeros(batch), "paid": torch.zeros(batch)}
+    def initial_memory(self, batch: int) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros(batch) for name in ("seen", "paid", "rewards")}
 
-    def step(self, observations: Any, rewards: Any, context: Any) -> Any:
-        seen, paid = context["seen"] + 1, context["paid"] + rewards
-        return (self.scale * (seen - paid))[:, None], {"seen": seen, "paid": paid}
+    def decide(self, observations: Any, memory: Any, noise: Any) -> Any:
+        seen, paid = memory["seen"] + 1, memory["paid"] + memory["rewards"]
+        return (self.scale * (seen - paid))[:, None, None], memory | {"seen": seen, "paid": paid}
 
 
-class Plans(nn.Module):
-    """Planner: 0.1, 0.2 and 0.3, added to half of the earlier position."""
+class Plans(Head):
+    """Chunk policy: 0.1, 0.2 and 0.3, added to half of the earlier position."""
 
-    n_obs_steps, chunk_size, n_action_steps, noise_shape = 2, 3, 3, ()
+    n_obs_steps, chunk_size, n_action_steps = 2, 3, 3
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(0.1))
 
-    def plan(self, observations: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    def decide(self, observations: Any, memory: Any, noise: Any) -> Any:
         before = SCALE[0] * observations[:, 0, :1] + MEAN[0]  # [B, 1]
-        return (0.5 * before + self.scale * torch.tensor([1.0, 2.0, 3.0]))[..., None]
+        return (0.5 * before + self.scale * torch.tensor([1.0, 2.0, 3.0]))[..., None], memory
 
 
 def by_hand(head: type[nn.Module], places: np.ndarray) -> list[float]:
@@ -349,61 +348,130 @@ def by_hand(head: type[nn.Module], places: np.ndarray) -> list[float]:
     return [0.5 * place + 0.1 * (t % 3 + 1) for t, place in enumerate(decided)]
 
 
-@pytest.mark.parametrize("head", [Remembers, Plans])
-def test_a_policy_with_memory_acts_by_each_seeds_episode_also_when_resumed(
-    make_collector: Any, head: type[nn.Module]
+class Acts(TD3):
+    """TD3 that acts with the policy `head`."""
+
+    targets: ClassVar = {"critic_target": "critic"}
+    head: ClassVar[type[nn.Module]]
+
+    def networks(self) -> dict[str, nn.Module]:
+        return super().networks() | {"policy": self.head()}
+
+
+class Remembering(Acts):
+    head = Remembers
+
+
+class Planning(Acts):
+    head = Plans
+
+
+@pytest.mark.parametrize("kind", [Remembering, Planning])
+@pytest.mark.parametrize("envs_per_seed", [1, 3])
+def test_a_policy_with_memory_acts_by_each_episode_also_when_resumed(
+    make_collector: Any, kind: type[Acts], envs_per_seed: int
 ) -> None:
-    """Seeds end at different steps. Parameters change within an episode that has a memory.
+    """Episodes end at different steps. Parameters change within episodes that have a memory.
 
-    One environment fails in its second episode, whose memory is dropped too.
+    One environment fails in an episode, whose memory is dropped too.
     """
-
-    class Toy(TD3):
-        targets: ClassVar = {"critic_target": "critic"}
-
-        def networks(self) -> dict[str, nn.Module]:
-            return super().networks() | {"policy": head()}
-
-    broken = training_episode_seed(SEEDS[1], 1)
-    options = {"kind": Toy, "online": Online(warmup_steps=0), "needs": {}}
+    broken, head = training_episode_seed(SEEDS[1], envs_per_seed), kind.head
+    options = {"kind": kind, "online": Online(warmup_steps=0), "needs": {}}
     options |= {"faults": lambda seed, t: "raise" if seed == broken and t == 1 else ""}
-    one, _ = make_collector(**options)
+    options |= {"envs_per_seed": envs_per_seed}
+    one, messages = make_collector(**options)
     walk(one, 16)
-    for s, seed in enumerate(SEEDS):
-        actions = one.buffer.all_rows(s).actions[:, 0]
-        episodes = walked(actions[:, None], seed, without=1 if s == 1 else None)
-        assert len(episodes) > 2
-        expected = list[float]()
-        for episode in episodes:
+    assert len(messages) == 1
+    for s in range(2):
+        found = one.buffer.all_rows(s)
+        starts = found.episode_starts
+        stops = np.append(starts[1:], found.num_rows)
+        if envs_per_seed == 3:
+            assert found.episode_ends[-1] == found.num_rows - 1
+        numbers = list[int]()
+        for start, stop in zip(starts, stops, strict=True):
+            actions, first = found.actions[start:stop], found.observations[start]
+            place = MEAN[0] + SCALE[0] * first[0]
+            numbers.append(episode_number(SEEDS[s], place))
+            (episode,) = walked(actions, SEEDS[s], first=numbers[-1])
             pairs = [episode["observations"][:1, 0], episode["next_observations"][:, 0]]
-            expected += by_hand(head, SCALE[0] * np.concatenate(pairs) + MEAN[0])
-        np.testing.assert_allclose(actions, expected, atol=1e-5)
-    assert (one.lengths % 3 > 0).any()  # in the middle of a chunk
+            expected = by_hand(head, SCALE[0] * np.concatenate(pairs) + MEAN[0])
+            np.testing.assert_allclose(actions[:, 0], expected, atol=1e-5)
+        assert len(numbers) == len({*numbers}) > 2
+        assert (envs_per_seed in numbers) == (s == 0)  # the one that failed
+        if envs_per_seed == 1:
+            assert numbers == sorted(numbers)
+    assert (one.episodes.lengths % 3 > 0).any()  # in the middle of a chunk
     again, _ = make_collector(**options)
     for each in (one, again):
         each.engine.state["params"]["policy"]["scale"].fill_(-0.05)
-    for s in range(2):
-        again.buffer.load(s, {k: v.clone() for k, v in one.buffer.stream_state(s).items()})
-    again.restore([one.state(s) for s in range(2)], [one.memory(s) for s in range(2)])
+    restore(again, one)
     for each in (one, again):
         walk(each, 9)
     for s in range(2):
         pair = [each.buffer.all_rows(s) for each in (one, again)]
         np.testing.assert_array_equal(pair[0].actions, pair[1].actions)
         np.testing.assert_array_equal(pair[0].observations, pair[1].observations)
+    for name, values in one.tensors(1).items():
+        assert torch.equal(again.tensors(1)[name], values), name
+
+
+def test_several_environments_of_a_seed_act_and_count_like_one(make_collector: Any) -> None:
+    """Warm-up actions differ in all environments. Every complete episode is stored in one piece."""
+    one, _ = make_collector(envs_per_seed=3)
+    assert not one.can_sample(1)
+    while not (one.episodes.terminated | one.episodes.truncated).any():
+        one.step()
+    walk(one, 12)
+    assert one.can_sample(3)
+    assert one.buffer.hidden.tolist() == [0, 0]
+    drawn = one.buffer.all_rows(0).actions[: 2 * WARM_UP]
+    assert len(np.unique(drawn)) > WARM_UP  # some are from the policy, without noise
+    for s in range(2):
+        found = one.buffer.all_rows(s)
+        assert found.num_rows < one.steps == 3 * (one.steps // 3)
+        starts = found.episode_starts
+        for start, stop in zip(starts, [*starts[1:], found.num_rows], strict=True):
+            place = MEAN[0] + SCALE[0] * found.observations[start, 0]
+            number = episode_number(SEEDS[s], place)
+            (episode,) = walked(found.actions[start:stop], SEEDS[s], first=number)
+            for name in ("observations", "next_observations", "rewards", "terminated", "truncated"):
+                own = getattr(found, name)[start:stop]
+                np.testing.assert_allclose(own, episode[name], atol=1e-6)
+        lengths = np.diff([*starts, found.num_rows])
+        assert len(one.finished[s]) == len(lengths)
+
+
+def test_the_first_of_several_environments_that_fails_repeatedly_stops_the_run(
+    make_collector: Any,
+) -> None:
+    """One of three cannot start another episode. The decision of the others is complete."""
+    gone = set[int]()
+
+    def fault(seed: int, t: int) -> str:
+        if t == -1 and seed - training_episode_seed(SEEDS[0], 0) in range(3, 100):
+            gone.add(seed)
+            return "raise"
+        return ""
+
+    shaky, messages = make_collector(fault, envs_per_seed=3)
+    with pytest.raises(RepeatedFailure, match=r"seed 3: .*cable is out.*for the 5th time"):
+        walk(shaky, 100)
+    failed = shaky.episodes.mishaps == 5  # several episodes may have ended at the same time
+    assert len(gone) == 5 * failed.sum() == len(messages) + failed.sum()
+    assert (shaky.episodes.lengths[failed] == 0).all()
+    assert (shaky.episodes.lengths[~failed] == shaky.steps // 3).any()
+    again, _ = make_collector(envs_per_seed=3)
+    restore(again, shaky)
+    walk(again, 12)
+    assert again.episodes.mishaps.tolist() == [0] * 6
 
 
 def test_a_policy_with_memory_continues_if_every_environment_fails_in_one_step(
     make_collector: Any,
 ) -> None:
-    class Toy(TD3):
-        targets: ClassVar = {"critic_target": "critic"}
-
-        def networks(self) -> dict[str, nn.Module]:
-            return super().networks() | {"policy": Remembers()}
-
     broken = [training_episode_seed(seed, 0) for seed in SEEDS]
-    options = {"kind": Toy, "online": Online(warmup_steps=0), "needs": {}}
+    options = {"kind": Remembering, "online": Online(warmup_steps=0), "needs": {}}
     collector, messages = make_collector(
         **options, faults=lambda seed, t: "raise" * (seed in broken and t == 1)
     )
@@ -418,12 +486,8 @@ def test_a_policy_with_memory_continues_if_every_environment_fails_in_one_step(
 
 
 def test_a_policy_with_memory_refuses_random_warmup_actions(make_collector: Any) -> None:
-    class Toy(TD3):
-        def networks(self) -> dict[str, nn.Module]:
-            return super().networks() | {"policy": Remembers()}
-
     with pytest.raises(UserError, match="with a Remembers, whose memory"):
-        make_collector(kind=Toy)
+        make_collector(kind=Remembering)
 
 
 def walk(collector: Collector, steps: int) -> None:
@@ -431,11 +495,13 @@ def walk(collector: Collector, steps: int) -> None:
         collector.step()
 
 
-def going_on(make_collector: Any, collector: Collector, states: list[dict[str, Any]]) -> Collector:
-    """Return a new collector that continues from the buffer of another."""
-    again, _ = make_collector()
-    for s in range(2):
-        rows = collector.buffer.stream_state(s)
-        again.buffer.load(s, {name: values.clone() for name, values in rows.items()})
-    again.restore(states)
-    return again
+def restore(collector: Collector, other: Collector) -> None:
+    """Restore a new collector from the checkpoint of another."""
+    stored = [{k: v.clone() for k, v in other.tensors(s).items()} for s in range(2)]
+    collector.restore([other.state(s) for s in range(2)], stored)
+
+
+def episode_number(seed: int, place: float) -> int:
+    """Return the number of the episode of a training seed that starts at this place."""
+    starts = [Walk().reset(seed=training_episode_seed(seed, k))[0][0] for k in range(60)]
+    return int(np.abs(np.array(starts) - place).argmin())

@@ -6,9 +6,10 @@ import torch
 
 from offline_rl.data import Dataset
 from offline_rl.replay.buffer import ReplayBuffer, n_step, rows_around
-from offline_rl.replay.chunks import Sequences
-from offline_rl.replay.columns import COLUMNS, STEPS
+from offline_rl.replay.chunks import Chunks, Sequences
+from offline_rl.replay.columns import columns as columns_of
 from offline_rl.replay.mixtures import Mixture, WithExpert
+from offline_rl.replay.rollouts import Rollouts
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
 
@@ -55,6 +56,7 @@ def test_batches_hold_true_next_observations_and_bootstrap_unless_terminated():
         assert s2 == {2: 50, 6: 60}.get(s, s + 1)
         assert r == pytest.approx(10.0 ** (s - 3))
         assert discount == pytest.approx(0 if s == 2 else GAMMA)
+    assert torch.equal(batch.bootstrap_mask, (batch.observations[:, 0] != 2).float())
     assert set(batch.observations[:, 0].tolist()) == set(range(7))
 
 
@@ -92,8 +94,7 @@ def test_n_step_returns_stop_at_ends_and_are_discounted_per_step():
         expected = sum(GAMMA**k * 10.0 ** (t + k - 3) for k in range(taken))
         assert total[t].item() == pytest.approx(expected, rel=1e-5)
         assert last[t] == t + taken - 1
-        terminates = last[t] == 2
-        assert factor[t].item() == pytest.approx(0 if terminates else GAMMA**taken)
+        assert factor[t].item() == pytest.approx(GAMMA**taken)
 
 
 def test_columns_are_combined_over_n_steps_by_their_rules():
@@ -109,7 +110,68 @@ def test_columns_are_combined_over_n_steps_by_their_rules():
         assert (batch.timesteps[k], batch.mc_returns[k]) == (row, 10 * row)
         assert batch.held_out[k] == row % 2
         assert batch.next_actions[k] == last + 1  # that which follows the last of the steps
-    assert STEPS.keys() == {"rewards", *COLUMNS}
+
+
+def test_a_row_of_several_environment_steps_counts_as_so_many_powers_of_gamma():
+    """Rows of 3, 2, 5 and of 1, 4, 2, 3 environment steps; rows 2 and 6 end their episode."""
+    steps, r = np.array([3.0, 2, 5, 1, 4, 2, 3]), 10.0 ** (np.arange(7) - 3)
+    buffer = ReplayBuffer.from_dataset(two_episodes(), columns={"steps": steps, "costs": r})
+    for n, expected in {
+        1: {0: (r[0], 3), 1: (r[1], 2), 4: (r[4], 4)},
+        2: {
+            0: (r[0] + GAMMA**3 * r[1], 3 + 2),
+            1: (r[1] + GAMMA**2 * r[2], 2 + 5),
+            4: (r[4] + GAMMA**4 * r[5], 4 + 2),
+            6: (r[6], 3),
+        },
+        3: {3: (r[3] + GAMMA * r[4] + GAMMA**5 * r[5], 1 + 4 + 2)},
+    }.items():
+        batch = draw(buffer.with_n_step(n))
+        for row, (total, taken) in expected.items():
+            k = batch.observations[:, 0].tolist().index(row)
+            ended = row <= 2 < row + n
+            assert batch.rewards[k].item() == batch.costs[k].item() == pytest.approx(total)
+            assert batch.steps[k] == taken
+            assert batch.discount[k].item() == pytest.approx(0 if ended else GAMMA**taken)
+            assert batch.bootstrap_mask[k] == (not ended)
+    sequences = draw(Sequences(buffer, 2))
+    rows = sequences.observations[..., 0].int()
+    expected = torch.where(rows == 2, 0, GAMMA ** torch.from_numpy(steps).float()[rows])
+    torch.testing.assert_close(sequences.discount, expected)
+
+
+def test_the_bootstrap_mask_is_zero_only_where_the_last_row_terminated():
+    """Also with a discount of 0."""
+    buffer = ReplayBuffer.from_dataset(two_episodes()).with_n_step(2)
+    batch = buffer.sample(stream(buffer), random(), 500, 0.0)
+    rows = batch.observations[:, 0]
+    assert torch.equal(batch.bootstrap_mask, ((rows != 1) & (rows != 2)).float())
+    assert not batch.discount.any()
+
+
+def test_rows_that_an_environment_reports_need_their_number_of_steps():
+    buffer = ReplayBuffer((1,), 1, 5, columns={"steps": ()})
+    assert not buffer.waits_for_episode_end
+    with pytest.raises(ValueError, match="steps"):
+        buffer.append(0, episode(1, 2))
+    buffer.append(0, episode(1, 2) | {"steps": np.array([4.0, 1])})
+    assert buffer.newest(0, 2).extras["steps"].tolist() == [4, 1]
+    for data, expected in ((buffer.newest(0, 2), [4, 1]), (two_episodes(), [1] * 7)):
+        assert columns_of(["steps"], data, np.asarray)["steps"].tolist() == expected
+
+
+def test_sources_without_n_step_transitions_refuse_them():
+    buffer = ReplayBuffer.from_dataset(two_episodes())
+    sizes = {"n_obs_steps": 1, "horizon": 2, "n_action_steps": 2}
+    for source in (Chunks(buffer, **sizes), Sequences(buffer, 2), Rollouts(1, (2, 2), {})):
+        assert source.with_n_step(1) is source
+        name = type(source).__name__
+        with pytest.raises(ValueError, match=f"{name} has no transitions of n_step=3"):
+            source.with_n_step(3)
+    both = Mixture(buffer, WithExpert(buffer, buffer), None).with_n_step(3)
+    parts = (both.first, both.second.data, both.second.expert)
+    assert [part.n_step for part in parts] == [3, 3, 3]
+    assert (buffer.n_step, both.ratio) == (1, None)
 
 
 def test_n_step_does_not_cross_a_dropped_time_out_row():
@@ -304,6 +366,7 @@ def test_rows_of_a_mixture_bootstrap_at_time_outs_of_both_and_at_terminations_of
     assert set(rows.tolist()) == {*range(7), *range(102, 107)}
     ended = (rows == 2) | (rows == 103)
     assert torch.equal(batch.discount, torch.where(ended, 0, GAMMA))
+    assert torch.equal(batch.bootstrap_mask, (~ended).float())
     after = dict(zip(rows.tolist(), batch.next_observations[:, 0].tolist(), strict=True))
     assert (after[6], after[105]) == (60, 105.5)
 

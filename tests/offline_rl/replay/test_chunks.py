@@ -27,11 +27,13 @@ def episodes() -> Dataset:
     )
 
 
-def batch_of(chunk_start: str = "oldest", columns: dict | None = None, **sizes):
+def batch_of(
+    chunk_start: str = "oldest", columns: dict | None = None, partial: str = "bootstrap", **sizes
+):
     """Return a batch of 500 chunks, and the index in it of each current row."""
     sizes = {"n_obs_steps": 3, "horizon": 5, "n_action_steps": 2} | sizes
     buffer = ReplayBuffer.from_dataset(episodes(), columns=columns)
-    source = Chunks(buffer, chunk_start=chunk_start, **sizes)
+    source = Chunks(buffer, chunk_start=chunk_start, partial=partial, **sizes)
     data = {k: v[0] for k, v in source.tensors().items()}
     batch = source.sample(data, Random(torch.tensor(0), torch.tensor(0)), 500, GAMMA)
     present = batch.observations[:, -1, 0].int().tolist()
@@ -66,6 +68,7 @@ def test_a_chunk_sums_the_rewards_of_its_executed_steps_and_bootstraps_unless_te
         assert batch.rewards[place].item() == pytest.approx(rewards)
         discount = 0 if executed[-1] == 3 else GAMMA ** len(executed)
         assert batch.discount[place].item() == pytest.approx(discount)
+        assert batch.bootstrap_mask[place] == (executed[-1] != 3)
         after = {3: 50, 9: 60}.get(executed[-1], executed[-1] + 1)
         assert batch.next_observations[place, -1, 0].item() == after
         first, _ = first_and_last(row)
@@ -84,6 +87,36 @@ def test_a_chunk_sums_the_discounted_costs_of_its_executed_steps():
         assert batch.costs[place] == (last - row + 1) * 2**row
         assert (batch.timesteps[place], batch.mc_returns[place]) == (row, 10 * row)
         assert batch.next_actions[place] == last + 1
+
+
+@pytest.mark.parametrize("chunk_start", ["oldest", "present"])
+def test_chunks_that_an_episodes_end_cuts_short_can_be_left_out(chunk_start: str):
+    """Row 3 terminates and row 9 is truncated: three executed steps fit up to rows 1 and 7."""
+    kept, _ = batch_of(chunk_start, n_action_steps=3)
+    batch, places = batch_of(chunk_start, n_action_steps=3, partial="drop")
+    for row, place in places.items():
+        fits = row <= 1 or 4 <= row <= 7
+        expected = kept.valid[place].tolist() if fits else [False] * 5
+        assert batch.valid[place].tolist() == expected
+    for name in ("observations", "actions", "rewards", "discount", "next_observations"):
+        assert torch.equal(getattr(batch, name), getattr(kept, name))
+
+
+def test_a_decision_of_several_environment_steps_counts_as_so_many_powers_of_gamma():
+    """Rewards 2 ** row. Row 2 lasts three steps, row 3 two and terminates; the others last one."""
+    steps = np.array([1.0, 1, 3, 2, 1, 1, 1, 1, 1, 1])
+    batch, places = batch_of(n_action_steps=3, columns={"steps": steps})
+    for row, (rewards, taken) in {
+        0: (1 + GAMMA * 2 + GAMMA**2 * 4, 5),
+        1: (2 + GAMMA * 4 + GAMMA**4 * 8, 6),
+        2: (4 + GAMMA**3 * 8, 5),
+        8: (2**8 + GAMMA * 2**9, 2),
+    }.items():
+        place = places[row]
+        assert batch.rewards[place].item() == pytest.approx(rewards)
+        assert batch.steps[place] == taken
+        discount = 0 if row in (1, 2) else GAMMA**taken
+        assert batch.discount[place].item() == pytest.approx(discount)
 
 
 def test_a_chunk_of_one_step_with_one_observation_is_a_transition():

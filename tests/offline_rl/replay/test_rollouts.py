@@ -27,20 +27,20 @@ def pairs(rollouts: Rollouts, seed: int, updates: range) -> list[tuple[int, int]
 
 def test_every_pair_of_decision_and_step_is_visited_once_an_epoch():
     rollouts = filled_rollouts()
-    rollouts.set_columns({}, 100)
+    rollouts.write({}, torch.tensor(100))
     everything = {(decision, k) for decision in range(18) for k in range(4)}
     first, second = (pairs(rollouts, 5, range(100 + e, 108 + e)) for e in (0, 8))
     assert set(first) == set(second) == everything
     assert len(first) == len(everything)
     assert first != second
     assert first != pairs(rollouts, 6, range(100, 108))  # another seed's order
-    rollouts.set_columns({}, 116)
+    rollouts.write({}, torch.tensor(116))
     assert pairs(rollouts, 5, range(116, 124)) not in (first, second)  # the next rollout's
 
 
 def test_a_batch_does_not_depend_on_earlier_batches():
     rollouts = filled_rollouts()
-    rollouts.set_columns({}, 0)
+    rollouts.write({}, torch.tensor(0))
     assert pairs(rollouts, 5, range(3, 4)) == pairs(rollouts, 5, range(8))[27:36]
 
 

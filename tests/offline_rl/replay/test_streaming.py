@@ -10,6 +10,7 @@ from small_data import save_small
 
 from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
+from offline_rl.replay.batch import Batch
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.streaming import Stream
 from offline_rl.training.train import train
@@ -36,16 +37,22 @@ def dataset(rows: int = 400) -> Dataset:
 
 
 def stream(data: Dataset, **keys: Any) -> Stream:
-    mc_returns = data.monte_carlo_returns(0.9)
-    return Stream(data, SEEDS, 8, normalize=lambda x: x, columns={"mc_returns": mc_returns}, **keys)
+    return Stream(data, SEEDS, 8, normalize=lambda x: x, columns=further_columns(data), **keys)
+
+
+def further_columns(data: Dataset) -> dict[str, np.ndarray]:
+    return {"mc_returns": data.monte_carlo_returns(0.9), "steps": np.arange(data.num_rows) % 5 + 1}
+
+
+def columns_of_batch(batch: Batch) -> set[str]:
+    return {name for name, values in vars(batch).items() if values is not None}
 
 
 @pytest.mark.parametrize("period", [1, 3])
 def test_batches_are_the_replay_buffers(period: int):
     data = dataset()
     assert not data.usable.all()
-    columns = {"mc_returns": data.monte_carlo_returns(0.9)}
-    resident, streamed = ReplayBuffer.from_dataset(data, columns=columns), stream(data)
+    resident = ReplayBuffer.from_dataset(data, columns=further_columns(data))
     streamed = stream(data, period=period)
     for update in (0, 1, 62, 63, 64, 200, 12):  # on, over the edge of a window, and back
         streamed.prefetch(update)
@@ -54,10 +61,15 @@ def test_batches_are_the_replay_buffers(period: int):
             tensors = {k: v[0] for k, v in resident.tensors().items()}
             a = resident.sample(tensors, now[0], 8, 0.99)
             b = streamed.sample({k: v[s] for k, v in streamed.tensors().items()}, now[1], 8, 0.99)
-            for name in ("observations", "actions", "rewards", "discount", "next_observations"):
+            for name in columns_of_batch(a):
                 assert torch.equal(getattr(a, name), getattr(b, name)), name
-            assert torch.equal(a.mc_returns, b.mc_returns)
+            assert columns_of_batch(a) == columns_of_batch(b) > {"mc_returns", "bootstrap_mask"}
             assert now[0].site == now[1].site
+
+
+def test_a_batch_of_another_size_is_refused():
+    with pytest.raises(ValueError, match="batches of 8 rows are streamed, not 9"):
+        stream(dataset()).sample({}, Random(torch.tensor(0), torch.tensor(0)), 9, 0.99)
 
 
 def options(folder: Path, **more: Any) -> dict[str, Any]:

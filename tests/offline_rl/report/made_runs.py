@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from offline_rl.training.run_folder import SeedFolder, run_folder
+from offline_rl.runs.folder import SeedFolder, run_folder
 from offline_rl.utils.files import write_json
 
 REFERENCE = {"min": 100.0, "max": 300.0, "source": "a paper", "environment": "a stand-in"}
@@ -45,6 +45,8 @@ def seed_folder(
             "seed": seed,
             "seeds_stacked": 2,
             "num_updates": 4000,
+            "pretrain_updates": 0,
+            "online_updates": 0,
             "num_env_steps": 0,
             "seconds": 60.0,
             "updates_per_second": 150.0,
@@ -53,6 +55,7 @@ def seed_folder(
             "compiled": True,
             "returns": None if mean is None else [mean - 1, mean + 1],
             "success": None,
+            "costs": None,
             "mean_return": mean,
             "score": last if scored else None,
             "behavior_return": 130.0,

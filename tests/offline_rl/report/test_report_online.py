@@ -8,7 +8,7 @@ from printed import report
 
 from offline_rl.reporting.online import OnlineCurve, Point, online_curves, row
 from offline_rl.reporting.runs import Seed, collect
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.runs.folder import SeedFolder
 
 
 def acting(

@@ -32,8 +32,6 @@ from offline_rl.suite.plan import (
     write_plan,
 )
 from offline_rl.suite.queue import Display, Progress, lock_file, run_plan
-from offline_rl.training.plan import resolved_config
-from offline_rl.training.resolve import resolve
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_json
 from offline_rl.utils.trees import to_json_values
@@ -272,7 +270,8 @@ def test_a_cell_is_finished_when_all_its_seeds_are() -> None:
     assert cell.finished
     longer = replace(cell, keys={**cell.keys, "num_updates": 1001})
     assert not longer.finished  # the results are of 1,000 updates
-    both = replace(cell, keys={**cell.keys, "num_updates": 900, "num_env_steps": 100})
+    iql = {"algorithm": "iql", "task": "env:Pendulum-v1", "num_env_steps": 100}
+    both = replace(cell, keys={**cell.keys, **iql, "num_updates": 900})
     assert not both.finished
 
 
@@ -351,7 +350,7 @@ ONLINE |= {"seeds": 2, "out": "runs", "dataset": "small.npz"}
         (CELL, {"algorithm": "cql"}, {"algorithm": "cql", "algorithm.clip_diff_max": math.inf}, {}),
         (CELL, {"subset": "1"}, {"subset": 1}, {}),
         (CELL, {"algorithm.tau": 1}, {"algorithm__tau": 1.0}, {}),
-        (ONLINE, {"utd": 2}, {}, {"utd": (2.0, None), "online.utd": (2.0, 20.0)}),
+        (ONLINE, {"utd": 2}, {}, {"online.utd": (2.0, 20.0)}),
         (ONLINE, {}, {"online.tau": 0.5}, {"online.tau": (0.005, 0.5)}),
         (ONLINE, {"online.tau": 0.5}, {}, {"online.tau": (0.5, 0.005)}),
         (
@@ -369,8 +368,7 @@ def test_settings_are_compared_by_their_values(
     keys = {"seeds": 2, "out": "runs", **keys}
     before, cell = Cell(keys | then), Cell(keys | now)
     assert cell.changed_settings() == {}
-    resolved = resolve(before.keys)
-    write_json(before.folders[1].config, to_json_values(resolved_config(resolved, "default")))
+    write_json(before.folders[1].config, to_json_values(before.runs[1].config()))
     assert before.changed_settings() == {}
     assert cell.changed_settings() == changes
     config = json.loads(before.folders[1].config.read_text())
@@ -383,9 +381,8 @@ def test_a_cell_that_continues_a_run_is_compared_in_its_own_options_and_that_run
     options = {"algorithm": "td3", "task": "env:Pendulum-v1", "num_updates": 0, "num_env_steps": 9}
     options |= {"seeds": 1, "out": "runs", "run": "runs/env_Pendulum-v1/td3_bc/first"}
     cell, folder = Cell(options), Cell(options).folders[0]
-    resolved = resolve({k: v for k, v in options.items() if k != "run"} | {"algorithm.tau": 0.5})
     start = {"run": "moved/env_Pendulum-v1/td3_bc/first"}
-    config = resolved_config(resolved, "default") | {"start": start}
+    config = Cell(options | {"algorithm.tau": 0.5}).runs[0].config() | {"start": start}
     write_json(folder.config, to_json_values(config))
     assert cell.changed_settings() == {}  # the rate may come from the first run
     other = replace(cell, keys=options | {"run": "runs/env_Pendulum-v1/td3_bc/second"})
@@ -415,7 +412,8 @@ def test_a_part_of_a_suite_leaves_the_others_in_the_plan(folder: Path) -> None:
 def test_online_progress_is_counted_in_environment_steps(
     updates: int, row: tuple[int, int], done: int
 ) -> None:
-    cell = Cell({**CELL, "num_updates": updates, "num_env_steps": 50, "seeds": 1, "out": "runs/a"})
+    online = {"algorithm": "iql", "task": "env:Pendulum-v1", "num_env_steps": 50}
+    cell = Cell({**CELL, **online, "num_updates": updates, "seeds": 1, "out": "runs/a"})
     (cell.folders[0].path).mkdir(parents=True)
     line = json.dumps(dict(zip(("updates", "env_steps"), row, strict=True)))
     (cell.folders[0].path / "metrics.jsonl").write_text(line + "\n")

@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 from foreign_layouts import lerobot
 from gymnasium.spaces import Box
+from prepared import prepare
 from printed import evaluate
 
 import envs
 from envs import tasks
 from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.registry import algorithm_class
-from offline_rl.data.env_spec import map_to_range, spec_of, stated_spec
 from offline_rl.data.read import read
+from offline_rl.data.specs import map_to_range, merge_specs, spec_of, stated_spec
 from offline_rl.data.transform import Transform
-from offline_rl.online.with_base import spec_difference
-from offline_rl.training.plan import merge_specs, prepare
-from offline_rl.training.train import load_transform, range_note
+from offline_rl.online.composed import spec_difference
+from offline_rl.training.continuation import load_transform
+from offline_rl.training.headline import range_note
 from policies import Channel, Normalizer, Spec, bundle
 from policies.golden import seal
 
@@ -199,7 +200,7 @@ def test_other_units_and_another_order_of_the_joints_are_refused():
     def refusal(**changes: Any) -> str | None:
         data = Dataset.from_arrays(*columns, spec=replace(here, **changes))
         with pytest.raises(UserError) as error:
-            merge_specs(envs.task("arm/reach"), env, data)
+            merge_specs(envs.task("arm/reach"), spec_of(env), data)
         return str(error.value)
 
     assert "has action_units ['deg', " in (refusal(action_units=("deg",)) or "")

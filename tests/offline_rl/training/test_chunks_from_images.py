@@ -15,7 +15,7 @@ import envs
 import policies
 from offline_rl import Dataset, train
 from offline_rl.evaluation import play as playing
-from offline_rl.training.finetune import distill
+from offline_rl.training.train import distill
 from offline_rl.utils.errors import UserError
 from policies import bundle, channels
 

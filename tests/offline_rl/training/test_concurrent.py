@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from small_data import save_small
 
+from offline_rl.evaluation import evaluator
 from offline_rl.evaluation.rollout import rollout
-from offline_rl.training import evaluator
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
 from offline_rl.utils.files import read_json

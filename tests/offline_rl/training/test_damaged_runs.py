@@ -13,10 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_data import save_small
 
+from offline_rl.runs.folder import Done, SeedFolder, common_checkpoint
+from offline_rl.runs.start import start_of
 from offline_rl.trained import load
-from offline_rl.training.finetune import finetune, start_of
-from offline_rl.training.run_folder import Done, SeedFolder, common_checkpoint
-from offline_rl.training.train import train
+from offline_rl.training.train import finetune, train
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
 
@@ -136,20 +136,6 @@ def test_the_checksum_covers_all_content_of_a_checkpoint(
     with pytest.raises(UserError, match=path.name):
         folder.load(END)
     assert common_checkpoint([folder, SeedFolder(run, 1)]) == MIDDLE
-
-
-def test_checkpoints_without_a_checksum_can_be_resumed(finished_run, unfinished_run):
-    """Format 2 had no checksum and stored the choices in environment.json only."""
-    keys, run = unfinished_run
-    for seed in (0, 1):
-        for path in SeedFolder(run, seed).checkpoints().values():
-            with safe_open(path, "pt") as file:
-                progress = json.loads(file.metadata()["progress"])
-            del progress["choices"]
-            progress["evaluations"] = 2  # which format 2 counted
-            metadata = {"format": "2", "progress": json.dumps(progress)}
-            save_file(load_file(path), path, metadata)
-    assert equal_results(train(**keys).path, finished_run[1])
 
 
 def test_a_checkpoint_of_another_run_is_refused(unfinished_run):

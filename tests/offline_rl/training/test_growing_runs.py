@@ -16,7 +16,7 @@ from small_data import save_small
 import policies
 from offline_rl import UserError, train
 from offline_rl.engine.engine import Engine
-from offline_rl.training.run_folder import BUNDLE, SeedFolder
+from offline_rl.runs.folder import BUNDLE, SeedFolder
 from offline_rl.utils.files import lock_folder, read_json
 
 KEYS: dict[str, Any] = {"algorithm": "td3_bc", "task": "none", "num_updates": 20, "device": "cpu"}

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prepared import prepare
 
 import envs
 from envs import Task
 from offline_rl import Dataset, UserError, train
+from offline_rl.data.specs import mismatch_remedy
 from offline_rl.replay.streaming import Stream
-from offline_rl.training.plan import Member, headline, mismatch_remedy, prepare
-from offline_rl.training.run_folder import SeedFolder
-from offline_rl.training.train import build_engine
+from offline_rl.training.assemble import build_engine
+from offline_rl.training.headline import headline
 from offline_rl.utils.files import read_json
 from policies import Channel, Spec
 
@@ -169,7 +170,7 @@ def test_critics_skip_rows_without_a_next_observation_and_report_the_count(
     keys = {"algorithm": algorithm, "task": "none", "num_updates": 20, "algorithm.hidden": [8]}
     for stream in ("never", "always"):
         plan = prepare(keys | {"dataset": without_successors(), "seeds": 1, "stream": stream})
-        engine, _, _ = build_engine(plan, [Member(SeedFolder(Path(), 0), plan.cfg, {})])
+        engine, _, _ = build_engine(plan, plan.runs)
         sources = {phase: engine.for_phase(phase)[1] for phase in kept}
         sizes = {
             k: len(x.rows) if isinstance(x, Stream) else x.capacity for k, x in sources.items()

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from offline_rl import train
-from offline_rl.training import plan
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.runs import refusals
+from offline_rl.runs.folder import SeedFolder
 from offline_rl.training.trainer import Trainer
 
 REMEMBERS = '''
@@ -20,19 +20,21 @@ import torch
 from torch import nn
 
 from offline_rl.algorithms.td3 import TD3, Config
+from policies.heads.head import Head
 
 
-class Counts(nn.Module):
+class Counts(Head):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(0.1))
 
-    def reset(self, batch):
-        return {"seen": torch.zeros(batch), "paid": torch.zeros(batch)}
+    def initial_memory(self, batch):
+        return {name: torch.zeros(batch) for name in ("seen", "paid", "rewards")}
 
-    def step(self, observations, rewards, context):
-        seen, paid = context["seen"] + 1, context["paid"] + rewards
-        return torch.tanh(self.scale * (seen + paid))[:, None], {"seen": seen, "paid": paid}
+    def decide(self, observations, memory, noise):
+        seen, paid = memory["seen"] + 1, memory["paid"] + memory["rewards"]
+        action = torch.tanh(self.scale * (seen + paid))[:, None]
+        return action[:, None], memory | {"seen": seen, "paid": paid}
 
 
 class Remembers(TD3):
@@ -57,16 +59,16 @@ def test_a_run_resumed_within_an_episode_acts_like_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The policy cannot be saved as a bundle, so all runs stop before their end."""
-    monkeypatch.setattr(plan, "load_kinds", lambda: SimpleNamespace(values=Everything))
+    monkeypatch.setattr(refusals, "load_kinds", lambda: SimpleNamespace(values=Everything))
     (tmp_path / "remembers.py").write_text(REMEMBERS)
     keys: dict[str, Any] = {"algorithm": str(tmp_path / "remembers.py"), "task": "env:Pendulum-v1"}
     keys |= {"num_updates": 0, "num_env_steps": 30, "online.warmup_steps": 0, "batch_size": 8}
     keys |= {"algorithm.hidden": [8], "compile": "never", "eval_episodes": 1, "tracker": "none"}
     keys |= {"max_episode_steps": 7, "eval_every": 10, "checkpoint_every": 5, "show": False}
 
-    def quit_at(clock: int, name: str) -> None:
+    def quit_at(step: int, name: str) -> None:
         def quit_there(trainer: Trainer) -> None:
-            if trainer.clock == clock:
+            if trainer.env_steps == step:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -9,13 +10,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from prepared import prepare
 from simulators import Server, Single, Walk
 
 import envs
 from envs import tasks
 from offline_rl import UserError, train
-from offline_rl.training.evaluator import Evaluator
-from offline_rl.training.plan import limit_of, prepare
+from offline_rl.evaluation.evaluator import Evaluator
+from offline_rl.runs.refusals import wrong_learner
+from offline_rl.runs.run import runs_of
+from policies.heads.deterministic import DeterministicActor
 
 QUICK: dict[str, Any] = {"algorithm": "sac", "num_updates": 0, "num_env_steps": 60, "seeds": 2}
 QUICK |= {"eval_every": 25, "eval_episodes": 2, "batch_size": 8, "algorithm.hidden": [8]}
@@ -46,8 +50,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_seeds_that_share_one_instance_train_one_after_another(tmp_path: Path) -> None:
     plan = prepare({**QUICK, "task": "single", "out": str(tmp_path)})
-    assert (plan.stackable, Single.open) == (False, 0)
-    assert prepare({**QUICK, "task": "walk", "out": str(tmp_path)}).stackable
+    assert (plan.trains_in_parallel, Single.open) == (False, 0)
+    assert prepare({**QUICK, "task": "walk", "out": str(tmp_path)}).trains_in_parallel
 
 
 def test_collectors_get_scarce_instances_before_evaluations(
@@ -64,13 +68,21 @@ def test_collectors_get_scarce_instances_before_evaluations(
 
 
 def test_algorithms_that_need_several_environments_are_refused() -> None:
-    options: Any = SimpleNamespace(num_env_steps=60, algorithm="dppo")
     with closing(envs.make_vector("single", 2, fewer=True)) as env:
-        with pytest.raises(
-            UserError, match=r"of single.*40 environments at.*algorithm\.environments=1\.$"
-        ):
-            limit_of(env, options, SimpleNamespace(environments=40))
-        assert limit_of(env, options, SimpleNamespace(environments=1)) == env.limit
+        limit = env.limit
+
+    def wrong(count: int) -> list[str]:
+        (run,) = runs_of({"algorithm": "dppo", "task": "single", "num_env_steps": 1})
+        interaction = SimpleNamespace(cfg=SimpleNamespace(environments=count))
+        run = replace(run, method=replace(run.method, interaction=interaction))
+        learner: Any = SimpleNamespace(phases={}, needed_phases=())
+        head = DeterministicActor(1, 1, [8])
+        return [*wrong_learner(run, learner, head, [], limit)]
+
+    (sentence,) = wrong(40)
+    assert sentence.startswith("Only one instance of single")
+    assert sentence.endswith("40 environments at the same time. Use algorithm.environments=1.")
+    assert wrong(1) == []
 
 
 class Stacked:
@@ -97,7 +109,8 @@ class Stacked:
 @pytest.mark.parametrize("count", [1, 2, 4, 6, 9])
 def test_evaluations_in_fewer_environments_play_the_same_episodes(count: int) -> None:
     """Seeds run in groups, or episodes in groups, of which the last one is smaller."""
-    engine: Any = SimpleNamespace(seeds=[0, 1, 2], stacked_policy=lambda width, **_: Stacked(width))
+    engine: Any = SimpleNamespace(seeds=[0, 1, 2], device=torch.device("cpu"))
+    engine.stacked_policy = lambda width, **_: Stacked(width)
     starts, found = np.array([11, 12, 13, 14, 16]), list[Any]()
     for number in (count, 3 * len(starts)):
         with closing(envs.make_vector("walk", number)) as env:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from prepared import prepare
 from printed import report
 from safetensors.torch import load_file
 from torch import nn
@@ -23,7 +24,7 @@ from offline_rl import Dataset, UserError, finetune, train
 from offline_rl.algorithms.common.base import Algorithm, minimize
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.registry import algorithm_class
-from offline_rl.algorithms.common.schedule import Interact, Learn, Online, locate
+from offline_rl.algorithms.common.schedule import Interact, Learn, Online, Position, locate
 from offline_rl.data.read import read
 from offline_rl.data.transform import Preprocessing
 from offline_rl.data.writers.d4rl import write
@@ -31,10 +32,10 @@ from offline_rl.engine.engine import Engine
 from offline_rl.online.collector import Collector
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.reporting import compact
-from offline_rl.training.finetune import Start, keys_of, network_settings, start_of
-from offline_rl.training.plan import description, prepare
-from offline_rl.training.run_folder import Done, SeedFolder
+from offline_rl.runs.folder import Done, SeedFolder
+from offline_rl.runs.start import Start, continued_keys, network_settings, start_of
 from offline_rl.training.trainer import Trainer
+from offline_rl.training.work import Work
 from offline_rl.utils.files import read_json
 from policies import Spec
 from policies.networks.mlp import Scalar
@@ -135,21 +136,24 @@ def bitwise_equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) ->
     return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
 
 
-def killed_and_resumed(command: Callable[..., Any], clock: int, **keys: Any) -> Path:
-    """Return the run of a command that is killed in its second evaluation and repeated."""
-    clocks, folders = list[int](), list[SeedFolder]()
+def killed_and_resumed(command: Callable[..., Any], step: int, **keys: Any) -> Path:
+    """Return the run of a command that is killed in its second evaluation and repeated.
+
+    step: progress of the phase in that evaluation.
+    """
+    steps, folders = list[int](), list[SeedFolder]()
 
     def stop(trainer: Any) -> None:
-        clocks.append(trainer.clock)
+        steps.append(trainer.work.moment.step)
         folders[:] = trainer.folders
-        if clocks == [0, clock]:
+        if steps == [0, step]:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         command(**keys, watch=stop)
     assert all(folder.checkpoints() for folder in folders)
     path: Path = command(**keys, watch=stop).path
-    assert clocks[:3] == [0, clock, clock]  # the second time from a checkpoint
+    assert steps[:3] == [0, step, step]  # the second time from a checkpoint
     return path
 
 
@@ -284,10 +288,6 @@ def test_seeds_continued_by_two_commands_belong_to_one_run(line: str, tmp_path: 
     for name in (compact.RUNS, compact.CONFIGS, compact.EVALUATIONS):
         assert (tmp_path / "apart" / name).read_bytes() == (tmp_path / "study" / name).read_bytes()
     begun = json.loads((path / "seed_1" / "config.json").read_text())
-    begun["start"]["sha256"]["0"] = "of seed 0, as earlier versions had it, and another by now"
-    (path / "seed_1" / "config.json").write_text(json.dumps(begun))
-    assert finetune(**more).path == path
-    assert compact.pack([path], tmp_path / "study") == 2
     begun["start"]["sha256"]["1"] = "0"
     (path / "seed_1" / "config.json").write_text(json.dumps(begun))
     assert compact.pack([path], tmp_path / "study") == 2  # replaces the seed in the command
@@ -300,17 +300,17 @@ def test_with_overlap_a_step_runs_during_the_updates_of_the_step_before(
 ) -> None:
     """Each step waits for updates that start after it. The last step's updates run as well."""
     learning, waited = threading.Event(), list[bool]()
-    learn, begin, step = Trainer._learn, Collector.begin, Line.step
+    learn, begin, step = Work._learn, Collector.begin, Line.step
 
     def begins(collector: Collector) -> None:
         learning.clear()
         begin(collector)
 
-    def record_waiting(trainer: Trainer, number: int, phase: str, **how: bool) -> int:
-        assert isinstance(trainer.collector, Collector)
-        waited.append(trainer.collector._pending is not None)
+    def record_waiting(work: Work, number: int, phase: str, **how: bool) -> None:
+        assert isinstance(work.collector, Collector)
+        waited.append(work.collector._pending is not None)
         learning.set()
-        return learn(trainer, number, phase, **how)
+        learn(work, number, phase, **how)
 
     def slow(env: Line, action: np.ndarray) -> Any:
         if (
@@ -319,7 +319,7 @@ def test_with_overlap_a_step_runs_during_the_updates_of_the_step_before(
             assert learning.wait(10)
         return step(env, action)
 
-    monkeypatch.setattr(Trainer, "_learn", record_waiting)
+    monkeypatch.setattr(Work, "_learn", record_waiting)
     monkeypatch.setattr(Collector, "begin", begins)
     keys = {**QUICK, "algorithm": "sac", "task": line, "dataset": str(data), "out": str(tmp_path)}
     keys |= {"seeds": 1, "num_updates": 0, "num_env_steps": 40, "overlap": True, "eval_every": 20}
@@ -410,7 +410,7 @@ def test_a_run_continues_only_in_tasks_of_equal_shapes_and_prints_it(
 def test_online_algorithms_can_train_on_data_alone(line: str) -> None:
     keys = {"task": line, "num_env_steps": 5}
     for algorithm, updates in (("sac", 0), ("td3", 0)):
-        assert prepare({**keys, "algorithm": algorithm}).options.num_updates == updates
+        assert prepare({**keys, "algorithm": algorithm}).run.budget.num_updates == updates
     assert [type(piece) for piece in prepare({**keys, "algorithm": "sac"}).schedule] == [Interact]
     with pytest.raises(UserError, match=r"sac has nothing to do\. Set num_env_steps="):
         prepare({"task": line, "algorithm": "sac"})
@@ -422,9 +422,9 @@ def test_online_settings_are_part_of_a_runs_identity(line: str) -> None:
     """Another warm-up, or another online hyper-parameter, under the same name is refused."""
     keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
     for key, value in (("warmup_steps", 7), ("discount", 0.5)):
-        said = description(prepare({**keys, f"online.{key}": value}), "default", 0)
+        said = prepare({**keys, f"online.{key}": value}).run.config()
         assert said["online"][key] == value
-        assert "discount" not in description(prepare(keys), "default", 0)["online"]
+        assert "discount" not in prepare(keys).run.config()["online"]
 
 
 @pytest.mark.parametrize("then", [0.1, 0.2, 0.5])
@@ -432,14 +432,12 @@ def test_online_values_apply_to_all_stacked_runs(line: str, then: float) -> None
     """It also overrides a value that is one of the stacked ones."""
     keys = {"algorithm": "sac", "task": line, "num_updates": 0, "num_env_steps": 5}
     plan = prepare({**keys, "algorithm.tau": [0.1, 0.2], "online.tau": then})
-    learner = plan.algorithm(
-        plan.spec, plan.cfg, 1, plan.interaction
-    )  # the engine's steps, for both
+    learner = plan.learner  # the engine's steps, for both
     stacked = {"tau": torch.tensor(0.2)}
     assert learner.with_values(stacked).cfg.tau == stacked["tau"]
     assert learner.for_phase("online").with_values(stacked).cfg.tau == then
-    for name, cfg in plan.settings.items():
-        assert description(plan, name, 0)["online"].get("tau", cfg.tau) == then
+    for run in plan.runs:
+        assert run.config()["online"].get("tau", run.method.cfg.tau) == then
 
 
 def test_a_value_added_to_a_sweep_gives_the_result_of_a_single_run(
@@ -464,7 +462,7 @@ def test_seeds_stopped_separately_resume_together_and_the_reverse(
     """The seeds stop within an episode and resume their own episodes."""
 
     def stop(trainer: Trainer) -> None:
-        if trainer.clock == 23:
+        if trainer.env_steps == 23:
             raise KeyboardInterrupt
 
     keys = {**QUICK, "algorithm": "sac", "task": line, "out": str(tmp_path), "num_updates": 0}
@@ -486,17 +484,19 @@ def test_a_continued_run_has_no_warmup_but_another_algorithm_has() -> None:
     hyper, newest = {"tau": 0.5}, {0: (Done(updates=8), "")}
     start = Start(Path("runs/line/sac/default"), "line", "sac", 8, hyper, newest)
     config = {"task": "line", "algorithm": "sac", "name": "default", "hyper": hyper}
-    keys = keys_of(config, {}, start)
+    keys = continued_keys(config, {}, start)
     assert (keys["online.warmup_steps"], keys["online.warmup_policy"]) == (0, "policy")
     assert (keys["algorithm.tau"], keys["seeds"], keys["name"]) == (0.5, [0], "from-sac")
-    assert keys_of(config, {"online.warmup_steps": 3}, start)["online.warmup_steps"] == 3
-    assert keys_of(config, {"algorithm.reward_scale": 1}, start)["algorithm.reward_scale"] == 1
-    other = keys_of(config, {"algorithm": "td3"}, start)
+    assert continued_keys(config, {"online.warmup_steps": 3}, start)["online.warmup_steps"] == 3
+    assert (
+        continued_keys(config, {"algorithm.reward_scale": 1}, start)["algorithm.reward_scale"] == 1
+    )
+    other = continued_keys(config, {"algorithm": "td3"}, start)
     assert not [key for key in other if "." in key]
     config["hyper"] = {"tau": 0.5, "discount": 0.9}  # of the inherited critics
-    other = keys_of(config, {"algorithm": "td3"}, start)
+    other = continued_keys(config, {"algorithm": "td3"}, start)
     assert {key: other[key] for key in other if "." in key} == {"algorithm.discount": 0.9}
-    assert keys_of(config, {"algorithm": "td3", "algorithm.discount": 0.8}, start)[
+    assert continued_keys(config, {"algorithm": "td3", "algorithm.discount": 0.8}, start)[
         "algorithm.discount"
     ] == pytest.approx(0.8)
 
@@ -509,7 +509,7 @@ def test_batch_size_is_inherited_by_the_same_algorithm_only() -> None:
     config["batch_size"] = 32
 
     def sizes(**given: Any) -> dict[str, Any]:
-        return {k: v for k, v in keys_of(config, given, start).items() if "batch_size" in k}
+        return {k: v for k, v in continued_keys(config, given, start).items() if "batch_size" in k}
 
     assert sizes() == {"algorithm.batch_size": 32}
     assert sizes(batch_size=8) == {"batch_size": 8}
@@ -810,11 +810,11 @@ def test_a_long_period_runs_one_program_per_kind_of_update_and_equals_single_upd
 
 def test_a_schedule_returns_the_current_piece() -> None:
     schedule = [Learn("fit", 3), Learn("update", 5), Interact("online", 4)]
-    assert locate(schedule, 0) == (0, 0)
-    assert locate(schedule, 3) == (1, 0)
-    assert locate(schedule, 7) == (1, 4)
-    assert locate(schedule, 8) == (2, 0)
-    assert locate(schedule, 12) == (3, 0)
+    assert locate(schedule, Position(0, 0)) == (0, 0)
+    assert locate(schedule, Position(0, 3)) == (1, 0)
+    assert locate(schedule, Position(1, 4)) == (1, 4)
+    assert locate(schedule, Position(1, 5)) == (2, 0)
+    assert locate(schedule, Position(2, 4)) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -829,7 +829,8 @@ def test_checkpoints_are_named_and_ordered_by_what_was_done() -> None:
     done = [Done(0, 10), Done(0, 200), Done(5, 200), Done(5, 210), Done(40, 220)]
     assert [Done.of(d.file) for d in done] == done
     assert sorted(done) == done
-    assert Done.of("0000000040.safetensors") == Done(0, 40)
+    assert Done.of(Done(5, 10, 60).file) == Done(5, 10, 60)
+    assert Done.of(Done(rows=60).file) == Done(rows=60)
     assert Done.of("x.safetensors") is None
 
 
@@ -881,7 +882,7 @@ def test_each_checkpoint_is_read_for_its_checksum_once(
     keys = {k: v for k, v in QUICK.items() if not k.startswith("online.")}
     keys |= {"task": line, "dataset": str(data), "out": str(tmp_path), "num_updates": 4}
     run, read_files = train(**keys, algorithm="sac").path, list[Path]()
-    monkeypatch.setattr("offline_rl.training.finetune.checksum", lambda f: read_files.append(f))
+    monkeypatch.setattr("offline_rl.runs.start.checksum", lambda f: read_files.append(f))
     start, _ = start_of(run, 1)
     assert list(start.checkpoints) == [0]
     assert len(read_files) == 1
@@ -946,10 +947,10 @@ def given_up(line: str, tmp_path: Path, steps: int) -> tuple[dict[str, Any], Pat
 def test_a_checkpoint_is_saved_when_an_environment_fails_repeatedly(
     line: str, tmp_path: Path
 ) -> None:
-    """The environment fails from step 25 on. The rows of three episodes are kept."""
+    """The environment fails from step 25 on. The rows of two episodes are kept."""
     Line.breaks = {"raise": lambda number, steps: number > 2 or (number == 1 and steps >= 25)}
     keys, run = given_up(line, tmp_path, 100)
-    assert [done.env_steps for done in SeedFolder(run, 0).checkpoints()] == [28]
+    assert [done.env_steps for done in SeedFolder(run, 0).checkpoints()] == [29]
     assert int(tensors(run)["buffer/added"][0]) == 20
     again = train(**keys).path
     assert read_json(again / "seed_0" / "result.json")["num_env_steps"] == 100

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.runs.folder import SeedFolder
 from offline_rl.training.train import train
 
 OFFLINE = {

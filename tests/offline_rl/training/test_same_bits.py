@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from safetensors.torch import load_file
 from small_data import save_small
 
 import policies
+from offline_rl.engine.choices import choose_precision
+from offline_rl.runs.folder import Done, SeedFolder
 from offline_rl.trained import load
-from offline_rl.training.choices import choose_precision, load_choices
-from offline_rl.training.options import TrainOptions
-from offline_rl.training.run_folder import Done, SeedFolder
+from offline_rl.training.assemble import load_choices
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -109,10 +108,10 @@ def test_matrix_products_are_bf16_if_the_cpu_supports_it(
 ) -> None:
     """bf16 also needs a committed result without loss of score: IQL has one, AWAC has none."""
     monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(flags))
-    cpu, iql = torch.device("cpu"), TrainOptions(algorithm="iql", task="none")
-    assert choose_precision(iql, cpu) == expected
-    assert choose_precision(replace(iql, algorithm="awac"), cpu) == "fp32"
-    assert choose_precision(replace(iql, precision="fp32"), cpu) == "fp32"
+    cpu = torch.device("cpu")
+    assert choose_precision("auto", "iql", cpu) == expected
+    assert choose_precision("auto", "awac", cpu) == "fp32"
+    assert choose_precision("fp32", "iql", cpu) == "fp32"
 
 
 def float64_on_another_device() -> AbstractContextManager[object]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from small_data import save_small
 
-from offline_rl.training.run_folder import SeedFolder
+from offline_rl.runs.folder import SeedFolder
 from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
 
@@ -26,7 +26,8 @@ class Remembered:
         self.made.append(self)
 
     def define_metric(self, name: str, step_metric: str) -> None:
-        assert (name, step_metric) == ("*", "clock")
+        assert name == "*"
+        self.step_metric = step_metric
 
     def log(self, values: dict[str, float]) -> None:
         self.logged.append(values)
@@ -64,7 +65,8 @@ def test_a_wandb_run_has_its_group_and_keeps_its_id(
             "group": "none/small/td3_bc/default",
             "resume": "allow",
         }
-        assert [values["clock"] for values in run.logged] == [20]
+        assert run.step_metric == "updates"
+        assert [(v["updates"], v["env_steps"]) for v in run.logged] == [(20, 0)]
         assert run.finished
     assert [run.keys["config"]["seed"] for run in started_runs] == [0, 1, 0, 1]
     for seed in (0, 1):  # as after a kill before the result was written
@@ -103,17 +105,33 @@ def test_a_curve_on_tensorboard_has_every_point_once_after_a_kill(
         if done.updates != kept:
             path.unlink()
     train(**keys)
-    events = accumulator.EventAccumulator(str(seed / "tensorboard"))
+    events = accumulator.EventAccumulator(str(seed / "tensorboard" / "update"))
     events.Reload()
     assert [e.step for e in events.Scalars("train/critic_loss")] == [10, 20, 30, 40]
 
 
-def test_evaluations_within_a_warmup_are_logged_at_different_clocks(
+def test_curves_of_a_run_that_only_interacts_are_drawn_over_environment_steps(
     started_runs: list[Remembered], tmp_path: Path
 ) -> None:
-    """No update runs in the warm-up, but every evaluation has its own clock."""
+    """No update runs in the warm-up, but every evaluation has its own number of steps."""
     keys = QUICK | {"algorithm": "sac", "task": "env:Pendulum-v1", "num_updates": 0, "seeds": 1}
     keys |= {"num_env_steps": 30, "eval_every": 10, "eval_episodes": 1, "online.warmup_steps": 20}
     train(**keys, batch_size=8, out=str(tmp_path), wandb__mode="offline")
     (run,) = started_runs
-    assert [v["clock"] for v in run.logged if "eval/return" in v] == [0, 10, 20, 30]
+    assert run.step_metric == "env_steps"
+    assert [v["env_steps"] for v in run.logged if "eval/return" in v] == [0, 10, 20, 30]
+
+
+def test_tensorboard_has_a_folder_for_each_phase_with_its_own_axis(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    data = save_small(tmp_path / "small.npz", obs=3, act=1)
+    keys = QUICK | {"algorithm": "sac", "task": "env:Pendulum-v1", "tracker": "tensorboard"}
+    keys |= {"num_updates": 16, "num_env_steps": 20, "eval_every": 8, "eval_episodes": 1}
+    keys |= {"seeds": 1, "batch_size": 8, "online.warmup_steps": 0, "max_episode_steps": 7}
+    seed = train(**keys, dataset=str(data), out=str(tmp_path)).path / "seed_0"
+    steps = dict[str, list[int]]()
+    for folder in (seed / "tensorboard").iterdir():
+        events = accumulator.EventAccumulator(str(folder))
+        events.Reload()
+        steps[folder.name] = [e.step for e in events.Scalars("eval/return")]
+    assert steps == {"update": [0, 8, 16], "online": [8, 16, 20]}

@@ -17,9 +17,10 @@ from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.evaluation.rollout import rollout
 from offline_rl.generation.recipes import Recipe, make_set, noisy_actor, train_agent
 from offline_rl.generation.store import record
-from offline_rl.training import trainer as trainer_module
+from offline_rl.training import work
 from offline_rl.training.train import train
-from offline_rl.training.trainer import Trainer, next_slice
+from offline_rl.training.trainer import Trainer
+from offline_rl.training.work import next_slice
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies.normalizer import Normalizer
@@ -87,7 +88,7 @@ def test_the_bundle_plays_the_last_evaluation_again(tmp_path: Path):
 
 
 def poison_second(trainer: Trainer, when: int) -> None:
-    if trainer.clock == when:
+    if trainer.work.moment.step == when:
         for leaf in trainer.engine.state["params"]["policy"].values():
             leaf[1] = float("nan")
 
@@ -112,7 +113,7 @@ def test_a_resumed_run_remembers_when_a_seed_diverged(tmp_path: Path):
 
     def kill(trainer: Trainer) -> None:
         poison_second(trainer, 10)
-        if trainer.clock == 30:
+        if trainer.engine.updates == 30:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -123,13 +124,13 @@ def test_a_resumed_run_remembers_when_a_seed_diverged(tmp_path: Path):
 
 def test_a_policy_broken_by_the_last_update_leaves_no_bundle(tmp_path: Path, monkeypatch):
     """Metrics are computed before an update, so they do not show damage by the last one."""
-    advance = Trainer._advance
+    log = Trainer._log
 
-    def last(trainer: Trainer, stop: int) -> None:
-        advance(trainer, stop)
+    def last(trainer: Trainer) -> None:
         poison_second(trainer, 20)
+        log(trainer)
 
-    monkeypatch.setattr(Trainer, "_advance", last)
+    monkeypatch.setattr(Trainer, "_log", last)
     result = small_run(tmp_path, algorithm="bc", seeds=2)
     assert [r["diverged_at"] for r in result.results] == [None, 20]
     assert result.results[1]["score"] is None
@@ -197,7 +198,7 @@ def test_metrics_are_logged_at_the_interval_that_follows_from_counted_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Rows are also logged at evaluations, checkpoints and the end; never by a timer."""
-    monkeypatch.setattr(trainer_module, "log_interval", lambda engine, phase: 4)
+    monkeypatch.setattr(work, "log_interval", lambda engine, phase: 4)
     keys = {"eval_every": 6, "checkpoint_every": 20}
     result = small_run(tmp_path, algorithm="bc", num_updates=14, **keys)
     lines = (result.path / "seed_0" / "metrics.jsonl").read_text().splitlines()
@@ -267,13 +268,17 @@ def test_a_recipe_makes_datasets_that_match_their_cards(tmp_path: Path, monkeypa
 
 def test_long_operations_are_announced(tmp_path: Path, capsys, monkeypatch):
     """A progress line with the remaining time is printed every minute if there is no terminal."""
-    monkeypatch.setattr("offline_rl.training.trainer.PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr("offline_rl.training.curves.PROGRESS_EVERY_S", 0.0)
     save_small(tmp_path / "small.npz")
     keys = SMALL | {"algorithm": "bc", "num_updates": 20, "show": True, "out": str(tmp_path)}
     train(task="none", dataset=str(tmp_path / "small.npz"), **keys)
     lines = capsys.readouterr().out.splitlines()
     assert "tracing: update" in lines
-    progress = [line for line in lines if re.match(r" +\d+ of 20: [\d,.e+]+/s, \d+ s left$", line)]
+    progress = [
+        line
+        for line in lines
+        if re.match(r"update: \d+ of 20 updates: [\d,.e+]+/s, \d+ s left$", line)
+    ]
     assert len(progress) == 11  # the first update, then a tenth of all at a time
     assert lines.index("tracing: update") < lines.index(progress[0])
 

@@ -4,13 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prepared import prepare
 from small_data import save_small
 
 from offline_rl import Dataset, report
 from offline_rl.algorithms.common.registry import algorithm_config
-from offline_rl.training.plan import Plan, headline, prepare
-from offline_rl.training.resolve import resolve
-from offline_rl.training.train import longest_phase, train
+from offline_rl.runs.run import runs_of
+from offline_rl.training.assemble import longest_phase
+from offline_rl.training.headline import headline
+from offline_rl.training.prepare import Prepared
+from offline_rl.training.train import train
 from offline_rl.utils.errors import UserError
 from policies import Spec
 
@@ -22,30 +25,35 @@ def base_keys(tmp_path: Path) -> dict[str, object]:
 
 
 def test_batch_size_is_that_of_the_command_then_the_table_then_the_paper(base_keys):
-    assert prepare({**base_keys, "algorithm": "lb_sac"}).cfg.batch_size == 10_000
-    assert prepare({**base_keys, "algorithm": "lb_sac", "batch_size": 8}).cfg.batch_size == 8
-    assert prepare({**base_keys, "algorithm": "rebrac"}).cfg.batch_size == 256
+    assert prepare({**base_keys, "algorithm": "lb_sac"}).run.method.cfg.batch_size == 10_000
+    assert (
+        prepare({**base_keys, "algorithm": "lb_sac", "batch_size": 8}).run.method.cfg.batch_size
+        == 8
+    )
+    assert prepare({**base_keys, "algorithm": "rebrac"}).run.method.cfg.batch_size == 256
     assert algorithm_config("rebrac", "hopper-medium-v2", {})[0].batch_size == 1024
-    assert prepare({**base_keys, "algorithm": "iql"}).cfg.batch_size == 256
     cfg, pattern = algorithm_config("rebrac", "antmaze-umaze-v2", {})
     assert (pattern, cfg.discount, cfg.batch_size) == ("antmaze-umaze-v?", 0.999, 256)
 
 
 def test_a_cards_settings_apply_without_its_environment(base_keys):
     card = base_keys | {"dataset": "gym/hopper-medium-replay", "algorithm": "cql"}
-    assert prepare(card).pattern == prepare(card | {"task": "gym/hopper-medium-replay"}).pattern
+    assert (
+        prepare(card).run.method.table_row
+        == prepare(card | {"task": "gym/hopper-medium-replay"}).run.method.table_row
+    )
     card |= {"algorithm": "iql"}
-    assert prepare(card).cfg.normalize_returns
-    assert prepare({**base_keys, "algorithm": "iql"}).pattern is None
+    assert prepare(card).run.method.cfg.normalize_returns
+    assert prepare({**base_keys, "algorithm": "iql"}).run.method.table_row is None
 
 
 def test_values_filled_in_from_the_data_are_in_the_runs_config(base_keys):
-    cfg = prepare({**base_keys, "algorithm": "decision_transformer"}).cfg
+    cfg = prepare({**base_keys, "algorithm": "decision_transformer"}).run.method.cfg
     rewards = np.load(base_keys["dataset"])["reward"]
     best = max(rewards[k : k + 100].sum() for k in (0, 100, 200))
     assert cfg.target_return == pytest.approx(best, rel=1e-5)
     own = {"algorithm": "decision_transformer", "algorithm.target_return": 7}
-    assert prepare({**base_keys, **own}).cfg.target_return == 7
+    assert prepare({**base_keys, **own}).run.method.cfg.target_return == 7
 
 
 def test_a_preliminary_phase_must_be_a_multiple_of_the_period(base_keys):
@@ -70,7 +78,7 @@ def test_pretrain_updates_are_refused_without_a_preliminary_phase(base_keys, alg
     with pytest.raises(UserError, match=f"pretrain_updates={updates}: {algorithm} has no prelim"):
         prepare({**base_keys, "algorithm": algorithm, "pretrain_updates": updates})
     cloning = {"algorithm": "cql", "algorithm.bc_updates": 5, "pretrain_updates": 7}
-    assert prepare({**base_keys, **cloning}).options.pretrain_updates == 7
+    assert prepare({**base_keys, **cloning}).run.budget.pretrain_updates == 7
 
 
 def test_missing_costs_are_refused_before_anything_is_written(
@@ -159,9 +167,9 @@ def test_a_run_that_ends_within_the_learning_rate_warmup_prints_a_note(base_keys
 def test_the_headline_names_the_card_whose_settings_apply() -> None:
     """The card's settings are also named with task=none, if the data has a card."""
     for task in ({"task": "kitchen-mixed-v0"}, {"task": "none", "dataset": "kitchen-mixed-v0"}):
-        known = vars(resolve({"algorithm": "iql", **task}))
-        known |= {"spec": Spec((60,), 9), "schedule": [], "stackable": True, "starts": np.arange(1)}
-        plan = Plan(**known, dataset=None, expert=None, start=None)
+        runs, spec = runs_of({"algorithm": "iql", **task}), Spec((60,), 9)
+        learner = runs[0].learner(spec)
+        plan = Prepared(runs, None, None, None, spec, learner, [], np.arange(1))
         assert "from the dataset card reward_shift=-4" in headline(plan)
 
 

@@ -10,8 +10,7 @@ import pytest
 import envs
 import policies
 from offline_rl import Dataset, UserError, train
-from offline_rl.data.env_spec import spec_of
-from offline_rl.training.plan import merge_specs
+from offline_rl.data.specs import merge_specs, spec_of
 from policies import Channel, Player, Spec
 
 QUICK: dict[str, Any] = {"algorithm": "bc", "num_updates": 4, "compile": "never", "device": "cpu"}
@@ -66,14 +65,16 @@ def test_the_environments_spec_overrides_that_of_the_data() -> None:
     names = {"action_names": tuple("vwxyz")}
     data = make_dataset(13, 5, Spec((JOINTS,), 5, rate_hz=25.1, **names, **limits))
     env = envs.make_vector("arm/reach", 1)
-    found = merge_specs(envs.task("arm/reach"), env, data)
+    found = merge_specs(envs.task("arm/reach"), spec_of(env), data)
     assert found == spec_of(env)
     assert found.observation_names[0] == "waist.q"
     alone = merge_specs(envs.task("none"), None, data)
     assert (alone.observation_names[0], alone.action_names) == ("a", tuple("vwxyz"))
     silent = envs.make_vector("env:Pendulum-v1", 1)
     three = Channel("observation", (3,), names=("cos", "sin", "speed"))
-    found = merge_specs(envs.task("env:Pendulum-v1"), silent, make_dataset(3, 1, Spec((three,), 1)))
+    found = merge_specs(
+        envs.task("env:Pendulum-v1"), spec_of(silent), make_dataset(3, 1, Spec((three,), 1))
+    )
     assert found.observation_names == ("cos", "sin", "speed")
     assert found.action_high == (2.0,)
 
@@ -81,4 +82,4 @@ def test_the_environments_spec_overrides_that_of_the_data() -> None:
 def test_data_of_another_rate_is_refused() -> None:
     env, data = envs.make_vector("arm/reach", 1), make_dataset(13, 5, Spec((13,), 5, rate_hz=30.0))
     with pytest.raises(UserError, match=r"30 actions a second, task arm/reach has 25"):
-        merge_specs(envs.task("arm/reach"), env, data)
+        merge_specs(envs.task("arm/reach"), spec_of(env), data)

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from offline_rl.training.run_folder import Done, SeedFolder, run_folder
+from offline_rl.runs.folder import Done, SeedFolder, run_folder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import lock_folder, read_json, read_yaml, write_atomically, write_json
 from offline_rl.utils.trees import to_json_values
@@ -85,7 +85,7 @@ def test_a_damaged_json_file_is_named(tmp_path: Path):
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path):
     folder = SeedFolder(tmp_path, 0)
-    path = tmp_path / "seed_0" / "checkpoints" / "0000000010.safetensors"
+    path = tmp_path / "seed_0" / "checkpoints" / Done(updates=10).file
     path.parent.mkdir(parents=True)
     for metadata in ({"progress": "{}"}, {"progress": "{}", "format": "0"}):
         save_file({"w": torch.ones(2)}, path, metadata)
@@ -131,6 +131,9 @@ def test_log_lines_after_the_checkpoint_are_dropped_and_incomplete_ones_ignored(
     folder.append("metrics", {"updates": 2, "env_steps": 5})  # online, before the first update
     folder.rewind(Done(env_steps=4, updates=2))
     assert [row["updates"] for row in folder.rows("metrics")] == [1, 2]
+    folder.append("metrics", {"updates": 2, "env_steps": 0, "rows": 60})
+    folder.rewind(Done(updates=2, rows=59))
+    assert [row["updates"] for row in folder.rows("metrics")] == [1, 2]
     folder.rewind(None)
     assert folder.rows("metrics") == []
 
@@ -164,7 +167,7 @@ def test_a_full_disk_is_one_sentence_and_older_checkpoints_remain(
     def full(*_: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device")
 
-    monkeypatch.setattr("offline_rl.training.run_folder.save_file", full)
+    monkeypatch.setattr("offline_rl.runs.folder.save_file", full)
     with pytest.raises(UserError, match=r"could not be written: .*No space left.*are kept"):
         folder.save(Done(updates=10), {"w": torch.ones(1)}, {})
     assert [done.updates for done in folder.checkpoints()] == [5]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offline_rl.data import Dataset
-from offline_rl.training.resolve import resolve
+from offline_rl.runs.run import runs_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, coerce
 from policies.arrays import as_array
@@ -51,10 +51,11 @@ def test_an_ambiguous_value_is_refused(value: Any, hint: Any) -> None:
 def test_an_array_or_tuple_of_values_makes_one_run_per_value() -> None:
     keys = {"algorithm": "td3_bc", "task": "none", "seeds": np.array([2, 5])}
     for values in (np.array([1.0, 2.5]), (1.0, 2.5), [1.0, 2.5]):
-        result = resolve(keys | {"algorithm__alpha": values, "num_updates": np.int64(20)})
-        assert [cfg.alpha for cfg in result.settings.values()] == [1.0, 2.5]
-        assert list(result.settings) == ["default-alpha_1.0", "default-alpha_2.5"]
-        assert (result.seeds, result.options.num_updates) == ([2, 5], 20)
+        runs = runs_of(keys | {"algorithm__alpha": values, "num_updates": np.int64(20)})
+        assert [(run.name, run.method.cfg.alpha, run.seed) for run in runs] == [
+            (f"default-alpha_{alpha}", alpha, seed) for alpha in (1.0, 2.5) for seed in (2, 5)
+        ]
+        assert {run.budget.num_updates for run in runs} == {20}
 
 
 def test_a_data_set_is_built_from_tensors_with_gradients_and_bfloat16() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
+from policies.heads.chunk import ChunkActor
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.gaussian import GaussianActor, TanhGaussianActor
 from policies.networks.dropout import dropout
@@ -108,12 +109,12 @@ def test_dropout_is_used_in_training_only_and_preserves_the_mean(kind):
 @pytest.mark.parametrize("kind", HEADS)
 def test_heads_act_within_the_box_and_explore_around_it(kind):
     actor = make_actor(kind)
-    acts, explores = actor.act(100 * OBSERVATIONS), actor.explore(OBSERVATIONS, Numbers())
+    acts, explores = actor.act(100 * OBSERVATIONS), actor.explore_action(OBSERVATIONS, Numbers())
     assert acts.shape == explores.shape == (5, 2)
     assert acts.abs().max() <= 1
     assert explores.abs().max() <= 1
     assert torch.equal(actor.act(OBSERVATIONS), actor.act(OBSERVATIONS))
-    assert not torch.equal(actor.explore(OBSERVATIONS, Numbers(1)), explores)
+    assert not torch.equal(actor.explore_action(OBSERVATIONS, Numbers(1)), explores)
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -150,6 +151,17 @@ def test_exploration_noise_has_the_requested_standard_deviation():
     for noise in (0.1, 0.3):
         actor = make_actor(DeterministicActor, noise=noise)
         many = OBSERVATIONS[:1].expand(20_000, 3)
-        difference = actor.explore(many, Numbers()) - actor.act(many)
+        difference = actor.explore_action(many, Numbers()) - actor.act(many)
         assert difference.std().item() == pytest.approx(noise, rel=0.03)
         assert abs(difference.mean().item()) < 5 * noise / math.sqrt(20_000)
+
+
+def test_each_action_of_a_chunk_has_exploration_noise_of_its_own():
+    torch.manual_seed(0)
+    actor = ChunkActor(3, 2, [8], horizon=4, n_action_steps=4, noise=0.1)
+    many = OBSERVATIONS[:1, None].expand(20_000, 1, 3)
+    nothing = torch.zeros(20_000, 0)
+    explored, _ = actor.explore(many, {}, nothing, Numbers())
+    difference = (explored - actor.decide(many, {}, nothing)[0]).flatten(1)  # [20000, 8]
+    expected = 0.01 * torch.eye(8)
+    torch.testing.assert_close(torch.cov(difference.T), expected, atol=5e-4, rtol=0)

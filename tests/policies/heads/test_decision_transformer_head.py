@@ -139,10 +139,12 @@ def test_acting_step_by_step_equals_the_network_on_the_last_steps_of_the_episode
     net, steps = make_net(), 9
     torch.manual_seed(2)
     observations, rewards = torch.randn(steps, 2, 3), torch.randn(steps, 2)
-    context, reward = net.reset(2), torch.zeros(2)
+    memory, reward = net.initial_memory(2), torch.zeros(2)
     actions, returns = [], [torch.full((2,), 6.0)]
     for t in range(steps):
-        action, context = net.step(observations[t], reward, context)
+        present, nothing = observations[t][:, None], torch.zeros(2, 0)
+        chunk, memory = net.decide(present, memory | {"rewards": reward}, nothing)
+        action = chunk[:, 0]
         first = max(0, t - 3)
         past = [*actions[first:], torch.full((2, 2), 99.0)]  # the present action is masked
         count = t + 1 - first
@@ -157,8 +159,8 @@ def test_acting_step_by_step_equals_the_network_on_the_last_steps_of_the_episode
         actions.append(action)
         reward = rewards[t]
         returns.append(returns[-1] - rewards[t])
-    assert context["timesteps"][0].tolist() == [5, 6, 7, 8]
-    assert context["real"].all()
+    assert memory["timesteps"][0].tolist() == [5, 6, 7, 8]
+    assert memory["real"].all()
 
 
 def test_dropout_is_used_in_training_only_and_preserves_the_mean():

@@ -20,7 +20,7 @@ def make_head(table=ECHO, **options) -> DiffusionActor:
 def test_the_chunk_starts_with_the_present_action():
     """The horizon starts at the oldest of three observations, so the first two actions are past."""
     head, noise = make_head(), torch.rand(4, 1, 8, 2)
-    chunk = head.plan(torch.randn(4, 3, 5), noise)
+    chunk = head.decide(torch.randn(4, 3, 5), {}, noise)[0]
     assert head.chunk_size == 6
     assert torch.equal(chunk, noise[:, 0, 2:])
 
@@ -35,9 +35,9 @@ def test_actions_are_scaled_to_their_range_in_the_data_and_back():
     )  # a constant action is shifted but not scaled
     assert torch.allclose(head.denormalize_actions(scaled), actions)
     noise = torch.full((1, 1, 8, 2), 5.0)
-    chunk = head.plan(torch.zeros(1, 3, 5), noise)[0, 0]
+    chunk = head.decide(torch.zeros(1, 3, 5), {}, noise)[0][0, 0]
     assert chunk.tolist() == pytest.approx([1.0, 1.0])  # clipped to [-1, 1]
-    chunk = head.plan(torch.zeros(1, 3, 5), -noise)[0, 0]
+    chunk = head.decide(torch.zeros(1, 3, 5), {}, -noise)[0][0, 0]
     assert chunk.tolist() == pytest.approx([-0.5, -0.7])  # clipped to the range in the data
 
 
@@ -56,7 +56,7 @@ def test_an_observation_is_encoded_once_for_all_noise_levels(monkeypatch):
     encode = head.encode
     monkeypatch.setattr(head, "encode", lambda o, *_: encoded.append(o.shape) or encode(o))
     head(torch.randn(4, 3, 5), torch.randn(6, 4, 8, 2), torch.rand(6, 4))
-    head.plan(torch.randn(4, 3, 5), torch.randn(4, *head.noise_shape))
+    head.decide(torch.randn(4, 3, 5), {}, torch.randn(4, *head.noise_shape))
     assert encoded == [(4, 3, 5)] * 2
 
 
@@ -71,7 +71,7 @@ def test_hidden_units_are_dropped_in_training_and_not_when_acting():
     assert (dropped.std(0) > 0.02).all()
     assert (dropped.mean(0) - expected).abs().max() < 0.01
     noise = torch.randn(1, *head.noise_shape)
-    assert torch.equal(head.plan(s, noise), plain.plan(s, noise))
+    assert torch.equal(head.decide(s, {}, noise)[0], plain.decide(s, {}, noise)[0])
 
 
 def test_the_head_is_rebuilt_from_its_arguments_and_weights():
@@ -79,7 +79,7 @@ def test_the_head_is_rebuilt_from_its_arguments_and_weights():
     copy = DiffusionActor(**head.arguments)
     copy.load_state_dict(head.state_dict())
     s, noise = torch.randn(4, 3, 5), torch.randn(4, *head.noise_shape)
-    assert torch.equal(head.plan(s, noise), copy.plan(s, noise))
+    assert torch.equal(head.decide(s, {}, noise)[0], copy.decide(s, {}, noise)[0])
 
 
 def test_n_action_steps_above_the_chunk_size_is_refused():

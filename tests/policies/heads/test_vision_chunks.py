@@ -63,7 +63,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 def test_an_image_is_encoded_once_for_all_noise_levels_and_denoising_steps(encoded) -> None:
     head, x = make_diffusion_head(), torch.randn(6, 3, 4, 2)
     head(make_observations(), x, torch.rand(6, 3), random())
-    head.plan(make_observations(), torch.randn(3, *head.noise_shape))
+    head.decide(make_observations(), {}, torch.randn(3, *head.noise_shape))
     assert len(head.table) == 5
     assert encoded == [(3, 2, 12, 12, 3)] * 2
 
@@ -92,7 +92,7 @@ def test_images_are_cropped_at_the_center_when_acting_and_randomly_in_training(m
     border["image"][..., :3, :, :] ^= 255
     border["image"][..., 9:, :] ^= 255
     noise = torch.randn(3, *(head.noise_shape or (0,)))
-    torch.testing.assert_close(head.plan(plain, noise), head.plan(border, noise))
+    torch.testing.assert_close(head.decide(plain, {}, noise)[0], head.decide(border, {}, noise)[0])
 
     def encode_in_training(observations: dict[str, Tensor], update: int) -> Tensor:
         return head.encode(observations, random(update))
@@ -111,7 +111,9 @@ def test_a_head_is_rebuilt_with_its_encoder(make: Any) -> None:
     copy.load_state_dict(head.state_dict())
     noise = torch.randn(3, *(head.noise_shape or (0,)))
     observations = make_observations()
-    assert torch.equal(head.plan(observations, noise), copy.plan(observations, noise))
+    assert torch.equal(
+        head.decide(observations, {}, noise)[0], copy.decide(observations, {}, noise)[0]
+    )
     dark = make_observations()
     dark["image"] //= 2
-    assert not torch.equal(head.plan(dark, noise), copy.plan(observations, noise))
+    assert not torch.equal(head.decide(dark, {}, noise)[0], copy.decide(observations, {}, noise)[0])

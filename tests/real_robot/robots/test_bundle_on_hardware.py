@@ -17,7 +17,7 @@ import policies
 from envs.experts.arm import ArmExpert, inverse_kinematics
 from envs.suites.arm import CLOSE_M, STILL_RAD_S, Reach
 from offline_rl import Dataset, train
-from offline_rl.data.env_spec import spec_of
+from offline_rl.data.specs import spec_of
 from policies import Bundle, Normalizer, bundle
 from policies.golden import seal
 from real_robot.check import check

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -20,11 +20,10 @@ from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
     Algorithm,
     Metrics,
+    Mode,
     Network,
     State,
     minimize,
-    minimize_with,
-    require,
 )
 from offline_rl.algorithms.common.chunk_cloning import Built, DenoiserShape
 from offline_rl.algorithms.common.config import BUILT, Discount, Fraction, Sizes
@@ -46,17 +45,17 @@ from offline_rl.algorithms.common.on_policy.ppo import (
     running_returns,
     update_moments,
 )
-from offline_rl.replay.batch import Source, Sources
+from offline_rl.replay.batch import Source, Sources, require
 from offline_rl.replay.rollouts import Decisions, Shapes
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Amount, Count, Positive, Range, Share
+from offline_rl.utils.options import Amount, Count, Positive, Range, Share, frozen
 from policies.heads.diffusion import DiffusionActor, TunedActor
 from policies.heads.schedules import Table, cosine_alphas, ddim, ddpm, euler
 
 DENSITIES = (-5.0, 2.0)  # bounds of log densities in ratios, as in DPPO's code
 
 
-@dataclass(frozen=True)
+@frozen
 class ChainConfig(DenoiserShape):
     """Defaults: DPPO's for gym (irom-princeton/dppo:cfg/gym/finetune)."""
 
@@ -125,9 +124,12 @@ class DenoisingRL(Algorithm):
     A subclass defines `optimizers`, and an `update` that ends in `copy_to_policy`.
     """
 
-    Online: ClassVar[type[schedule.Online]] = schedule.OnPolicy
-    finetunes_from = "a run of diffusion_policy with process=ddpm, or of flow_policy"
-    online = True
+    Online: type = schedule.OnPolicy
+    mode = Mode(
+        start="run",
+        runs="a run of diffusion_policy with process=ddpm, or of flow_policy",
+        learns=("environment",),
+    )
     follows_card = False
     max_std: float = math.inf  # of a denoising step
     # networks that start as the run's policy
@@ -145,7 +147,7 @@ class DenoisingRL(Algorithm):
             reason = "it applies RL to denoising steps itself"
         raise UserError(
             f"{cls.__name__.lower()} cannot continue from {algorithm}: {reason}. "
-            f"Use {cls.finetunes_from}."
+            f"Use {DenoisingRL.mode.runs}."
         )
 
     @property
@@ -172,7 +174,7 @@ class DenoisingRL(Algorithm):
         return [collect, schedule.Learn(phase, self.updates)] * (num_env_steps // size)
 
     def source(self, phase: str, sources: Sources) -> Source:
-        return require(sources.rollouts)
+        return require(sources, "rollouts")
 
     def columns(self) -> tuple[Shapes, Shapes]:
         """Return the column shapes of a decision, and of values carried to the next rollout."""
@@ -338,7 +340,7 @@ class DenoisingRL(Algorithm):
             result = clipped_loss(log_ratio, advantages, clip)
             return result.loss, (result.divergence, result.share)
 
-        state, value, (divergence, share) = minimize_with(state, "model", policy_loss)
+        state, value, (divergence, share) = minimize(state, "model", policy_loss)
         return state, {"policy_loss": value, "divergence": divergence, "clipped": share}
 
     def update_value(

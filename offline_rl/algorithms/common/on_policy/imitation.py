@@ -8,35 +8,33 @@ arXiv:2510.14830).
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from offline_rl.algorithms.common.base import Metrics, Network, State, minimize, require
+from offline_rl.algorithms.common.base import Metrics, Network, State, minimize
 from offline_rl.algorithms.common.chunk_cloning import with_action_ranges
 from offline_rl.algorithms.common.config import BUILT, Rate
 from offline_rl.algorithms.common.noising.deterministic import deterministic_table, one_step_table
 from offline_rl.algorithms.common.noising.targets import diffusion_targets, flow_targets
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
 from offline_rl.algorithms.common.schedule import ONLINE
-from offline_rl.replay.batch import Batch, Source, Sources
+from offline_rl.data.dataset import Dataset
+from offline_rl.replay.batch import Batch, Source, Sources, require
 from offline_rl.replay.chunks import Chunks
 from offline_rl.replay.mixtures import Mixture
-from offline_rl.utils.options import Count, Range
+from offline_rl.utils.options import Count, Range, frozen
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import sample
-
-if TYPE_CHECKING:
-    from offline_rl.data.dataset import Dataset
 
 FLOW_TIMES = 1.5, 0.999  # flow_policy's defaults: `power` and `latest` of `flow_targets`
 Learns = Literal["none", "joint", "afterward"]
 
 
-@dataclass(frozen=True)
+@frozen
 class ImitationConfig(ChainConfig):
     """Defaults: RL-100's learning rate.
 
@@ -55,10 +53,9 @@ class Imitating(DenoisingRL):
     initialized_from_run = ("model", "policy", "behavior", "student", "student_before")
     imitation_phases = ("imitate", "settle", "compare", "distil")
 
-    @classmethod
-    def complete_config(cls, cfg: Any, dataset: Dataset) -> Any:
+    def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
         """Set each action's range from the data."""
-        return with_action_ranges(cfg, dataset)
+        return dataset, with_action_ranges(self.cfg, dataset)
 
     def networks(self) -> dict[str, nn.Module]:
         """Return the networks, with `student` and `student_before`, its last accepted weights."""
@@ -74,8 +71,8 @@ class Imitating(DenoisingRL):
 
     def source(self, phase: str, sources: Sources) -> Source:
         if phase in ("improve", "update", ONLINE):
-            return require(sources.rollouts)
-        cfg, buffers = self.cfg, (self.offline_source(phase, sources), sources.online)
+            return require(sources, "rollouts")
+        cfg, buffers = self.cfg, (self.offline_source(phase, sources), sources.get("online"))
         sizes = {name: getattr(cfg, name) for name in ("n_obs_steps", "horizon", "n_action_steps")}
         parts: list[Any] = [Chunks(x, **sizes) for x in buffers if x is not None]
         return Mixture(parts[0], parts[1], None) if len(parts) == 2 else parts[0]

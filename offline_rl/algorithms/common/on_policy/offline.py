@@ -9,7 +9,7 @@ otherwise the old weights are restored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from offline_rl.algorithms.common import dynamics
 from offline_rl.algorithms.common.base import (
     Metrics,
     Network,
@@ -29,17 +28,18 @@ from offline_rl.algorithms.common.chunk_cloning import Built
 from offline_rl.algorithms.common.config import Ensemble, Expectile, Rate, Sizes, Tau
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.in_sample import expectile_loss
+from offline_rl.algorithms.common.models import dynamics
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
 from offline_rl.algorithms.common.on_policy.ppo import standardize
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Count, NonNegative
+from offline_rl.utils.options import Count, NonNegative, frozen
 
 ACCEPTED = {"model": "behavior", "student": "student_before"}  # network -> its accepted weights
 HELD_OUT = 0.9  # largest useful held-out error; predicting the mean change has 1
 
 
-@dataclass(frozen=True)
+@frozen
 class OfflineConfig(ChainConfig):
     """Defaults: RL-100's (Lei-Kun/RL-100), and PETS' for the transition model."""
 
@@ -176,7 +176,7 @@ class OfflineImprovement(DenoisingRL):
         for noise, member, model_noise in draws:
             s, a = (
                 observations.flatten(1),
-                policy.plan(observations, noise)[:, : self.cfg.n_action_steps].flatten(1),
+                policy.decide(observations, {}, noise)[0][:, : self.cfg.n_action_steps].flatten(1),
             )
             total = total + state.critic(s, a).amin(0).mean()
             change = dynamics.sample_change(state, torch.cat([s, a], -1), member, model_noise)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from offline_rl.algorithms.common import dynamics
 from offline_rl.algorithms.common.base import State
+from offline_rl.algorithms.common.models import dynamics
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.utils.random import Random
 

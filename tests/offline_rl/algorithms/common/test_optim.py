@@ -79,6 +79,24 @@ def test_equals_torch(adam, optimizer, extras, steps):
         torch.testing.assert_close(stepped[name], value, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("schedule", [None, cosine(20)])
+def test_rates_equal_torchs_parameter_groups(schedule):
+    params, gradients = problem()
+
+    def groups(leaves):
+        weight, bias = leaves
+        return torch.optim.AdamW(
+            [{"params": [weight], "lr": 1e-3}, {"params": [bias]}], 1e-2, weight_decay=0.1
+        )
+
+    torch_schedule = schedule and (lambda a: torch.optim.lr_scheduler.CosineAnnealingLR(a, 20))
+    expected = torch_result(groups, params, gradients, schedule=torch_schedule)
+    adam = Adam(1e-2, rates={"wei": 1e-3, "weight": 1.0}, weight_decay=0.1, schedule=schedule)
+    stepped, _ = adam_result(adam, params, gradients)
+    for name, value in expected.items():
+        torch.testing.assert_close(stepped[name], value, atol=1e-6, rtol=1e-6)
+
+
 def test_a_step_changes_nothing_in_place():
     params, gradients = problem()
     state = Adam(1e-2).init(params)

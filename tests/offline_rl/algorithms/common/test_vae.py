@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from offline_rl.algorithms.common.vae import VAE
+from offline_rl.algorithms.common.models.vae import VAE
 
 
 class Numbers:

@@ -1,4 +1,4 @@
-"""`offline-rl finetune` and `offline-rl distill`: runs that start from the checkpoints of a run.
+"""The run that a new run starts from, by `offline-rl finetune` or `offline-rl distill`.
 
 finetune continues a run online, as a new run. Each seed loads its newest checkpoint: networks,
 targets, optimizers, counters and the transform of observations and rewards. The result equals that
@@ -24,25 +24,19 @@ from typing import Any
 from offline_rl.algorithms.common.config import structural_fields
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, run_label
 from offline_rl.data.transform import Preprocessing
-from offline_rl.training.options import FinetuneOptions, TrainOptions
-from offline_rl.training.run_folder import (
+from offline_rl.runs.folder import (
     Done,
     SeedFolder,
     common_checkpoint,
     named_task,
     run_folder,
+    seed_numbers,
 )
+from offline_rl.runs.options import DataOptions, EvaluationOptions
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_json_object
-from offline_rl.utils.options import format_value, options_signature, to_python
+from offline_rl.utils.options import format_value, to_python
 from offline_rl.utils.trees import to_json_values
-
-INHERITED = (  # options that are copied from the run
-    *("dataset", "data_dir", "action_scale", "action_range", "observation_keys", "subset"),
-    *("episodes", "max_episode_steps", "format"),
-    *("d4rl_compatible", "terminate_on_end", "expert_dataset"),
-    *("eval_every", "eval_episodes", "checkpoint_every"),
-)
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
     if not path.is_dir():
         problem = "is a file" if path.is_file() else "does not exist"
         raise UserError(f"run={run} {problem}. Use the folder that contains seed_0.")
-    run_seeds = sorted(int(p.name[5:]) for p in path.glob("seed_*") if p.name[5:].isdigit())
+    run_seeds = seed_numbers(path)
     if not run_seeds:
         raise UserError(f"run={run} contains no seeds. Use the folder that contains seed_0.")
     if isinstance(seeds, int):
@@ -143,7 +137,15 @@ def network_settings(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def keys_of(config: Mapping[str, Any], passed: Mapping[str, Any], start: Start) -> dict[str, Any]:
+def inherited_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of data and evaluation in a run's config, which the new run copies."""
+    names = [f.name for group in (DataOptions, EvaluationOptions) for f in fields(group)]
+    return {k: config[k] for k in names if k != "base" and config.get(k) is not None}
+
+
+def continued_keys(
+    config: Mapping[str, Any], passed: Mapping[str, Any], start: Start
+) -> dict[str, Any]:
     """Return the keys for `train`: options and hyper-parameters of the run, overridden by `passed`.
 
     If the algorithm changes, only the discount and the hyper-parameters that define networks are
@@ -159,8 +161,7 @@ def keys_of(config: Mapping[str, Any], passed: Mapping[str, Any], start: Start) 
                 "from scratch."
             )
     keys: dict[str, Any] = {"algorithm": algorithm, "task": config["task"], "num_updates": 0}
-    keys |= {name: config[name] for name in INHERITED if config.get(name) is not None}
-    keys |= out_option(start.run, config)
+    keys |= inherited_options(config) | out_option(start.run, config)
     keys |= {"seeds": list(start.checkpoints), "name": f"from-{run_label(start.algorithm)}"}
     kind, hyper = algorithm_class(algorithm), config["hyper"]
     if algorithm == start.algorithm:
@@ -183,88 +184,80 @@ def keys_of(config: Mapping[str, Any], passed: Mapping[str, Any], start: Start) 
     return {**keys, **passed}
 
 
-def finetune(*, show: bool = True, run: str | Path | None = None, **keys: Any) -> Any:
-    """Continue `run` online, or train a residual policy on a frozen `base`. Returns a Result.
+def finetune_keys(
+    run: str | Path | None, passed: Mapping[str, Any]
+) -> tuple[dict[str, Any], Start | None]:
+    """Return the keys for `train` to fine-tune `run`, or a policy on a frozen base, and the start.
 
-    keys: the options of `train`; `num_env_steps` is required.
+    Raises UserError if the run cannot be continued online.
     """
-    from offline_rl.training.train import train
-
-    keys = {k.replace("__", "."): to_python(v) for k, v in keys.items()}
+    keys = {k.replace("__", "."): to_python(v) for k, v in passed.items()}
     if (run is None) == (keys.get("base") is None):
         raise UserError(
             "finetune needs either run=<folder> to continue from, or base=<bundle or "
-            "module:function> to train a residual policy"
+            "module:function> to train on a frozen policy"
         )
     if not keys.get("num_env_steps"):
         raise UserError("finetune needs num_env_steps=…")
     if run is None:
         if "task" not in keys:
             raise UserError("finetune with base= needs task=…")
-        return train(show=show, **{"algorithm": "resfit", "num_updates": 0, **keys})
-    start, config = start_of(run, keys.get("seeds"))
+        return {"algorithm": "resfit", "num_updates": 0, **keys}, None
+    start, config = start_of(run, keys.pop("seeds", None))
     if config.get("base"):
         raise UserError(
-            f"run={run} is a residual policy. Its online experience is not stored, so it cannot be "
-            f"continued. Train longer from the start: offline-rl finetune base={config['base']} "
+            f"run={run} acts on a base policy. Its online experience is not stored, so it cannot "
+            f"be continued. Train longer from the start: offline-rl finetune base={config['base']} "
             "name=… num_env_steps=…"
         )
-    train_keys = keys_of(config, {k: v for k, v in keys.items() if k != "seeds"}, start)
-    kind = algorithm_class(train_keys["algorithm"])
-    if not kind.online:
-        # only algorithms with `finetunes_from` can continue policies that predict action chunks
+    continued = continued_keys(config, keys, start)
+    kind = algorithm_class(continued["algorithm"])
+    if not kind.mode.online:
+        # only algorithms that start from a run can continue policies that predict action chunks
         chunks = "horizon" in config["hyper"]
-        kinds = {name: algorithm_class(name) for name in algorithm_names()}
-        suitable = [k for k, v in kinds.items() if v.online and bool(v.finetunes_from) == chunks]
-        suitable = [name for name in suitable if not kinds[name].is_residual]
+        modes = {name: algorithm_class(name).mode for name in algorithm_names()}
+        modes = {k: v for k, v in modes.items() if v.online and v.start != "base"}
+        suitable = [name for name, mode in modes.items() if bool(mode.runs) == chunks]
         raise UserError(
-            f"{train_keys['algorithm']} does not learn online. Choose an online algorithm with the "
+            f"{continued['algorithm']} does not learn online. Choose an online algorithm with the "
             f"same networks: algorithm={' or '.join(suitable)}."
         )
-    if "dataset" in keys and not train_keys.get(
-        "online.offline_fraction", kind.Online().offline_fraction
-    ):
+    fraction = continued.get("online.offline_fraction", kind.Online().offline_fraction)
+    if "dataset" in keys and not fraction:
         raise UserError(
-            f"{train_keys['algorithm']} learns from online experience only. Remove dataset=."
+            f"{continued['algorithm']} learns from online experience only. Remove dataset=."
         )
-    return train(show=show, start=start, **train_keys)
+    return continued, start
 
 
-def distill(*, show: bool = True, run: str | Path, **keys: Any) -> Any:
-    """Train a student with the policies of `run` as teachers. Returns a Result.
+def distill_keys(run: str | Path, passed: Mapping[str, Any]) -> tuple[dict[str, Any], Start]:
+    """Return the keys for `train` to distill the policies of `run`, and the start.
 
-    keys: the options of `train`; `num_updates` is required.
+    Raises UserError if the algorithm is no student, or the run cannot be its teacher.
     """
-    from offline_rl.training.train import train
-
-    keys = {"algorithm": "consistency"} | {
-        k.replace("__", "."): to_python(v) for k, v in keys.items()
-    }
+    keys = {k.replace("__", "."): to_python(v) for k, v in passed.items()}
+    keys = {"algorithm": "consistency"} | keys
     student = algorithm_class(keys["algorithm"])
-    if not student.distills_from:
+    if student.mode.start != "teacher":
         raise UserError(f"{keys['algorithm']} does not learn from a teacher. Use offline-rl train.")
     if not keys.get("num_updates"):
         raise UserError("distill needs num_updates=…")
-    seeds = keys.pop("seeds", None)
-    start, config = start_of(run, seeds)
+    start, config = start_of(run, keys.pop("seeds", None))
     hyper = config["hyper"]
     teacher_config = student.config_from_teacher(start.algorithm, hyper)
     if teacher_config is None:
         how = f" with algorithm.process={hyper['process']}" if "process" in hyper else ""
         raise UserError(
             f"run={run} ({start.algorithm}{how}) cannot be the teacher: {keys['algorithm']} needs "
-            f"{student.distills_from}"
+            f"{student.mode.runs}"
         )
     train_keys: dict[str, Any] = {"task": config["task"], "seeds": list(start.checkpoints)}
-    train_keys |= {name: config[name] for name in INHERITED if config.get(name) is not None}
-    train_keys |= out_option(start.run, config) | {"name": f"from-{run_label(start.algorithm)}"}
+    train_keys |= inherited_options(config) | out_option(start.run, config)
+    train_keys["name"] = f"from-{run_label(start.algorithm)}"
     for name, value in sorted(teacher_config.items()):
         train_keys[f"algorithm.{name}"] = value
         if to_json_values(keys.get(f"algorithm.{name}", value)) != to_json_values(value):
             raise UserError(
                 f"algorithm.{name} must be {value}, as in the teacher's run. Remove the option."
             )
-    return train(show=show, start=start, **(train_keys | keys))
-
-
-finetune.__signature__ = options_signature(finetune, FinetuneOptions, TrainOptions)  # type: ignore[attr-defined]
+    return train_keys | keys, start

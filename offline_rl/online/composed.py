@@ -1,11 +1,14 @@
-"""Frozen base policies for residual learning. The base's next action is an extra observation.
+"""Frozen base policies under a learner, which are part of the environment.
 
-    observation    {channels of the environment, base_action}
-    action         the complete action: base action plus residual action
+                   residual                             noise
+    observation    {channels of the environment,        observation of the environment
+                   base_action}
+    action         base action plus residual action     start noise of the base's sampler
+    a step is      one environment step                 `n_action_steps` steps, open loop
 
-The same code computes base actions in environments and for demonstrations. The base computes each
-chunk once. The noise of a chunk is a function of the episode's seed and the number of the decision.
-At the end of an episode, actions that are still queued are discarded.
+The base computes each chunk once. The noise of a chunk is a function of the episode's seed and the
+number of the decision. At the end of an episode, actions that are still queued are discarded. For
+residual policies, the same code computes base actions in environments and for demonstrations.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -23,22 +26,30 @@ import numpy as np
 
 import policies
 from envs import Step, VectorEnv
+from envs.adapters import SUCCESS
 from offline_rl.data import Dataset
-from offline_rl.data.env_spec import spec_of
+from offline_rl.data.specs import spec_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum
 from offline_rl.utils.modules import import_name
-from policies import Bundle, Channel, Spec, channels, noise
-from policies.bundle import BUNDLE
+from policies import Bundle, BundleError, Channel, Spec, channels, noise
+from policies.bundle import BUNDLE, Composition
 from policies.channels import BASE_ACTION, Observations
-from policies.chunks import ChunkExecutor
+from policies.composed import (
+    ComposedPolicy,
+    add_base_action,
+    needs_base,
+    set_start_noise,
+    start_noise_size,
+)
+from policies.episodes import Memory, RunningEpisodes
 from policies.policy import BundlePolicy, refuse_rewards
-from policies.residual import ResidualChunkExecutor, ResidualPolicy, add_base_action, make_executor
 from policies.spec import VECTOR
 
 EPISODES = 256  # demonstrations that are labeled in parallel
 FIRST = np.zeros(1, np.int64)  # index and seed of a single episode
 MAX_ACTION = 1 + 1e-3  # a larger absolute value means that the action has other units
+SUMMED = ("steps", "cost")  # infos that are summed over the environment steps of a decision
 
 
 class BaseFault(UserError):
@@ -51,23 +62,27 @@ class Base:
 
     name: str  # the value of base=
     sha256: str  # of the bundle, or of the code file and the name in it
-    # creates an executor for new episodes
-    new_executor: Callable[[], ChunkExecutor | ResidualChunkExecutor]
+    new_episodes: Callable[[], RunningEpisodes]
     action_dim: int
-    bundle: Bundle | None = None  # None for code
-    weights: Callable[[], Mapping[str, Any]] | None = field(default=None, compare=False)
+    policy: BundlePolicy | None = None  # None for code
     # collection and evaluation may call the base at the same time
     lock: Any = field(default_factory=threading.Lock, compare=False)
 
+    @property
+    def bundle(self) -> Bundle | None:
+        """The bundle of the policy; None for code."""
+        return None if self.policy is None else self.policy.bundle
+
     def digests(self) -> dict[str, str] | None:
         """Return the sha256 of the bundle's weights and of the current weights; None for code."""
-        if self.bundle is None or self.weights is None:
+        if self.policy is None:
             return None
-        return {"before": digest(bundle_weights(self.bundle)), "after": digest(self.weights())}
+        stored, current = bundle_weights(self.policy.bundle), policy_weights(self.policy)
+        return {"before": digest(stored), "after": digest(current)}
 
     def observe(
         self,
-        executor: ChunkExecutor | ResidualChunkExecutor,
+        episodes: RunningEpisodes,
         observations: Observations,
         rows: np.ndarray,
     ) -> dict[str, Any]:
@@ -76,61 +91,113 @@ class Base:
         Raises BaseFault.
         """
         return add_base_action(
-            observations, self.compute_actions(executor, observations, rows).clip(-1, 1)
+            observations, self.compute_actions(episodes, observations, rows).clip(-1, 1)
         )
 
     def compute_actions(
         self,
-        executor: ChunkExecutor | ResidualChunkExecutor,
+        episodes: RunningEpisodes,
         observations: Observations,
         rows: np.ndarray,
     ) -> np.ndarray:
         """Return the base's actions, [R, A], not clipped. Raises BaseFault."""
-        try:
-            with self.lock:
-                actions = np.asarray(executor.step(observations, rows), np.float32)
-        except Exception as error:
-            raise BaseFault(f"base={self.name} raised {error!r}") from error
+        actions = self._checked(lambda: episodes.step(observations, rows))
         if actions.shape != (len(rows), self.action_dim):
             raise BaseFault(
                 f"base={self.name} returned an action of shape {list(actions.shape[1:])}, expected "
                 f"[{self.action_dim}]"
             )
+        return actions
+
+    def compute_chunks(
+        self,
+        episodes: RunningEpisodes,
+        actions: np.ndarray,
+        noise_scale: float,
+        rows: np.ndarray,
+    ) -> np.ndarray:
+        """Return the actions to execute, [R, n_action_steps, A], in the episodes `rows` [R].
+
+        actions: [R, D] in [-1, 1], the start noise divided by `noise_scale`. Raises BaseFault.
+        """
+
+        def predict() -> np.ndarray:
+            noise = set_start_noise(episodes.draw_noise(rows), actions, noise_scale)
+            return episodes.predict_chunk(rows, noise)[:, : episodes.n_action_steps]
+
+        return self._checked(predict)
+
+    def _checked(self, compute: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return finite actions from `compute`. Raises BaseFault."""
+        try:
+            with self.lock:
+                actions = np.asarray(compute(), np.float32)
+        except Exception as error:
+            raise BaseFault(f"base={self.name} raised {error!r}") from error
         if not np.isfinite(actions).all():
             raise BaseFault(f"base={self.name} returned NaN or infinite numbers")
         return actions
 
 
-class WithBase(VectorEnv):
-    """Vector environment `env` whose last observation channel is the next action of `base`."""
+@dataclass(frozen=True)
+class Composed:
+    """A frozen base policy, and how a learner acts on it."""
+
+    base: Base
+    composition: Composition
+
+    def __post_init__(self) -> None:
+        """Raise UserError if the base has no start noise that the learner could choose."""
+        if not self.is_residual and not self.start_noise_size:
+            policy = self.base.policy
+            kind = "your own code" if policy is None else f"a {policy.bundle.kind}"
+            raise UserError(
+                f"base={self.base.name} is {kind}, which has no sampler with a start noise. Use "
+                "the bundle of a diffusion or flow policy."
+            )
+
+    @property
+    def is_residual(self) -> bool:
+        return self.composition.how == "residual"
+
+    @property
+    def start_noise_size(self) -> int:
+        """The number D of values of the start noise."""
+        return 0 if self.base.policy is None else start_noise_size(self.base.policy)
+
+    @property
+    def steps_per_decision(self) -> int:
+        """The number of environment steps per decision, unless the episode ends within it."""
+        if self.is_residual or self.base.policy is None:
+            return 1
+        return self.base.policy.spec.n_action_steps
+
+    def wrap(self, env: VectorEnv) -> VectorEnv:
+        """Return `env` with the base as a part of it."""
+        return ResidualEnv(env, self.base) if self.is_residual else SteeredEnv(env, self)
+
+    def spec(self, spec: Spec) -> Spec:
+        """Return the learner's spec, for an environment of spec `spec`."""
+        if self.is_residual:
+            return with_base(spec)
+        rate = spec.rate_hz and spec.rate_hz / self.steps_per_decision
+        return Spec(spec.channels, self.start_noise_size, rate_hz=rate)
+
+    def attach(self, learner: Bundle) -> Bundle:
+        """Return the learner's bundle with the base in it, unless the base is code."""
+        return replace(learner, base=self.base.bundle)
+
+
+class ComposedEnv(VectorEnv):
+    """Vector environment `env` with a frozen base policy as a part of it."""
 
     def __init__(self, env: VectorEnv, base: Base) -> None:
         super().__init__(env.num_envs)
-        self.env, self.base, self._executor = env, base, base.new_executor()
-        self._executor.reset(np.zeros(env.num_envs, np.int64))
-        for name in ("action_dim", "max_episode_steps", "rate_hz", "limit"):
+        self.env, self.base, self._episodes = env, base, base.new_episodes()
+        self._episodes.reset(np.zeros(env.num_envs, np.int64))
+        names = ("observation_shape", "observation_names", "observation_units", "action_dim")
+        for name in (*names, "max_episode_steps", "rate_hz", "limit"):
             setattr(self, name, getattr(env, name))
-        for name in ("action_names", "action_units", "action_low", "action_high", "action_offset"):
-            setattr(self, name, getattr(env, name))
-        self.observation_shape = add_base_action(env.observation_shape, (env.action_dim,))  # type: ignore[arg-type]
-
-    def reset(self, seeds: Sequence[int], indices: np.ndarray | None = None) -> Any:
-        rows = self._all if indices is None else np.asarray(indices)
-        observations = self.env.reset(seeds, indices)
-        self._executor.reset(np.asarray(seeds, np.int64), rows)
-        return self.base.observe(self._executor, observations, rows)
-
-    def step(self, actions: np.ndarray, indices: np.ndarray | None = None) -> Step:
-        rows = self._all if indices is None else np.asarray(indices)
-        step = self.env.step(actions, indices)
-        # no base action after a terminal step: its value is never bootstrapped
-        running = np.flatnonzero(~step.terminated)
-        base_actions = np.zeros((len(rows), self.action_dim), np.float32)
-        if len(running):
-            observations = channels.take(step.observations, running)
-            observed = self.base.observe(self._executor, observations, rows[running])
-            base_actions[running] = observed[BASE_ACTION]
-        return step._replace(observations=add_base_action(step.observations, base_actions))
 
     def render(self, index: int = 0) -> np.ndarray:
         return self.env.render(index)
@@ -138,11 +205,81 @@ class WithBase(VectorEnv):
     def close(self) -> None:
         self.env.close()
 
+
+class ResidualEnv(ComposedEnv):
+    """Vector environment whose last observation channel is the next action of `base`."""
+
+    def __init__(self, env: VectorEnv, base: Base) -> None:
+        super().__init__(env, base)
+        for name in ("action_names", "action_units", "action_low", "action_high", "action_offset"):
+            setattr(self, name, getattr(env, name))
+        self.observation_shape = add_base_action(env.observation_shape, (env.action_dim,))  # type: ignore[arg-type]
+
     def _reset(self, seeds: list[int], indices: np.ndarray) -> Any:
-        raise NotImplementedError
+        observations = self.env.reset(seeds, indices)
+        self._episodes.reset(np.asarray(seeds, np.int64), indices)
+        return self.base.observe(self._episodes, observations, indices)
 
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
-        raise NotImplementedError
+        step = self.env.step(actions, indices)
+        # no base action after a terminal step: its value is never bootstrapped
+        running = np.flatnonzero(~step.terminated)
+        base_actions = np.zeros((len(indices), self.action_dim), np.float32)
+        if len(running):
+            observations = channels.take(step.observations, running)
+            observed = self.base.observe(self._episodes, observations, indices[running])
+            base_actions[running] = observed[BASE_ACTION]
+        return step._replace(observations=add_base_action(step.observations, base_actions))
+
+
+class SteeredEnv(ComposedEnv):
+    """Vector environment in which an action is the start noise of the base's next chunk.
+
+    A step is a decision: it executes `steps_per_decision` actions of the chunk, or fewer if the
+    episode ends. Its reward and cost are the undiscounted sums over these environment steps. The
+    info `steps` is their number.
+    """
+
+    def __init__(self, env: VectorEnv, composed: Composed) -> None:
+        super().__init__(env, composed.base)
+        self.noise_scale = composed.composition.noise_scale
+        self.steps_per_decision = composed.steps_per_decision
+        self.action_dim = composed.start_noise_size
+        self.max_episode_steps = -(-env.max_episode_steps // self.steps_per_decision)  # decisions
+        self.rate_hz = env.rate_hz and env.rate_hz / self.steps_per_decision
+
+    def _reset(self, seeds: list[int], indices: np.ndarray) -> Any:
+        observations = self.env.reset(seeds, indices)
+        self._episodes.reset(np.asarray(seeds, np.int64), indices)
+        self._episodes.observe(observations, indices)
+        return observations
+
+    def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
+        chunks = self.base.compute_chunks(self._episodes, actions, self.noise_scale, indices)
+        running, rewards = np.arange(len(indices)), np.zeros(len(indices))
+        terminated, truncated = (np.zeros(len(indices), bool) for _ in range(2))
+        infos = dict[str, np.ndarray]()
+        observations: Any = None
+        for j in range(self.steps_per_decision):
+            step = self.env.step(chunks[running, j], indices[running])
+            if observations is None:
+                observations = channels.map_channels(np.copy, step.observations)
+            channels.assign(observations, running, step.observations)
+            rewards[running] += step.rewards
+            terminated[running], truncated[running] = step.terminated, step.truncated
+            for name, values in {**step.infos, "steps": np.ones(len(running), int)}.items():
+                total = infos.setdefault(name, np.zeros(len(indices), values.dtype))
+                if name in SUCCESS:
+                    values = total[running] | values
+                elif name in SUMMED:
+                    values = total[running] + values
+                total[running] = values
+            still = ~(step.terminated | step.truncated)
+            running = running[still]
+            if not len(running):
+                break
+            self._episodes.observe(channels.take(step.observations, still), indices[running])
+        return Step(observations, rewards, terminated, truncated, infos)
 
 
 def label_dataset(data: Dataset, base: Base) -> Dataset:
@@ -158,8 +295,8 @@ def label_dataset(data: Dataset, base: Base) -> Dataset:
     starts, lengths = data.episode_starts, data.episode_lengths()
     for first in range(0, data.num_episodes, EPISODES):
         block = np.arange(first, min(first + EPISODES, data.num_episodes))
-        executor = base.new_executor()
-        executor.reset(block)
+        episodes = base.new_episodes()
+        episodes.reset(block)
         rows = np.arange(len(block))
         for t in range(int(lengths[block].max()) + 1):
             last = t == lengths[block[rows]]  # the observation after the last row, if it is stored
@@ -168,7 +305,7 @@ def label_dataset(data: Dataset, base: Base) -> Dataset:
             at = np.where(over, after[indices], starts[indices] + t)
             if len(rows):
                 observations = channels.take(data.observations, at)
-                raw = base.compute_actions(executor, observations, rows)
+                raw = base.compute_actions(episodes, observations, rows)
                 actions[at], is_clipped[at] = raw.clip(-1, 1), (np.abs(raw) > MAX_ACTION).any(1)
             rows = rows[~over]
     # a next observation that is stored separately, within an episode, gets the base action of the
@@ -202,16 +339,17 @@ def base_of(source: str, env: VectorEnv) -> Base:
 
     source: a bundle, or module:name or file.py:name of your own code: a function of
     observations [B, *obs] that returns actions [B, A] or chunks [B, H, A], or a class with a method
-    `plan` as in `policies.heads.head.Planner`. It may have the attributes `n_obs_steps`,
+    `plan(observations, noise)` that returns chunks for observations [B, n_obs_steps, *obs] and
+    standard normal noise [B, *noise_shape]. It may have the attributes `n_obs_steps`,
     `n_action_steps` and `noise_shape`. All actions are in [-1, 1].
     """
     if source.endswith(".py"):
         raise UserError(f"base={source} lacks the function or class. Use base={source}:<name>.")
     code = source.rpartition(":")[2].isidentifier() and ":" in source
     base = code_base(source, env) if code else bundle_base(source, env)
-    executor = base.new_executor()
-    executor.reset(FIRST)
-    first = base.compute_actions(executor, env.reset([0], FIRST), FIRST)  # raises for NaN
+    episodes = base.new_episodes()
+    episodes.reset(FIRST)
+    first = base.compute_actions(episodes, env.reset([0], FIRST), FIRST)  # raises for NaN
     if (largest := np.abs(first).max()) > MAX_ACTION:
         raise UserError(
             f"base={source} returned {largest:g} for the first observation, but actions must be in "
@@ -229,29 +367,22 @@ def bundle_base(source: str, env: VectorEnv) -> Base:
     try:
         policy = policies.load(source)
         refuse_rewards(policy, "a base")
-    except policies.BundleError as error:
+    except BundleError as error:
         raise UserError(f"base={source}: {error}") from None
-    if policy.network.is_recurrent:
+    if policy.has_memory:
         raise UserError(
             f"base={source}: a {policy.bundle.kind} has a memory, which a base policy must not "
             "have. Use a policy that acts on its observations only."
         )
     spec, env_spec = policy.spec, spec_of(env)
-    if any(channel.name == BASE_ACTION for channel in spec.channels):
+    if needs_base(policy.bundle):
         raise UserError(
-            f"base={source} is a residual policy without its base, so it cannot act. Use a bundle "
-            "that contains its base."
+            f"base={source} was trained on a base policy that it does not contain, so it cannot "
+            "act. Use a bundle that contains its base."
         )
     if (problem := spec_difference(spec, env_spec)) is not None:
         raise UserError(f"base={source} does not fit the task: {problem}")
-    return Base(
-        source,
-        checksum(Path(source)),
-        lambda: make_executor(policy),
-        env.action_dim,
-        policy.bundle,
-        weights=lambda: policy_weights(policy),
-    )
+    return Base(source, checksum(Path(source)), policy.new_episodes, env.action_dim, policy)
 
 
 def bundle_weights(bundle: Bundle) -> dict[str, Any]:
@@ -262,7 +393,7 @@ def bundle_weights(bundle: Bundle) -> dict[str, Any]:
 
 def policy_weights(policy: Any) -> dict[str, Any]:
     """Return the current weights of a policy under the names of `bundle_weights`."""
-    base = policy_weights(policy.base) if isinstance(policy, ResidualPolicy) else {}
+    base = policy_weights(policy.base) if isinstance(policy, ComposedPolicy) else {}
     weights = policy.module.state_dict()
     return {**weights, **{f"base/{name}": weight for name, weight in base.items()}}
 
@@ -318,12 +449,14 @@ def code_base(source: str, env: VectorEnv) -> Base:
             f"actions [1, {env.action_dim}] or a chunk [1, chunk_size, {env.action_dim}]"
         )
 
-    def plan(observations: Observations, noise_rows: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def decide(
+        observations: Observations, memory: Memory, noise_rows: np.ndarray, rows: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
         chunk = predict(observations, noise_rows)
         expected = [len(rows), *chunk_shape[1:]]
         if [*chunk.shape] != expected:
             raise ValueError(f"it returned shape {list(chunk.shape)}, expected {expected}")
-        return chunk
+        return chunk, memory
 
     n_action_steps = attribute(source, policy, "n_action_steps", chunk_shape[1])
     if n_action_steps > chunk_shape[1]:
@@ -335,8 +468,8 @@ def code_base(source: str, env: VectorEnv) -> Base:
     return Base(
         source,
         sha256(f"{checksum(file)}:{name}".encode()).hexdigest(),
-        lambda: ChunkExecutor(
-            plan, n_obs_steps=n_obs_steps, n_action_steps=n_action_steps, noise_shape=shape
+        lambda: RunningEpisodes(
+            decide, n_obs_steps=n_obs_steps, n_action_steps=n_action_steps, noise_shape=shape
         ),
         env.action_dim,
     )
@@ -352,9 +485,11 @@ def attribute(source: str, policy: Any, name: str, default: int = 1) -> int:
     return int(value)
 
 
-def attach_base(residual: BundlePolicy, source: str, env: VectorEnv) -> ResidualPolicy:
-    """Return the residual policy with the base `source`, for a bundle that lacks its base.
+def attach_base(trained: BundlePolicy, source: str, env: VectorEnv) -> ComposedPolicy:
+    """Return the policy together with the base `source`, for a bundle that lacks its base.
 
     Raises UserError.
     """
-    return ResidualPolicy(residual, base_of(source, env).new_executor)
+    assert trained.bundle.composition is not None
+    base = Composed(base_of(source, env), trained.bundle.composition).base
+    return ComposedPolicy(trained, base.policy or base)

@@ -4,7 +4,8 @@ config.json        resolved options and hyper-parameters
 environment.json   versions, hardware, commit, data checksum, precision, compilation, threads
 metrics.jsonl      means of the algorithm's metrics
 evaluations.jsonl  the return of every evaluation episode
-checkpoints/updates_<n>[-env_steps_<n>].safetensors   complete state, with a checksum; two are kept
+checkpoints/updates_<n>[-env_steps_<n>][-rows_<n>].safetensors   complete state, with a checksum;
+                   two are kept
 tensorboard/       event files; with tracker=wandb instead wandb.json (the run's id) and wandb/
 result.json, policy.bundle   exist once the seed is finished. While a finished run is extended, both
                    files of the shorter run remain until the longer run replaces them
@@ -17,7 +18,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,22 +38,13 @@ from offline_rl.utils.files import (
     write_json,
     write_text,
 )
-from offline_rl.utils.trees import flatten, to_json_values
+from offline_rl.utils.trees import to_json_values
 from policies.bundle import BUNDLE
 
 MAX_CHECKPOINTS = 2
-CHECKSUMS = {  # checksum in a config -> text for messages
-    "data": "other data",
-    "expert_data": "another expert's data",
-    "base_sha256": "another base policy",
-    "code_sha256": "other code in its algorithm's file",
-}
 SUMS = "start.sha256."  # prefix in a flat config: checksum of the checkpoint each seed starts from
-FORMAT = "3"  # of new checkpoints; raised when their content changes
-METADATA = {  # readable formats -> keys of the metadata
-    "2": {"format", "progress"},
-    "3": {"format", "progress", "checksum"},
-}
+FORMAT = "4"  # of checkpoints; raised when their content changes
+METADATA = {"format", "progress", "checksum"}  # keys of a checkpoint's metadata
 
 
 def run_folder(out: str, *parts: str) -> Path:
@@ -82,18 +74,33 @@ class Done(NamedTuple):
 
     env_steps: int = 0  # of online training; sorted by first, because updates follow each step
     updates: int = 0  # of all phases
+    rows: int = 0  # made without an environment, by `schedule.Fill`
 
     @property
     def file(self) -> str:
         """File name of the checkpoint."""
-        online = f"-env_steps_{self.env_steps:010d}" if self.env_steps else ""
-        return f"updates_{self.updates:010d}{online}.safetensors"
+        more = "".join(
+            f"-{name}_{count:010d}"
+            for name, count in (("env_steps", self.env_steps), ("rows", self.rows))
+            if count
+        )
+        return f"updates_{self.updates:010d}{more}.safetensors"
 
     @classmethod
     def of(cls, file: str) -> Done | None:
-        """Parse a checkpoint's file name. Old versions used `<updates>`. None for other names."""
-        match = re.fullmatch(r"(?:updates_)?(\d+)(?:-env_steps_(\d+))?\.safetensors", file)
-        return match and cls(int(match[2] or 0), int(match[1]))
+        """Parse a checkpoint's file name. None for other names."""
+        pattern = r"updates_(\d+)(?:-env_steps_(\d+))?(?:-rows_(\d+))?\.safetensors"
+        match = re.fullmatch(pattern, file)
+        return match and cls(int(match[2] or 0), int(match[1]), int(match[3] or 0))
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Done:
+        """Return the progress in a row of metrics.jsonl or evaluations.jsonl."""
+        return cls(row["env_steps"], row["updates"], row.get("rows", 0))
+
+    def includes(self, other: Done) -> bool:
+        """Return True if no count is below that of `other`."""
+        return all(mine >= its for mine, its in zip(self, other, strict=True))
 
 
 class SeedFolder:
@@ -202,13 +209,13 @@ class SeedFolder:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, AttributeError, TypeError, ValueError, OSError) as error:
             raise UserError(f"{path} is damaged ({error})") from None
-        if metadata.get("format") not in METADATA:
+        if metadata.get("format") != FORMAT:
             other = metadata.get("format")
             raise OtherVersion(f"{path} is of another version of offline_rl (format {other})")
-        if metadata.keys() != METADATA[metadata["format"]]:
+        if metadata.keys() != METADATA:
             raise UserError(f"{path} is damaged (its metadata is {sorted(metadata)})")
         text = metadata["progress"]
-        if metadata["format"] == FORMAT and metadata["checksum"] != checksum(text, tensors):
+        if metadata["checksum"] != checksum(text, tensors):
             raise UserError(f"{path} is damaged (its contents do not match its checksum)")
         try:
             return tensors, json.loads(text)
@@ -246,7 +253,7 @@ class SeedFolder:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
-                if not type(row["updates"]) is type(row["env_steps"]) is int:
+                if not all(type(count) is int for count in Done.of_row(row)):
                     raise ValueError
             except (ValueError, KeyError, TypeError, RecursionError):
                 if number == len(lines) and line.isascii():
@@ -257,7 +264,7 @@ class SeedFolder:
     def evaluation(self, done: Done) -> Episodes | None:
         """Return the logged evaluation at `done`; None if it is missing or incomplete."""
         for _, row in self._lines("evaluations"):
-            if row is not None and Done(row["env_steps"], row["updates"]) == done:
+            if row is not None and Done.of_row(row) == done:
                 try:
                     return Episodes.from_row(row)
                 except (KeyError, TypeError, ValueError):
@@ -269,59 +276,40 @@ class SeedFolder:
 
         Damaged lines are reported and removed. evaluated: keep the evaluation at `done`.
         """
-        last = done or Done(-1, -1)
+        last = done or Done(-1, -1, -1)
         for name in ("metrics", "evaluations"):
             rows = list[dict[str, Any]]()
             for where, row in self._lines(name):
                 if row is None:
                     print(f"{where} is damaged and is removed")
                     continue
-                at = Done(row["env_steps"], row["updates"])
+                at = Done.of_row(row)
                 repeated = name == "evaluations" and at == last and not evaluated
-                if at.env_steps <= last.env_steps and at.updates <= last.updates and not repeated:
+                if last.includes(at) and not repeated:
                     rows.append(row)
             text = "".join(json.dumps(row) + "\n" for row in rows)
             write_text(self.path / f"{name}.jsonl", text)
 
-    def agree(self, config: dict[str, Any], free: Collection[str] = ()) -> None:
-        """Check `config` against the stored config, or store it if there is none.
+    def stored_config(self) -> dict[str, Any] | None:
+        """Return the content of config.json; None for a folder without a run.
 
-        Raises UserError naming an option that differs. free: options that may differ.
+        Raises UserError if the folder contains a run and the file is missing.
         """
-        config = to_json_values(config)
-        if not self.config.is_file():
-            if self.finished or self.checkpoints():
-                raise UserError(
-                    f"{self.config} is missing, so the run cannot be resumed. Restore it, or give "
-                    "the new run another name=…"
-                )
-            write_json(self.config, config)
-            return
-        before = flatten(config_of_seed(read_json_object(self.config), self.seed), ".")
-        after = flatten(config, ".")
-        if "code_sha256" in after and "code_sha256" not in before:  # written by an earlier version
-            before["code_sha256"] = self._algorithm_file().get("sha256")
-        differing = sorted((before.keys() | after.keys()) - {*free})
-        differing = [key for key in differing if not values_agree(key, before, after)]
-        differing.sort(key=lambda key: key not in CHECKSUMS)  # other data explains other options
-        if differing:
-            key = differing[0]
-            difference = f"{option_name(key)}={before.get(key)!r}, now it is {after.get(key)!r}"
-            files = [config.get("dataset") for config in (before, after)]
-            if key == "data" and all(files) and files[0] != files[1]:
-                difference = f"other data ({files[0]}, now it is {files[1]})"
-            else:
-                difference = CHECKSUMS.get(key, difference)
+        if self.config.is_file():
+            return read_json_object(self.config)
+        if self.finished or self.checkpoints():
             raise UserError(
-                f"{self.path} was started with {difference}. Give the new run another name=…"
+                f"{self.config} is missing, so the run cannot be resumed. Restore it, or give "
+                "the new run another name=…"
             )
+        return None
 
-    def renew(self, config: dict[str, Any]) -> None:
-        """Store the config of a resumed run, which `agree` has accepted.
+    def store_config(self, config: Mapping[str, Any]) -> None:
+        """Store the config of a new or resumed run.
 
         An earlier result and policy stay until `finish` replaces them.
         """
-        if read_json_object(self.config) != to_json_values(config):
+        if not self.config.is_file() or read_json_object(self.config) != to_json_values(config):
             write_json(self.config, to_json_values(config))
         self.failed.unlink(missing_ok=True)
 
@@ -359,37 +347,15 @@ def common_checkpoint(
     return None
 
 
-def option_name(key: str) -> str:
-    """Return the command-line name of a key of a flat config."""
-    return re.sub("^hyper[.]", "algorithm.", key)
-
-
-def values_agree(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
-    """Return True if two flat configs agree in `key`. A missing option equals null and false."""
-    codes = one.get("code_sha256"), two.get("code_sha256")
-    if key == "algorithm" and None not in codes:
-        return True  # files are compared by their checksums, not by their paths
-    general = f"hyper.{key.removeprefix('online.')}"  # applies online unless online.* overrides it
-    if key.startswith("online.") and general in one and general in two:
-        return bool(one.get(key, one[general]) == two.get(key, two[general]))
-    if key in one and key in two:
-        return bool(one[key] == two[key])
-    value = one.get(key, two.get(key))
-    return value is None or value is False
-
-
-def config_of_seed(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return a seed's config. Start checksums of other seeds (of old versions) are removed."""
-    if not config.get("start"):
-        return dict(config)
-    sums = config["start"].get("sha256", {})
-    sums = {number: digest for number, digest in sums.items() if number == str(seed)}
-    return {**config, "start": {**config["start"], "sha256": sums}}
+def seed_numbers(run: Path) -> list[int]:
+    """Return the seeds that have a folder in a run's folder, sorted."""
+    return sorted(int(p.name[5:]) for p in run.glob("seed_*") if p.name[5:].isdigit())
 
 
 def learner_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors without the collector's experience and policy memory."""
-    return {k: v for k, v in tensors.items() if k.split("/")[0] not in ("buffer", "memory")}
+    """Return a checkpoint's tensors without experience, policy memory and rings."""
+    others = ("buffer", "memory", "rings")
+    return {k: v for k, v in tensors.items() if k.split("/")[0] not in others}
 
 
 def checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:

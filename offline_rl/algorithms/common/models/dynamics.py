@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from offline_rl.algorithms.common.base import Metrics, Network, State, minimize_with
+from offline_rl.algorithms.common.base import Metrics, Network, State, minimize
 from policies.networks.mlp import MLP
 
 ERROR_RATE = 0.02  # update rate of the running error
@@ -74,7 +74,7 @@ def update_dynamics(
         member_loss = (nll * trained).sum(-1) / trained.sum().clamp(min=1)  # [E]
         return member_loss.sum() + WIDTH_WEIGHT * dynamics.width(), error.sum(-1)
 
-    state, value, error = minimize_with(state, "dynamics", loss)
+    state, value, error = minimize(state, "dynamics", loss)
     count, variance = held_out.sum(), change.var(0).sum()
     batch_error = (error * held_out).sum(-1) / count.clamp(min=1) / variance.clamp(min=1e-12)  # [E]
     old = state.params["fit"]["error"]

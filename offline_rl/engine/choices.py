@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
 from offline_rl.algorithms.common.registry import algorithm_yaml
 from offline_rl.engine.cost import COMPILE_SECONDS, is_worth_compiling
 from offline_rl.engine.engine import Engine, Fallback, Precision
-from offline_rl.training.options import TrainOptions
-from offline_rl.training.run_folder import Done, SeedFolder
 from offline_rl.utils import hardware
-from offline_rl.utils.errors import UserError
-from offline_rl.utils.files import read_json_object
 
 LOG_EVERY = 1_000  # updates or environment steps between two rows of metrics
 LOG_EVERY_ON_GPU = 10_000  # replaces LOG_EVERY for short updates on a GPU
@@ -43,40 +40,24 @@ class Choices:
         return f"{self.precision}, {how}, {threads}: {self.why}"
 
 
-def load_choices(folder: SeedFolder, done: Done) -> Choices:
-    """Load the choices with which a seed's run was started.
-
-    Raises UserError if they are unreadable, or if the run was compiled and no compiler is found.
-    """
-    path, (_, progress) = folder.path / "environment.json", folder.load(done)
-    try:  # checkpoints before format 3 do not contain the choices
-        values = progress["choices"] if "choices" in progress else read_json_object(path)["choices"]
-        choices = Choices(**values)
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} does not contain the run's precision, compilation and threads ({error}). "
-            f"Remove {path.parent} to restart."
-        ) from None
-    if choices.compile and (missing := hardware.missing_compiler()):
-        remedy = "Install one, or give the new run another name=…"
-        raise UserError(f"{folder.path} was started with compilation, but {missing}. {remedy}.")
-    return choices
-
-
-def choose_precision(o: TrainOptions, device: torch.device) -> Precision:
+def choose_precision(
+    precision: Precision | Literal["auto"], algorithm: str, device: torch.device
+) -> Precision:
     """Return the precision of matrix multiplications.
 
     `auto` is bf16 if a stored result shows no loss of score and the device supports bf16, else
     fp32.
     """
-    if o.precision != "auto":
-        return o.precision
-    passed = algorithm_yaml(o.algorithm).get("parity") or {}
+    if precision != "auto":
+        return precision
+    passed = algorithm_yaml(algorithm).get("parity") or {}
     return "bf16" if "bf16" in passed and hardware.has_bf16(device) else "fp32"
 
 
-def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update") -> Choices:
+def choose(compile: str, engine: Engine, updates: int, phase: str = "update") -> Choices:
     """Return the choices for `updates` updates of `phase` on this machine.
+
+    compile: the option of this name, auto, always or never.
 
     The time of an update is estimated from counted operations.
     """
@@ -89,8 +70,8 @@ def choose(o: TrainOptions, engine: Engine, updates: int, phase: str = "update")
     else:
         threads = cost.threads(hardware.num_cores(), engine.precision)
     seconds = cost.seconds(device, engine.precision, threads)
-    if o.compile != "auto":
-        return Choices(engine.precision, o.compile == "always", threads, f"compile={o.compile}")
+    if compile != "auto":
+        return Choices(engine.precision, compile == "always", threads, f"compile={compile}")
     if missing := hardware.missing_compiler():
         return Choices(engine.precision, False, threads, f"not compiling: {missing}")
     worthwhile = is_worth_compiling(seconds, updates)

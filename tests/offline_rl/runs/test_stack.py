@@ -1,4 +1,4 @@
-"""Merging of jobs into as few calls of `train` as possible, with one folder for each run."""
+"""Runs of several jobs: one folder for each, stacked in as few programs as possible."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from small_data import save_small
 
-from offline_rl.cli.launch import launch, merge
+from offline_rl.runs.run import stack
+from offline_rl.training.train import launch, runs_of_jobs
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
 
@@ -21,58 +22,63 @@ def swept(**values: list[Any]) -> list[dict[str, Any]]:
     return product
 
 
-def test_one_job_stays_as_it_is() -> None:
-    assert merge([{**IQL, "seeds": 3}]) == [{**IQL, "seeds": 3}]
+def stacks(jobs: list[dict[str, Any]]) -> list[list[tuple[str, int]]]:
+    """Return the names and seeds of the runs in each program."""
+    return [[(run.name, run.seed) for run in group] for group in stack(runs_of_jobs(jobs))]
 
 
-def test_seeds_and_numbers_become_one_job() -> None:
-    merged = merge(swept(algorithm__beta=[1, 3, 10], seeds=[[0], [1], [2]]))
-    assert merged == [{**IQL, "name": "default", "algorithm.beta": [1, 3, 10], "seeds": [0, 1, 2]}]
+def test_the_seeds_of_one_job_are_one_program() -> None:
+    assert stacks([{**IQL, "seeds": 3}]) == [[("default", 0), ("default", 1), ("default", 2)]]
+
+
+def test_seeds_and_numbers_become_one_program() -> None:
+    names = [f"default-beta_{beta}" for beta in (1.0, 3.0, 10.0)]
+    expected = [[(name, seed) for name in names for seed in range(3)]]
+    assert stacks(swept(algorithm__beta=[1, 3, 10], seeds=[[0], [1], [2]])) == expected
+    assert stacks([{**IQL, "algorithm.beta": [1, 3, 10], "seeds": 3}]) == expected
 
 
 def test_options_that_cannot_be_stacked_make_separate_runs_named_after_them() -> None:
-    merged = merge(swept(algorithm__hidden=[[8], [16, 16]], seeds=[[0], [1]], batch_size=[32, 64]))
-    assert [(job["name"], job["seeds"], job["batch_size"]) for job in merged] == [
-        ("default-hidden_8-batch_size_32", [0, 1], 32),
-        ("default-hidden_8-batch_size_64", [0, 1], 64),
-        ("default-hidden_16-16-batch_size_32", [0, 1], 32),
-        ("default-hidden_16-16-batch_size_64", [0, 1], 64),
-    ]
+    jobs = swept(algorithm__hidden=[[8], [16, 16]], seeds=[[0], [1]], batch_size=[32, 64])
+    assert {tuple(group) for group in stacks(jobs)} == {
+        ((f"default-batch_size_{size}-hidden_{hidden}", 0),)
+        + ((f"default-batch_size_{size}-hidden_{hidden}", 1),)
+        for size in (32, 64)
+        for hidden in ("8", "16-16")
+    }
 
 
 def test_runs_with_different_folders_keep_their_name() -> None:
     jobs = [{**IQL, "algorithm": name, "seeds": [s]} for name in ("iql", "cql") for s in (0, 1)]
-    assert merge(jobs) == [
-        {**IQL, "algorithm": name, "name": "default", "seeds": [0, 1]} for name in ("iql", "cql")
-    ]
+    assert stacks(jobs) == [[("default", 0), ("default", 1)]] * 2
 
 
-def test_only_a_complete_product_is_stacked() -> None:
-    """Beta 3 has seed 0 only. Stacked with beta 1, it would also train with seed 1."""
+def test_runs_that_are_no_complete_product_are_stacked_too() -> None:
     jobs = [*swept(algorithm__beta=[1], seeds=[[0], [1]]), {**IQL, "algorithm.beta": 3}]
-    assert [(job["algorithm.beta"], job["seeds"]) for job in merge(jobs)] == [
-        ([1], [0, 1]),
-        ([3], [0]),
-    ]
+    names = [("default-beta_1.0", 0), ("default-beta_1.0", 1), ("default-beta_3.0", 0)]
+    assert stacks(jobs) == [names]
 
 
 def test_numbers_that_define_data_or_networks_are_not_stacked() -> None:
-    assert [j["name"] for j in merge(swept(algorithm__dropout=[0.0, 0.1]))] == [
-        "default-dropout_0.0",
-        "default-dropout_0.1",
+    assert stacks(swept(algorithm__dropout=[0.0, 0.1])) == [
+        [("default-dropout_0.0", 0)],
+        [("default-dropout_0.1", 0)],
     ]
-    assert len(merge(swept(algorithm__reward_scale=[1.0, 2.0]))) == 2
+    assert len(stacks(swept(algorithm__reward_scale=[1.0, 2.0]))) == 2
+    returns = {"algorithm": "cal_ql"}  # its data contain returns with this discount
+    jobs = [{**IQL, **returns, "algorithm.discount": value} for value in (0.9, 0.99)]
+    assert len(stacks(jobs)) == 2
 
 
 def test_duplicate_jobs_run_once() -> None:
-    assert merge([IQL, IQL, {**IQL, "seeds": 2}]) == [{**IQL, "name": "default", "seeds": [0, 1]}]
+    assert stacks([IQL, IQL, {**IQL, "seeds": 2}]) == [[("default", 0), ("default", 1)]]
 
 
 def test_two_jobs_for_one_folder_are_refused() -> None:
     """The name of the first job's stacked value equals the name of the second job."""
     first = {**IQL, "algorithm.beta": [1.0, 3.0]}
     with pytest.raises(UserError, match=r"two jobs would write .*default-beta_3\.0"):
-        merge([first, {**IQL, "name": "default-beta_3.0"}])
+        runs_of_jobs([first, {**IQL, "name": "default-beta_3.0"}])
 
 
 def test_jobs_are_trained_and_named_as_the_lists_are(tmp_path: Path) -> None:
@@ -102,3 +108,17 @@ def test_a_mistake_in_the_last_job_is_found_before_the_first_begins(tmp_path: Pa
     with pytest.raises(UserError, match=r"none_small td3_bc default: unknown option '\w+\.alhpa'"):
         launch([good, {**good, "algorithm": "td3_bc", "algorithm.alhpa": 1}], show=False)
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_data_of_a_sweep_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from offline_rl.training import prepare
+
+    data, reads = save_small(tmp_path / "small.npz"), []
+    load = prepare.load
+    monkeypatch.setattr(prepare, "load", lambda *a, **k: reads.append(a[0]) or load(*a, **k))
+    common = {"task": "none", "dataset": str(data), "num_updates": 2, "tracker": "none"}
+    common |= {"compile": "never", "algorithm": "bc", "out": str(tmp_path / "runs")}
+    launch([common | {"algorithm.hidden": [size]} for size in (8, 12)], show=False)
+    assert reads == [str(data)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,17 +13,14 @@ import torch
 from envs import VectorEnv
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.rollout import Episodes, rollout
+from offline_rl.utils import hardware
 from policies import channels
 from policies.channels import Observations
-
-# updates, env_steps, wall_seconds and clock (offline updates plus environment steps)
-Moment = dict[str, Any]
 
 
 class Evaluation(NamedTuple):
     """Result of one evaluation."""
 
-    moment: Moment  # when the policies were copied
     seeds: list[Episodes]  # episodes of each stacked seed
     broken: set[int]  # indices of seeds whose policy returned NaN or infinity
 
@@ -43,7 +40,7 @@ class Evaluator:
         """Create the evaluator.
 
         env: one environment for each seed and episode, or fewer. starts: random seeds of the
-        episodes. background: run in a thread.
+        episodes. background: run in a thread if a core is free and `env` has no limit on instances.
         """
         self.env, self.normalizer, self.starts = env, normalizer, starts
         self.episodes, self.groups = len(starts), len(engine.seeds)
@@ -51,41 +48,29 @@ class Evaluator:
         self.width = min(self.episodes, max(1, env.num_envs // self.groups))
         # on the CPU: for small networks, the latency of a GPU exceeds the compute time of the CPU
         self._policies = engine.stacked_policy(self.width, device=torch.device("cpu"))
-        self.background = background
+        busy = torch.get_num_threads() if engine.device.type == "cpu" else 1  # cores of the updates
+        self.background = background and env.limit is None and hardware.num_cores() > busy
         self._thread = ThreadPoolExecutor(1)  # started when first used
-        self._running: tuple[Moment, Callable[[], tuple[Episodes, set[int]]]] | None = None
+        self._running: Callable[[], tuple[Episodes, set[int]]] | None = None
         self._abandoned = Event()
 
-    @property
-    def moment(self) -> Moment | None:
-        """Moment at which the running evaluation started; None if none is running."""
-        return self._running[0] if self._running else None
-
-    def begin(self, moment: Moment) -> None:
+    def begin(self) -> None:
         """Start an evaluation of a copy of the policies.
 
         Without a background thread, `finish` runs the evaluation.
         """
         self._policies.snapshot()
-        if self.background:
-            self._running = moment, self._thread.submit(self._play).result
-        else:
-            self._running = moment, self._play
+        self._running = self._thread.submit(self._play).result if self.background else self._play
 
-    def finish(self) -> Evaluation | None:
-        """Wait for the running evaluation, if any, and return it.
-
-        If the evaluation raised an error, the next call raises that error, and later calls do not.
-        """
-        if self._running is None:
-            return None
-        moment, result = self._running
-        self._running, count = None, self.episodes
-        episodes, broken = result()
+    def finish(self) -> Evaluation:
+        """Wait for the evaluation that `begin` started and return it, or raise its error."""
+        assert self._running is not None
+        result, self._running = self._running, None
+        (episodes, broken), count = result(), self.episodes
         seeds = [episodes.part(s * count, (s + 1) * count) for s in range(self.groups)]
         for s in broken:  # a diverged policy has no score and must not stop the other seeds
             seeds[s].returns[:] = np.nan
-        return Evaluation(moment, seeds, broken)
+        return Evaluation(seeds, broken)
 
     def abandon(self) -> None:
         """Stop the running evaluation within one step and start no more.

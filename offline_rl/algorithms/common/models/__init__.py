@@ -1,0 +1,1 @@
+"""Models that are fitted to data: of behavior and of the environment."""

@@ -1,0 +1,314 @@
+"""Refusals of a run before it starts, stage by stage, each with the sentence that says why.
+
+    wrong_keys      two keys contradict each other
+    wrong_options   the options of a run contradict or need each other; nothing has been read
+    wrong_start     the run lacks what it starts from, or its data
+    wrong_data      the data does not contain what the algorithm needs
+    wrong_learner   the algorithm cannot learn with this specification and schedule
+
+Each stage yields sentences; the first one is the error. `refuse` raises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from offline_rl.algorithms.common.config import stackable_fields
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, OnPolicy, Piece
+from offline_rl.data import Dataset
+from offline_rl.data.specs import describe_shape
+from offline_rl.utils import hardware
+from offline_rl.utils.errors import UserError
+from policies.heads.head import load_kinds
+from policies.spec import Spec
+
+if TYPE_CHECKING:
+    from offline_rl.algorithms.common.base import Algorithm
+    from offline_rl.runs.options import TrainOptions
+
+TRACKERS = ("wandb", "tensorboard")  # trackers that need a package of this name
+
+
+def refuse(sentences: Iterator[str]) -> None:
+    """Raise UserError with the first of the sentences, if there is one."""
+    for sentence in sentences:
+        raise UserError(sentence)
+
+
+def wrong_keys(
+    keys: Mapping[str, Any],
+    aliases: Mapping[str, str],
+    options: TrainOptions,
+    online: Mapping[str, Any],
+    wandb: Mapping[str, Any],
+) -> Iterator[str]:
+    """Yield why keys contradict each other or have no effect.
+
+    aliases: second keys of options. online, wandb: the keys of these groups, without prefix.
+    """
+    for one, other in aliases.items():
+        if one in keys and other in keys and keys[one] != keys[other]:
+            yield (
+                f"{one}={keys[one]} and {other}={keys[other]}: both keys set the same option. "
+                "Use one of them."
+            )
+    if wandb and options.tracker != "wandb":
+        yield f"wandb.{next(iter(wandb))}= needs tracker=wandb"
+    if options.utd is not None and not options.num_env_steps:
+        yield "utd= has no effect without num_env_steps="
+    if online and not options.num_env_steps:
+        yield f"online.{next(iter(online))}= has no effect without num_env_steps="
+
+
+def not_stackable(algorithm: type[Algorithm], names: Sequence[str]) -> Iterator[str]:
+    """Yield why hyper-parameters must be equal for all seeds that train together."""
+    for name in names:
+        if name not in stackable_fields(algorithm.Config):
+            yield f"algorithm.{name} cannot differ between stacked seeds. Use one value."
+    if "discount" in names and "mc_returns" in algorithm.extra_columns:
+        yield (
+            "algorithm.discount cannot be a list here: the returns of the dataset depend on it. "
+            "Start one run for each value."
+        )
+
+
+def wrong_options(run: Any) -> Iterator[str]:
+    """Yield why the options of a run contradict or need each other. run: a Run."""
+    method, cls = run.method.name, run.method.cls
+    budget, output, compile = run.budget, run.output, run.compute.compile
+    updates, steps = budget.num_updates, budget.num_env_steps
+    on_policy, needs_expert = issubclass(cls.Online, OnPolicy), "expert" in cls.extra_columns
+    if not output.name.strip("."):
+        yield f"name={output.name!r} cannot be the name of a folder. Use another name=."
+    if not output.out.strip():
+        yield "out= is empty. Use out=. for the working folder."
+    if not updates and not steps and cls.starts_online():
+        yield (
+            f"{method} has nothing to do. Set num_env_steps=… to train online, or num_updates=… to "
+            "train on a dataset."
+        )
+    if not updates and not steps:
+        yield "nothing to do: num_updates and num_env_steps are both 0. Raise one."
+    if compile == "always" and (missing := hardware.missing_compiler()):
+        yield f"compile=always: {missing}"
+    if output.tracker in TRACKERS and find_spec(output.tracker) is None:
+        yield f"tracker={output.tracker} needs a package: pip install {output.tracker}"
+    if steps and not cls.mode.online:
+        yield f"{method} does not learn online. Remove num_env_steps."
+    if steps and run.task.name == "none":
+        yield "num_env_steps needs an environment, and task=none has none. Set task=."
+    if budget.overlap and on_policy:
+        yield (
+            f"overlap=true does not work with {method}, which is on-policy: it collects and learns "
+            "in turns. Remove it."
+        )
+    if budget.overlap and not steps:
+        yield "overlap=true has no effect without num_env_steps="
+    if output.keep_data and on_policy:
+        yield (
+            f"keep_data=true does not work with {method}, which does not store its online "
+            "experience. Remove it."
+        )
+    if output.keep_data and not steps:
+        yield "keep_data=true saves online experience. Set num_env_steps=."
+    if output.keep_data and not run.method.cfg.reward_scale:
+        yield (
+            "keep_data=true does not work with reward_scale=0, from which the original rewards "
+            "cannot be recovered. Remove one of them."
+        )
+    if run.data.expert_dataset is not None and not needs_expert:
+        yield f"{method} does not use expert_dataset. Remove it."
+    if run.data.expert_dataset is None and needs_expert:
+        yield (
+            f"{method} needs expert demonstrations. Set expert_dataset=<path or id>, in addition "
+            "to the data of the task or of dataset=."
+        )
+    if run.data.base is not None and cls.mode.start != "base":
+        names = [name for name in algorithm_names() if algorithm_class(name).mode.start == "base"]
+        yield f"base= is used by {' and '.join(names)}; {method} has no base policy. Remove it."
+
+
+def wrong_start(run: Any) -> Iterator[str]:
+    """Yield why a run lacks what it starts from, or its data. run: a Run.
+
+    Runs of a suite are checked when they start, because they start from earlier runs.
+    """
+    method, mode, budget = run.method.name, run.method.cls.mode, run.budget
+    if mode.start == "teacher" and run.start is None:
+        yield f"{method} needs a teacher. Use offline-rl distill run=<folder> with {mode.runs}."
+    if mode.start == "run" and run.start is None:
+        yield (
+            f"{method} fine-tunes a trained policy. Use offline-rl finetune algorithm={method} "
+            f"run=<folder> with {mode.runs}."
+        )
+    if mode.start == "base" and run.data.base is None:
+        yield (
+            f"{method} needs a frozen base policy. Set base=<bundle>, or base=module:function for "
+            "your own code."
+        )
+    if mode.start == "base" and mode.how == "noise":
+        if run.data.dataset is not None or run.method.interaction.online.offline_fraction:
+            yield (
+                f"{method} chooses the noise of its base policy, and the noise of recorded actions "
+                "is unknown, so it cannot learn from data. Remove dataset=, and set "
+                "online.offline_fraction=0."
+            )
+        if run.output.keep_data:
+            yield (
+                f"keep_data=true does not work with {method}, whose actions are the noise of its "
+                "base policy. Remove it."
+            )
+    learns_online_only = run.task.env_id and budget.num_env_steps and not budget.num_updates
+    if mode.start == "base" and not learns_online_only:
+        yield (
+            f"{method} learns only online. Set task=, num_env_steps= and num_updates=0, or use "
+            "offline-rl finetune."
+        )
+    if run.data.action_range == "data" and run.task.env_id:
+        yield (
+            "action_range=data needs task=none: the range of the data may be smaller than that of "
+            f"{run.task.name}. Set action_range=[low,high]."
+        )
+    if run.reads_data and not run.has_dataset:
+        reads = {"num_updates": budget.num_updates}
+        reads["online.offline_fraction"] = run.method.interaction.online.offline_fraction
+        zeros = " ".join(f"{name}=0" for name, value in reads.items() if value)
+        remedy = f", or {zeros} to learn online only" if budget.num_env_steps else ""
+        yield f"task {run.task.name} has no dataset. Set dataset=<path or id>{remedy}"
+
+
+def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
+    """Yield why the data does not contain what the algorithm needs. run: a Run."""
+    method, name, cfg = run.method.name, data.path or data.name, run.method.cfg
+    interaction, columns = run.method.interaction, learner.extra_columns
+    if "costs" in columns and "costs" not in data.extras:
+        yield (
+            f"{name} has no costs, which {method} needs. Use data with a column `costs`, such as "
+            "DSRL's."
+        )
+    if learner.unusable_rows(data) == data.num_rows or data.num_rows < 2:
+        yield (
+            f"{name} has {data.num_rows:,} rows, of which {data.usable.sum():,} have a next "
+            "observation. That is too little to learn from. Use a larger dataset."
+        )
+    if not data.has_rewards and learner.uses_rewards(cfg):
+        yield (
+            f"{name} has no rewards, which {method} needs. Use data with rewards, or an algorithm "
+            "that needs none, such as bc or recoil."
+        )
+    if cfg.center_rewards and run.budget.num_env_steps:
+        yield (
+            "center_rewards=true requires that no episode terminates, which is unknown for online "
+            "experience. Remove center_rewards or num_env_steps."
+        )
+    online = run.budget.num_env_steps and "mc_returns" in columns
+    if online and cfg.discount != interaction.cfg.discount:
+        yield (
+            f"online.discount={interaction.cfg.discount:g} differs from algorithm.discount="
+            f"{cfg.discount:g}, with which {method} computed the returns of the dataset. Use the "
+            "same value."
+        )
+    if "next_actions" in columns and interaction.online.n_step > 1:
+        yield (
+            f"online.n_step={interaction.online.n_step}: {method} needs n_step=1, because its "
+            "targets use the action of the next step"
+        )
+
+
+def wrong_steps(run: Any, steps_per_decision: int) -> Iterator[str]:
+    """Yield why the environment steps are no whole decisions on a base policy. run: a Run."""
+    if (steps := run.budget.num_env_steps) % steps_per_decision:
+        yield (
+            f"num_env_steps={steps} is not a multiple of {steps_per_decision}, the steps that a "
+            f"decision of base={run.data.base} lasts. Use a multiple of {steps_per_decision}."
+        )
+
+
+def wrong_observations(run: Any, learner: Algorithm, spec: Spec) -> Iterator[str]:
+    """Yield why the algorithm cannot observe the channels of `spec`. run: a Run."""
+    if spec.single_vector is not None or not learner.vector_only:
+        return
+    able = [name for name in algorithm_names() if not algorithm_class(name).vector_only]
+    remedy = f"Use {', '.join(able) or 'another algorithm'}"
+    can_join = (run.task.env_id or "env:").startswith("env:") and not run.in_memory
+    if can_join and spec.vectors == spec.channels:
+        names = ",".join(channel.name for channel in spec.channels)
+        remedy = f"Set observation_keys=[{names}] to join them, or use {', '.join(able)}"
+    elif run.data.observation_keys:
+        remedy = f"Remove images from observation_keys=, or use {', '.join(able)}"
+    yield (
+        f"{run.method.name} needs one observation vector, but the observations are "
+        f"{describe_shape(spec)}. {remedy}."
+    )
+
+
+def wrong_learner(
+    run: Any, learner: Algorithm, head: Any, schedule: Sequence[Piece], limit: str | None
+) -> Iterator[str]:
+    """Yield why the algorithm cannot learn by this schedule.
+
+    run: a Run. head: the acting head. limit: why only one environment can be open, if so.
+    """
+    method, budget, scheduled = run.method.name, run.budget, {piece.phase for piece in schedule}
+    if type(head) not in load_kinds().values():
+        yield (
+            f"the policy of {method} is a {type(head).__name__}, which cannot be saved as a "
+            f"bundle. Use a class of policies.heads: {', '.join(load_kinds())}. Other networks may "
+            "be of any class."
+        )
+    if budget.pretrain_updates is not None and not learner.phases:
+        yield (
+            f"pretrain_updates={budget.pretrain_updates}: {method} has no preliminary phase with "
+            "these settings. Remove it."
+        )
+    if learner.phases and not budget.num_updates and run.start is None:
+        yield (
+            f"{method} must train on a dataset before it trains online. Set num_updates=, or "
+            "fine-tune one of its runs."
+        )
+    for piece in schedule:
+        period = learner.for_phase(piece.phase).period
+        if isinstance(piece, Learn) and piece.updates % period:
+            preliminary = "pretrain_updates" if budget.pretrain_updates is not None else piece.phase
+            key = "num_updates" if piece.phase == "update" else preliminary
+            yield (
+                f"{key}={piece.updates} is not a multiple of {period} ({method} repeats every "
+                f"{period} updates). Use a multiple of {period}."
+            )
+    count = getattr(run.method.interaction.cfg, "environments", 1)
+    if limit is not None and count > 1:
+        yield (
+            f"{limit}, and {method} collects in {count} environments at the same time. Use "
+            "algorithm.environments=1."
+        )
+    missing = [phase for phase in learner.needed_phases if phase not in scheduled]
+    if "update" in scheduled and missing:
+        yield (
+            f"{type(learner).__name__} relies on the phase {missing[0]}, which has 0 updates here. "
+            "Raise pretrain_updates, or remove it to use the algorithm's default."
+        )
+    for phase in dict.fromkeys(piece.phase for piece in schedule):
+        alone, key = learner.for_phase(phase).updates_before_policy(phase)
+        total = phase_updates(learner, schedule, phase)
+        if 0 < total <= alone:
+            length = "num_env_steps" if phase == ONLINE else "num_updates"
+            kind = "offline" if phase == "update" else phase
+            yield (
+                f"The policy would not change: all {total:,} {kind} updates fall within {key} "
+                f"({alone:,} updates). Raise {length} or lower {key}."
+            )
+
+
+def phase_updates(learner: Algorithm, schedule: Sequence[Piece], phase: str) -> int:
+    """Return the number of updates of `phase` in the complete schedule."""
+    of_phase, total = learner.for_phase(phase), 0
+    for piece in schedule:
+        if piece.phase == phase and isinstance(piece, Learn):
+            total += piece.updates
+        if piece.phase == phase and isinstance(piece, Interact):
+            online = of_phase.interaction.online
+            total += online.updates_due(piece.env_steps, learner.cfg.batch_size, of_phase.period)
+    return total

@@ -1,0 +1,476 @@
+"""A training run as plain data: one seed of one setting. No data is read and no network is built.
+
+keys of the command line -> runs_of -> [Run] -> stack -> runs that train in one program
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import envs
+from envs import Task
+from offline_rl.algorithms.common.base import Algorithm, Interaction
+from offline_rl.algorithms.common.config import stackable_fields
+from offline_rl.algorithms.common.registry import (
+    algorithm_class,
+    algorithm_config,
+    interaction,
+    run_label,
+    source_file,
+)
+from offline_rl.data import Dataset
+from offline_rl.data.load import known_cards
+from offline_rl.evaluation.options import check_task
+from offline_rl.runs import refusals
+from offline_rl.runs.folder import SeedFolder, named_task, run_folder
+from offline_rl.runs.options import (
+    IDENTITY,
+    BudgetOptions,
+    ComputeOptions,
+    DataOptions,
+    EvaluationOptions,
+    OutputOptions,
+    Role,
+    TrainOptions,
+    WandbOptions,
+    aliases,
+    part_of,
+    roles,
+    stored_options,
+)
+from offline_rl.runs.refusals import refuse
+from offline_rl.runs.start import Start
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import build, coerce, to_python, unknown
+from offline_rl.utils.seeds import TRAINING_SEEDS
+from offline_rl.utils.trees import flatten, to_json_values
+from policies import Spec
+
+IN_MEMORY = "in memory"  # value of dataset= in the config if a Dataset object was passed
+GROUPS = ("algorithm.", "online.", "wandb.")  # prefixes of keys
+CHECKSUMS = {  # checksum in a config -> text for messages
+    "data": "other data",
+    "expert_data": "another expert's data",
+    "base_sha256": "another base policy",
+    "code_sha256": "other code in its algorithm's file",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """An algorithm with its settings."""
+
+    name: str  # the value of algorithm=
+    cls: type[Algorithm]
+    cfg: Any  # hyper-parameters
+    interaction: Interaction  # settings of online training
+    table_row: str | None = None  # matching row of the algorithm's per-task table
+
+    def with_config(self, cfg: Any) -> Method:
+        """Return the method with other hyper-parameters; those set for online training stay."""
+        return replace(self, cfg=cfg, interaction=self.interaction.of(cfg))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One seed of one setting.
+
+    The command line overrides the per-task table, and the table overrides the defaults.
+    """
+
+    method: Method
+    task: Task
+    data: DataOptions
+    budget: BudgetOptions
+    evaluation: EvaluationOptions
+    compute: ComputeOptions
+    output: OutputOptions
+    wandb: WandbOptions
+    seed: int
+    suffix: str = ""  # names the values of listed hyper-parameters
+    start: Start | None = None  # the run to continue from; None: train from scratch
+    in_memory: Mapping[str, Dataset] = field(default_factory=dict, compare=False)
+    checksums: Mapping[str, Any] = field(default_factory=dict)  # of data and code, once read
+
+    @property
+    def name(self) -> str:
+        """Name of the run, the same for all seeds of a setting."""
+        return self.output.name + self.suffix
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Task, algorithm and name, which no other run has."""
+        task = named_task({"task": self.task.name, "dataset": self.data.dataset})
+        return task, run_label(self.method.name), self.name
+
+    @property
+    def folder(self) -> SeedFolder:
+        """The seed's folder."""
+        return SeedFolder(run_folder(self.output.out, *self.names), self.seed)
+
+    @property
+    def path(self) -> Path:
+        """The run's folder, which contains the folders of all seeds."""
+        return self.folder.path.parent
+
+    @property
+    def label(self) -> str:
+        """Task, algorithm and name, for messages."""
+        return " ".join(self.path.parts[-3:])
+
+    def config(self) -> dict[str, Any]:
+        """Return the content of config.json. Equal configs mean the same run.
+
+        Before the data is read, the checksums of data and base policy are missing.
+        """
+        method, groups = self.method, (self.data, self.budget, self.evaluation, self.output)
+        config = {"algorithm": method.name, "task": self.task.name, **stored_options(*groups)}
+        config |= {"name": self.name, "hyper": asdict(method.cfg), **self.checksums}
+        if self.budget.num_env_steps:
+            changed = asdict(method.interaction.cfg).items()
+            config["online"] = asdict(method.interaction.online)
+            config["online"] |= {k: v for k, v in changed if v != getattr(method.cfg, k)}
+        if self.start is not None:
+            config["start"] = self.start.to_json(self.seed)
+        return config
+
+    def identity(self) -> dict[str, Any]:
+        """Return the part of the flat config in which two runs must be equal to be the same run."""
+        config = flatten(to_json_values(self.config()), ".")
+        return {key: value for key, value in config.items() if role_of(key) == IDENTITY}
+
+    def learner(self, spec: Spec) -> Algorithm:
+        """Return the algorithm for observations and actions of `spec`; it builds no networks."""
+        earlier = self.start.num_updates if self.start is not None else 0
+        total = self.budget.num_updates or earlier or self.method.interaction.num_updates
+        return self.method.cls(spec, self.method.cfg, total, self.method.interaction)
+
+    @property
+    def has_dataset(self) -> bool:
+        """True if `dataset=` is set or the task has a dataset."""
+        return self.data.dataset is not None or self.task.card is not None
+
+    @property
+    def reads_data(self) -> bool:
+        """True if the run needs a dataset, to learn from it or to normalize observations."""
+        fraction = self.method.interaction.online.offline_fraction
+        mode = self.method.cls.mode
+        normalizes = mode.start == "base" and mode.how == "residual" and self.has_dataset
+        steps = self.budget.num_env_steps
+        return bool(self.budget.num_updates or (steps and (fraction or normalizes)))
+
+
+def runs_of(keys: Mapping[str, Any], start: Start | None = None) -> list[Run]:
+    """Return the runs that `keys` describe: one for each listed hyper-parameter value and seed.
+
+    keys: options of the command line, flat. start: the run to continue from. Raises UserError for
+    an option that is unknown, has a wrong value, or contradicts another.
+    """
+    keys = {k.replace("__", "."): to_python(v) for k, v in keys.items()}
+    check_objects(keys)
+    in_memory = {k: v for k, v in keys.items() if isinstance(v, Dataset)}
+    keys = {k: IN_MEMORY if k in in_memory else v for k, v in keys.items()}
+    check_names(keys)
+    general, hyper, online, wandb = (part(keys, prefix) for prefix in ("", *GROUPS))
+    if "num_updates" not in general:
+        general["num_updates"] = main_updates(general)
+    options = build(TrainOptions, general)
+    cls = algorithm_class(options.algorithm)
+    try:
+        task = envs.task(options.task)
+        task = task.with_options(options.max_episode_steps, options.observation_keys)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    for alias, key in aliases().items():
+        prefix, _, name = key.partition(".")
+        if (value := getattr(options, alias)) is not None:
+            (hyper if prefix == "algorithm" else online)[name] = value
+    unset: dict[str, Any] = dict.fromkeys(aliases())  # their values are in hyper and online
+    set_options = replace(options, **unset)
+    groups = {name: part_of(set_options, group) for name, group in GROUPS_OF_RUN.items()}
+    runs = [
+        Run(
+            method=method,
+            task=task,
+            **groups,
+            wandb=build(WandbOptions, wandb, "wandb."),
+            seed=seed,
+            suffix=suffix,
+            start=start,
+            in_memory=in_memory,
+            checksums=code_checksum(options.algorithm),
+        )
+        for suffix, method in methods_of(options, cls, hyper, online)
+        for seed in seeds_of(options.seeds)
+    ]
+    for run in runs:
+        refuse(refusals.wrong_options(run))
+    refuse(refusals.wrong_keys(keys, aliases(), options, online, wandb))
+    return runs
+
+
+GROUPS_OF_RUN = {
+    "data": DataOptions,
+    "budget": BudgetOptions,
+    "evaluation": EvaluationOptions,
+    "compute": ComputeOptions,
+    "output": OutputOptions,
+}
+
+
+def check_objects(keys: Mapping[str, Any]) -> None:
+    """Raise UserError for arrays or an environment where a name is expected."""
+    check_task(keys)
+    for key in ("dataset", "expert_dataset"):
+        if isinstance(keys.get(key), Mapping | list):
+            raise UserError(
+                f"{key}= takes a file name or a Dataset, not arrays. Use offline_rl.Dataset."
+                "from_arrays(observations, actions, rewards, terminals)."
+            )
+
+
+def check_names(keys: Mapping[str, Any]) -> None:
+    """Raise UserError for a key that is no option of `train` with this algorithm."""
+    if "algorithm" not in keys:
+        return
+    types = option_types(algorithm_class(str(keys["algorithm"])))
+    for key in keys:
+        if key not in types:
+            # suggest online.<name> only if the user typed an online.<name>
+            online_key = key.startswith("online.")
+            near = [k for k in types if online_key or f"algorithm.{k[7:]}" not in types]
+            raise UserError(unknown("option", key, near))
+
+
+def option_types(algorithm: type[Algorithm]) -> dict[str, Any]:
+    """Return every key of `train` with its type."""
+    parts: list[tuple[str, type]] = [("", TrainOptions), ("wandb.", WandbOptions)]
+    parts += [("algorithm.", algorithm.Config)]
+    parts += [("online.", algorithm.Config), ("online.", algorithm.Online)]
+    return {
+        prefix + each.name: get_type_hints(options)[each.name]
+        for prefix, options in parts
+        for each in fields(options)
+    }
+
+
+def part(keys: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the keys that begin with `prefix`, without it; for "", the keys of no group."""
+    if prefix:
+        return {k.removeprefix(prefix): v for k, v in keys.items() if k.startswith(prefix)}
+    return {k: v for k, v in keys.items() if not k.startswith(GROUPS)}
+
+
+def main_updates(keys: Mapping[str, Any]) -> int:
+    """Return `num_updates` or its default, which is 0 for algorithms that need no offline phase."""
+    online_only = "algorithm" in keys and algorithm_class(str(keys["algorithm"])).starts_online()
+    return int(keys.get("num_updates", 0 if online_only else TrainOptions.num_updates))
+
+
+def seeds_of(seeds: int | list[int]) -> list[int]:
+    """Return the list of seeds; a count n stands for 0, …, n-1. Raises UserError."""
+    if isinstance(seeds, int):
+        if not 1 <= seeds <= TRAINING_SEEDS:
+            raise UserError(
+                f"seeds={seeds}: expected a count from 1 to {TRAINING_SEEDS}, or a list such as "
+                "seeds=[7,42]"
+            )
+        return list(range(seeds))
+    if not seeds or len(set(seeds)) < len(seeds) or not set(seeds) <= {*range(TRAINING_SEEDS)}:
+        last = TRAINING_SEEDS - 1
+        raise UserError(f"seeds={seeds}: expected different seeds between 0 and {last}")
+    return seeds
+
+
+def methods_of(
+    options: TrainOptions,
+    cls: type[Algorithm],
+    hyper: Mapping[str, Any],
+    online: Mapping[str, Any],
+) -> list[tuple[str, Method]]:
+    """Return the method of each setting, and the suffix of its run's name.
+
+    A list for a numeric hyper-parameter makes one setting for each value.
+    """
+    types = get_type_hints(cls.Config)
+    lists = {
+        name: coerce(value, list[float], f"algorithm.{name}")
+        for name, value in hyper.items()
+        if types.get(name) is float and isinstance(value, list | tuple)
+    }
+    refuse(refusals.not_stackable(cls, list(lists)))
+    settings = dict[str, Method]()
+    for values in product(*lists.values()):
+        chosen = dict(zip(lists, values, strict=True))
+        task = tuned_for(options.task, options.dataset)
+        cfg, row = algorithm_config(options.algorithm, task, {**hyper, **chosen})
+        settings_online = interaction(options.algorithm, options.task, cfg, online)
+        updates = max(1, int(options.num_env_steps * settings_online.online.utd))
+        settings_online = replace(settings_online, num_updates=updates)
+        settings[suffix_of(chosen)] = Method(options.algorithm, cls, cfg, settings_online, row)
+    if not settings or len(settings) < prod(map(len, lists.values())):
+        raise UserError(f"algorithm.{' and '.join(lists)}: the values of a list must be different")
+    return list(settings.items())
+
+
+def tuned_for(task: str, dataset: str | None) -> str:
+    """Return the name whose tuned settings apply: the task, or the dataset if task=none."""
+    return str(dataset) if task == "none" and dataset in known_cards() else task
+
+
+def suffix_of(chosen: Mapping[str, Any]) -> str:
+    """Return the end of a run's name that names the settings in which it differs from others."""
+    return "".join(f"-{key}_{name_part(value)}" for key, value in chosen.items())
+
+
+def name_part(value: Any) -> str:
+    """Return a value as part of a run's name."""
+    return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def code_checksum(algorithm: str) -> dict[str, str]:
+    """Return the checksum of a user's algorithm file; empty for a built-in algorithm."""
+    code = source_file(algorithm)
+    return {"code_sha256": code["sha256"]} if code else {}
+
+
+# which runs train together
+
+
+def stackable_names(algorithm: type[Algorithm]) -> frozenset[str]:
+    """Return the hyper-parameters that may differ between seeds that train in one program."""
+    shared = {"discount"} if "mc_returns" in algorithm.extra_columns else set()
+    return stackable_fields(algorithm.Config) - shared
+
+
+def program_key(run: Run) -> tuple[Any, ...]:
+    """Return what runs that train in one program have in common."""
+    stackable = stackable_names(run.method.cls)
+    configs = run.method.cfg, run.method.interaction.cfg
+    shared = [{k: v for k, v in vars(cfg).items() if k not in stackable} for cfg in configs]
+    method = run.method.name, shared, run.method.interaction.online
+    parts = run.task, run.data, run.budget, run.evaluation, run.compute
+    return (*method, *parts, replace(run.output, name=""), run.start)
+
+
+def stack(runs: Iterable[Run]) -> list[list[Run]]:
+    """Return the runs in groups that train in one program, in the order of their first runs.
+
+    They are equal except for the seed and for numbers that may differ between stacked seeds. This
+    is the only place where runs are grouped.
+    """
+    stacks = list[list[Run]]()
+    for run in runs:
+        for group in stacks:
+            if program_key(group[0]) == program_key(run):
+                group.append(run)
+                break
+        else:
+            stacks.append([run])
+    return stacks
+
+
+def differing_values(runs: Sequence[Run]) -> dict[str, list[float]]:
+    """Return the hyper-parameters in which stacked runs differ, with each run's value."""
+    cfgs = [run.method.cfg for run in runs]
+    columns = {f.name: [getattr(cfg, f.name) for cfg in cfgs] for f in fields(cfgs[0])}
+    return {name: values for name, values in columns.items() if any(v != values[0] for v in values)}
+
+
+def distinguish(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs of a sweep, each with a folder of its own.
+
+    The settings in which runs of one folder differ are appended to their names. A run that is
+    listed twice is left out. Raises UserError if two runs would still write the same folder.
+    """
+    by_path, renamed = dict[Path, list[Run]](), list[Run]()
+    for run in runs:
+        by_path.setdefault(run.path, []).append(run)
+    names = dict[int, Run]()
+    for group in by_path.values():
+        configs = [flatten(to_json_values(run.config()), ".") for run in group]
+        keys = [k for k in configs[0] if any(c.get(k) != configs[0][k] for c in configs)]
+        for run, config in zip(group, configs, strict=True):
+            chosen = {option_name(k).removeprefix("algorithm."): config[k] for k in keys}
+            names[id(run)] = replace(run, suffix=run.suffix + suffix_of(chosen))
+    owners = dict[Path, Run]()
+    for run in (names[id(run)] for run in runs):
+        other = owners.setdefault(run.folder.path, run)
+        if other is run:
+            renamed.append(run)
+        elif other != run:
+            raise UserError(f"two jobs would write {run.path}. Give each another name=…")
+    return renamed
+
+
+# whether two runs are the same
+
+
+def role_of(key: str) -> Role:
+    """Return the role of a key of a flat config."""
+    if key == "start.run":  # where the earlier run is; its checkpoints are compared
+        return "changeable"
+    return roles().get(key, IDENTITY)
+
+
+def option_name(key: str) -> str:
+    """Return the command-line name of a key of a flat config."""
+    return f"algorithm.{key[6:]}" if key.startswith("hyper.") else key
+
+
+def difference(
+    stored: Mapping[str, Any], now: Mapping[str, Any], *, common: bool = False
+) -> dict[str, tuple[Any, Any]]:
+    """Return the keys in which two configs differ, with both values. This is the only comparison.
+
+    A missing option equals null and false. A user's algorithm is compared by its checksum, not by
+    its path. An option of online training that is missing has the value of all training.
+    common: leave out keys that only one config has, and null hyper-parameters of `now`, which are
+    filled in from the data.
+    """
+    one, two = (flatten(to_json_values(dict(config)), ".") for config in (stored, now))
+    codes = one.get("code_sha256"), two.get("code_sha256")
+    found = dict[str, tuple[Any, Any]]()
+    for key in sorted(one.keys() | two.keys()):
+        general = f"hyper.{key.removeprefix('online.')}"
+        has_default = key.startswith("online.") and general in one and general in two
+        default = ({general: c[general]} if has_default else {} for c in (one, two))
+        a, b = (c.get(key, d.get(general)) for c, d in zip((one, two), default, strict=True))
+        missing = not has_default and (key not in one or key not in two)
+        if a == b or (missing and all(x is None or x is False for x in (a, b))):
+            continue
+        if key == "algorithm" and None not in codes:
+            continue
+        if common and (missing or (b is None and key.startswith("hyper."))):
+            continue
+        found[key] = a, b
+    return found
+
+
+def refuse_other(folder: SeedFolder, run: Run, *, extends: bool = False) -> None:
+    """Raise UserError naming an option in which `run` differs from the run stored in `folder`.
+
+    extends: `num_updates` may differ.
+    """
+    stored = folder.stored_config()
+    if stored is None:
+        return
+    now = to_json_values(run.config())
+    found = difference(stored, now)
+    free = {"num_updates"} if extends else set()
+    differing = [key for key in found if role_of(key) == IDENTITY and key not in free]
+    if not differing:
+        return
+    differing.sort(key=lambda key: key not in CHECKSUMS)  # other data explains other options
+    key = differing[0]
+    before, after = found[key]
+    text = CHECKSUMS.get(key, f"{option_name(key)}={before!r}, now it is {after!r}")
+    files = [config.get("dataset") for config in (stored, now)]
+    if key == "data" and all(files) and files[0] != files[1]:
+        text = f"other data ({files[0]}, now it is {files[1]})"
+    raise UserError(f"{folder.path} was started with {text}. Give the new run another name=…")

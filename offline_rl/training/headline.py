@@ -1,0 +1,114 @@
+"""The lines printed before training: algorithm, task, data, settings and notes."""
+
+from __future__ import annotations
+
+from offline_rl.algorithms.common.registry import card_preprocessing, table_of
+from offline_rl.algorithms.common.schedule import ONLINE, Interact
+from offline_rl.data import Dataset
+from offline_rl.data.specs import note_on_normalized_actions
+from offline_rl.replay.columns import reported
+from offline_rl.runs.run import tuned_for
+from offline_rl.training.continuation import load_transform_and_spec
+from offline_rl.training.prepare import Prepared
+
+
+def headline(prepared: Prepared) -> str:
+    """Return algorithm, task, seeds, data, origin of the settings, and notes."""
+    run, data, expert = prepared.run, prepared.dataset, prepared.expert
+    rows = "no data" if data is None else f"{data.num_rows:,} rows of {data.path or data.name}"
+    if expert is not None:
+        rows += f", {expert.num_rows:,} rows of the expert"
+    card = card_preprocessing(run.method.name, tuned_for(run.task.name, run.data.dataset))
+    table = f"; from the dataset card {', '.join(f'{k}={v:g}' for k, v in card.items())}"
+    table = (table if card else "") + f"; {settings_source(run.method.name, run.method.table_row)}"
+    where = "" if run.task.env_id else "\nno environment: training without evaluation"
+    where += too_few_steps_note(prepared) + warmup_note(prepared)
+    count = len({each.path for each in prepared.runs})
+    several = f" for each of {count} settings" if count > 1 else ""
+    notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
+    for each in (data, expert):
+        notes += rows_left_out(prepared, each) if each is not None else ""
+    composed = prepared.composed
+    if composed is not None and composed.base.bundle is None:
+        notes += (
+            f"\nbase={composed.base.name} is code and cannot be stored in a bundle. The bundle "
+            "will contain the residual policy only: pass base= also to evaluate and play"
+        )
+    seeds = list(dict.fromkeys(each.seed for each in prepared.runs))
+    return (
+        f"{run.method.name} on {run.task.name}, seeds {seeds}{several}: {rows}{table}{where}{notes}"
+    )
+
+
+def settings_source(algorithm: str, pattern: str | None) -> str:
+    """Return a text about the origin of the settings: a row of the per-task table or defaults."""
+    owner = table_of(algorithm)
+    file = f"configs/algorithm/{owner}.yaml"
+    if owner is None:
+        return "default settings"
+    if pattern is None:
+        return f"default settings ({file} has no row for this task)"
+    return f"settings of row {pattern} of {file}"
+
+
+def rows_left_out(prepared: Prepared, data: Dataset) -> str:
+    """Return a note with the number of rows without a next observation; empty if there are none."""
+    count = prepared.learner.unusable_rows(data)
+    if not count:
+        return ""
+    scheduled = {piece.phase for piece in prepared.schedule}
+    used = [name for name in prepared.learner.imitation_phases if name in scheduled]
+    except_in = f" except in {' and '.join(used)}" if used else ""
+    return (
+        f"\n{data.path or data.name}: {count:,} of {data.num_rows:,} rows have no next observation "
+        f"and are left out{except_in}"
+    )
+
+
+def too_few_steps_note(prepared: Prepared) -> str:
+    """Return a note if `num_env_steps` is too low for any update; empty otherwise."""
+    run, learner = prepared.run, prepared.learner
+    steps, online = run.budget.num_env_steps, run.method.interaction.online
+    if not any(isinstance(piece, Interact) for piece in prepared.schedule):
+        return ""
+    batch, period = run.method.cfg.batch_size, learner.for_phase(ONLINE).period
+    episode = run.task.max_episode_steps or 0
+    columns = {*learner.extra_columns} - {"expert"}
+    if steps < episode and columns != reported(columns).keys():
+        return (
+            f"\nnum_env_steps={steps} may end before learning starts: {run.method.name} "
+            f"learns from complete episodes of up to {episode:,} steps. Raise num_env_steps"
+        )
+    if online.updates_due(steps, batch, period):
+        return ""
+    by_batch = online.warmup_steps < batch
+    key, value = ("batch_size", batch) if by_batch else ("online.warmup_steps", online.warmup_steps)
+    after = f", then {online.utd:g} updates per step, {period} at a time" if steps > value else ""
+    return (
+        f"\nnum_env_steps={steps} ends before learning starts ({key}={value}{after}). Raise "
+        f"num_env_steps or lower {key}"
+    )
+
+
+def warmup_note(prepared: Prepared) -> str:
+    """Return a note if training ends within the learning-rate warm-up; empty otherwise."""
+    warmup: int = getattr(prepared.run.method.cfg, "num_warmup_updates", 0)
+    num_updates = prepared.run.budget.num_updates
+    if not 0 < num_updates < warmup:
+        return ""
+    return (
+        f"\nnum_updates={num_updates} ends within the learning-rate warm-up "
+        f"(algorithm.num_warmup_updates={warmup}): little will be learned"
+    )
+
+
+def range_note(prepared: Prepared) -> str | None:
+    """Return a note if normalized actions of the loaded policy are fractions of a new range."""
+    spec, run, composed = None, prepared.run, prepared.composed
+    if run.start is not None:
+        spec = load_transform_and_spec(run.start, run.seed)[1]
+    elif composed is not None and composed.base.bundle is not None:
+        spec = composed.base.bundle.spec
+    if spec is None or prepared.actions is None:
+        return None
+    return note_on_normalized_actions(spec, prepared.actions, f"task {run.task.name}")

@@ -1,0 +1,111 @@
+"""Heads that are composed of several networks: best of N samples, and a recurrent actor."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from policies.heads.best_of_n import BestOfN
+from policies.heads.diffusion import DiffusionActor
+from policies.heads.recurrent import MIN_STD, GRUCell, RecurrentActor
+from policies.heads.schedules import euler
+from policies.networks.mlp import Critic
+
+
+def make_best_of_n(aggregate: str = "min", num_samples: int = 5) -> BestOfN:
+    torch.manual_seed(0)
+    policy = DiffusionActor(
+        3,
+        2,
+        network="mlp",
+        options={"hidden": [16], "time_size": 8},
+        table=euler(3),
+        n_obs_steps=2,
+        horizon=4,
+        n_action_steps=2,
+    )
+    critic = Critic(6, 4, (16,), ensemble=3)
+    arguments = policy.arguments, critic.arguments
+    return BestOfN("DiffusionActor", *arguments, num_samples=num_samples, aggregate=aggregate)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("aggregate", ["min", "mean"])
+def test_the_executed_actions_have_the_highest_value_of_all_samples(aggregate: str) -> None:
+    head = make_best_of_n(aggregate)
+    assert head.noise_shape == (5, 1, 4, 2)
+    assert (head.n_obs_steps, head.chunk_size, head.n_action_steps) == (2, 3, 2)
+    observations, noise = torch.randn(8, 2, 3), torch.randn(8, *head.noise_shape)
+    with torch.no_grad():
+        chunks, memory = head.decide(observations, {}, noise)
+        samples = torch.stack(
+            [head.policy.decide(observations, {}, noise[:, n])[0] for n in range(5)]
+        )
+        q = torch.stack(
+            [head.critic(observations.flatten(1), x[:, :2].flatten(1)) for x in samples]
+        )  # [N, E, B]
+    values = q.numpy().min(1) if aggregate == "min" else q.numpy().mean(1)
+    best = values.argmax(0)
+    assert len(np.unique(best)) > 1
+    assert memory == {}
+    torch.testing.assert_close(chunks, samples[torch.from_numpy(best), torch.arange(8)])
+
+
+def test_one_sample_is_the_policys_own_chunk() -> None:
+    head = make_best_of_n(num_samples=1)
+    observations, noise = torch.randn(4, 2, 3), torch.randn(4, *head.noise_shape)
+    chunk, _ = head.policy.decide(observations, {}, noise[:, 0])
+    assert torch.equal(head.decide(observations, {}, noise)[0], chunk)
+
+
+def test_samples_of_a_deterministic_policy_are_refused() -> None:
+    arguments = {"observations": 3, "actions": 2, "hidden": [4]}
+    with pytest.raises(ValueError, match="DeterministicActor is deterministic: all of its samples"):
+        BestOfN("DeterministicActor", arguments, Critic(3, 2, ()).arguments, num_samples=2)
+
+
+def test_the_gru_equals_the_equations_of_dreamer() -> None:
+    """h' = u tanh(r c) + (1 - u) h, where u = sigmoid(U - 1) and r = sigmoid(R)."""
+    torch.manual_seed(0)
+    cell = GRUCell(3, 4)
+    cell.norm = nn.Identity()  # type: ignore[assignment]
+    x, h = torch.randn(5, 3), torch.randn(5, 4)
+    weight, bias = cell.linear.weights[0], cell.linear.biases[0]
+    parts = (torch.cat([x, h], -1) @ weight + bias).detach().double().numpy()
+    reset, candidate, update = np.split(parts, 3, -1)
+
+    def sigmoid(values: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-values))
+
+    update = sigmoid(update - 1)
+    expected = update * np.tanh(sigmoid(reset) * candidate) + (1 - update) * h.numpy()
+    np.testing.assert_allclose(cell(x, h).detach().numpy(), expected, atol=1e-6)
+
+
+def test_a_recurrent_actor_passes_its_latent_and_action_to_the_next_step() -> None:
+    torch.manual_seed(0)
+    head = RecurrentActor(3, 2, (8,), embedding=5, recurrent=6, latent=4)
+    assert head.noise_shape == (4,)
+    memory = head.initial_memory(7)
+    assert {name: tuple(x.shape) for name, x in memory.items()} == {
+        "state": (7, 10),
+        "action": (7, 2),
+    }
+    for _ in range(3):
+        observations, noise = torch.randn(7, 1, 3), torch.randn(7, 4)
+        chunk, following = head.decide(observations, memory, noise)
+        embedding = head.encoder(observations[:, 0])
+        state, mean, std = head.step(memory["state"], memory["action"], embedding, noise)
+        torch.testing.assert_close(following["state"], state)
+        torch.testing.assert_close(state[:, 6:], mean + std * noise)
+        assert (std > MIN_STD).all()
+        torch.testing.assert_close(chunk[:, 0], head.actor(state).tanh())
+        assert torch.equal(following["action"], chunk[:, 0])
+        for name in ("state", "action"):
+            changed = memory | {name: memory[name] + 1}
+            assert not torch.allclose(head.decide(observations, changed, noise)[0], chunk)
+        memory = following
+    assert {name.split(".")[0] for name, _ in head.named_parameters()} == {
+        "encoder",
+        "model",
+        "actor",
+    }
