@@ -350,12 +350,16 @@ def stackable_names(algorithm: type[Algorithm]) -> frozenset[str]:
 
 def program_key(run: Run) -> tuple[Any, ...]:
     """Return what runs that train in one program have in common."""
-    stackable = stackable_names(run.method.cls)
-    configs = run.method.cfg, run.method.interaction.cfg
-    shared = [{k: v for k, v in vars(cfg).items() if k not in stackable} for cfg in configs]
-    method = run.method.name, shared, run.method.interaction.online
-    parts = run.task, run.data, run.budget, run.evaluation, run.compute
+    stackable, online = stackable_names(run.method.cls), run.method.interaction
+    shared = {k: v for k, v in vars(run.method.cfg).items() if k not in stackable}
+    method = run.method.name, shared, online.online, online.own_values(run.method.cfg)
+    parts = run.task, run.data, datasets(run), run.budget, run.evaluation, run.compute
     return (*method, *parts, replace(run.output, name=""), run.start)
+
+
+def datasets(run: Run) -> dict[str, int]:
+    """Return the identities of the `Dataset` objects that a run was passed."""
+    return {key: id(data) for key, data in run.in_memory.items()}
 
 
 def stack(runs: Iterable[Run]) -> list[list[Run]]:
@@ -394,16 +398,18 @@ def distinguish(runs: Sequence[Run]) -> list[Run]:
     names = dict[int, Run]()
     for group in by_path.values():
         configs = [flatten(to_json_values(run.config()), ".") for run in group]
-        keys = [k for k in configs[0] if any(c.get(k) != configs[0][k] for c in configs)]
+        every = dict.fromkeys(k for config in configs for k in config)
+        keys = [k for k in every if any(c.get(k) != configs[0].get(k) for c in configs)]
         for run, config in zip(group, configs, strict=True):
-            chosen = {option_name(k).removeprefix("algorithm."): config[k] for k in keys}
+            own = [k for k in keys if k in config]
+            chosen = {option_name(k).removeprefix("algorithm."): config[k] for k in own}
             names[id(run)] = replace(run, suffix=run.suffix + suffix_of(chosen))
     owners = dict[Path, Run]()
     for run in (names[id(run)] for run in runs):
         other = owners.setdefault(run.folder.path, run)
         if other is run:
             renamed.append(run)
-        elif other != run:
+        elif other != run or datasets(other) != datasets(run):
             raise UserError(f"two jobs would write {run.path}. Give each another name=…")
     return renamed
 

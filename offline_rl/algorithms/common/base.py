@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
@@ -99,6 +99,14 @@ class Interaction:
         return replace(
             self, cfg=replace(cfg, **{k: getattr(self.cfg, k) for k in self.fixed_online_fields})
         )
+
+    def own_values(self, cfg: Any) -> dict[str, Any]:
+        """Return the config fields with a value of their own online, whatever `cfg` has."""
+        return {
+            name: value
+            for name, value in vars(self.cfg).items()
+            if name in self.fixed_online_fields or value != getattr(cfg, name)
+        }
 
 
 @dataclass(frozen=True)
@@ -191,9 +199,7 @@ class Algorithm:
         if phase != ONLINE:
             return self
         other, online_cfg = copy.copy(self), self.interaction.cfg
-        names = {f.name for f in fields(online_cfg)}
-        changed = {name for name in names if getattr(online_cfg, name) != getattr(self.cfg, name)}
-        changed |= self.Online.config_changes.keys() | self.interaction.fixed_online_fields
+        changed = self.interaction.own_values(self.cfg).keys() | self.Online.config_changes.keys()
         other.cfg, other.fixed_online_fields = online_cfg, frozenset(changed)
         other.num_updates = self.interaction.num_updates
         return other

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from small_data import save_small
 
+from offline_rl.data import Dataset
 from offline_rl.runs.run import stack
 from offline_rl.training.train import launch, runs_of_jobs
 from offline_rl.utils.errors import UserError
@@ -68,6 +70,27 @@ def test_numbers_that_define_data_or_networks_are_not_stacked() -> None:
     returns = {"algorithm": "cal_ql"}  # its data contain returns with this discount
     jobs = [{**IQL, **returns, "algorithm.discount": value} for value in (0.9, 0.99)]
     assert len(stacks(jobs)) == 2
+
+
+def test_values_of_online_training_alone_are_not_stacked() -> None:
+    online = {"algorithm": "iql", "task": "gym/pointmaze-umaze-200k", "num_env_steps": 1000}
+    jobs = [{**online, "online.actor_lr": rate} for rate in (1e-4, 1e-3)]
+    names = [f"default-online.actor_lr_{rate}" for rate in (1e-4, 1e-3)]
+    assert stacks([*jobs, online]) == [[(names[0], 0)], [(names[1], 0)], [("default", 0)]]
+    assert stacks([online, *jobs]) == [[("default", 0)], [(names[0], 0)], [(names[1], 0)]]
+    assert len(stacks([{**jobs[0], "algorithm.actor_lr": rate} for rate in (0.1, 0.2)])) == 1
+    inherited = [{**online, "algorithm.actor_lr": 1e-3}, {**jobs[1], "algorithm.actor_lr": 1e-2}]
+    assert len(stacks(inherited)) == 2
+
+
+def test_datasets_in_memory_are_not_mixed_up() -> None:
+    zeros, flags = np.zeros((4, 1), np.float32), np.zeros(4, bool)
+    data = [Dataset.from_arrays(zeros, zeros, flags + k, flags) for k in (0.0, 1.0)]
+    one, two = ({**IQL, "dataset": each} for each in data)
+    assert len(stacks([{**one, "name": "one"}, {**two, "name": "two"}])) == 2
+    assert len(stacks([one, one])) == 1
+    with pytest.raises(UserError, match="two jobs would write"):
+        runs_of_jobs([one, two])
 
 
 def test_duplicate_jobs_run_once() -> None:
