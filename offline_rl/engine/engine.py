@@ -42,6 +42,7 @@ OTHER_PHASES = "elsewhere"
 COUNTS = ("steps", "update", OTHER_PHASES)  # leaves with equal values for all stacked seeds
 MAX_UNROLLED = 4  # longer periods are split into programs of one update each
 APPLY_STREAM = 1 << 35  # separates the random numbers of `apply` from those of updates
+REPEAT_STREAM = 1 << 36  # separates those of several calls between two updates
 Positions = tuple[int, ...]  # indices of updates within a period
 SeedFunction = Callable[[Any, Any, Any], Any]  # (state, values, data) of one seed -> results
 Fallback = Literal["avx2", "uncompiled"]  # replaces a program that failed its check
@@ -370,12 +371,18 @@ class Engine:
                 leaf.copy_(value)
 
     def apply(
-        self, method: str, inputs: Mapping[str, Tensor] | SampleRequest, phase: str = "update"
+        self,
+        method: str,
+        inputs: Mapping[str, Tensor] | SampleRequest,
+        phase: str = "update",
+        *,
+        repeat: int = 0,
     ) -> Any:
         """Return the algorithm's `method(state, inputs)` for each seed, without changing the state.
 
         inputs: tensors [S, …], with the same names and shapes in every call, or a request for a
-        sampled batch. All results have the leading axis S.
+        sampled batch. repeat: number of earlier calls since the last update; each value has random
+        numbers of its own. All results have the leading axis S.
         """
         configured = self.for_phase(phase)[0]
         self._enter(phase)
@@ -384,11 +391,13 @@ class Engine:
         if source is not None:
             source.prefetch(self.updates)
         tensors = inputs if source is None else source.tensors()
-        leaves, structure = tree_flatten((self.state, self.values, tensors))
+        stream = torch.full((1,), APPLY_STREAM + repeat * REPEAT_STREAM, device=self.device)
+        leaves, structure = tree_flatten((self.state, (self.values, stream), tensors))
 
-        def one_seed(tree: Any, values: Any, batch: Any) -> Any:
-            algorithm, counters = configured.with_values(values), tree["counters"]
-            random = Random(counters["seed"] + APPLY_STREAM, counters["update"])
+        def one_seed(tree: Any, values_and_stream: Any, batch: Any) -> Any:
+            (values, stream), counters = values_and_stream, tree["counters"]
+            algorithm = configured.with_values(values)
+            random = Random(counters["seed"] + stream, counters["update"])
             done = counters["update"] - counters[OTHER_PHASES]
             state = State(algorithm, tree["params"], tree["optimizer"], random, done)
             if request is not None and source is not None:
@@ -404,13 +413,14 @@ class Engine:
                 self._applied[key] = trace(all_seeds, leaves)
             return self._applied[key](leaves)
 
-    def fill(self, phase: str, rows: int, states: str, target: str) -> None:
+    def fill(self, phase: str, rows: int, states: str, target: str, *, repeat: int = 0) -> None:
         """Store rows that the algorithm's `fill` computes, without waiting for the device.
 
         phase: of the algorithm's config. rows, states: size of the batch that `fill` receives, and
         the phase whose source it is from. target: name of the source that stores the result.
+        repeat: number of earlier calls since the last update.
         """
-        computed = self.apply("fill", SampleRequest(states, rows), phase)
+        computed = self.apply("fill", SampleRequest(states, rows), phase, repeat=repeat)
         require(self.sources, target).write(computed, self.state["counters"]["update"])
 
     def update_cost(self, phase: str = "update") -> UpdateCost:

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import takewhile
 
 import torch
 
 from offline_rl.algorithms.common.schedule import (
     Collect,
     Counts,
+    Fill,
     Interact,
     Learn,
     Piece,
@@ -153,7 +155,9 @@ class Work:
                     counts.env_steps = self.collector.steps - steps
                 self._show()
         else:
-            self.engine.fill(piece.phase, piece.rows, piece.states, piece.target)
+            before = self.schedule[: locate(self.schedule, self.progress.position).piece]
+            repeat = sum(1 for _ in takewhile(lambda x: isinstance(x, Fill), reversed(before)))
+            self.engine.fill(piece.phase, piece.rows, piece.states, piece.target, repeat=repeat)
             counts.rows += piece.rows
             self._show()
 

@@ -160,6 +160,16 @@ def test_training_resumed_between_filling_and_learning_equals_an_undisturbed_one
             assert torch.equal(tensor, two.seed_state(s)[name]), name
 
 
+def test_fills_between_two_updates_have_random_numbers_of_their_own() -> None:
+    e, drawn = engine(SEEDS), [list[float](), list[float]()]
+    for repeat in range(2):
+        e.fill("update", ROWS, "states", "imagined", repeat=repeat)
+    for s in range(len(SEEDS)):
+        drawn[s] = [row[2] for row in rows_of(e.sources["imagined"], s)]
+        assert len({*drawn[s]}) == len(drawn[s]) > ROWS
+    assert not {*drawn[0]} & {*drawn[1]}
+
+
 def test_a_source_that_does_not_exist_or_stores_no_rows_is_refused() -> None:
     e = engine([0])
     with pytest.raises(ValueError, match="the run has no source 'dreams'"):
