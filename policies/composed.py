@@ -93,13 +93,17 @@ class ComposedEpisodes(RunningEpisodes):
         self.inner.load(rows, inner)
         super().load(rows, state)
 
+    def step_inner(self, observations: Observations, rows: np.ndarray | None) -> np.ndarray:
+        """Take a step of the inner policy. A step of all episodes replaces its history."""
+        return self.inner.step(observations, None if rows is self._all else rows)
+
 
 class ResidualEpisodes(ComposedEpisodes):
     """Running episodes of a residual policy, the outer one, and its base policy."""
 
     def observe(self, observations: Observations, rows: np.ndarray | None = None) -> None:
         """Take a step of the base policy. Its action is a channel of the observation."""
-        base = self.inner.step(observations, rows).clip(-1, 1)
+        base = self.step_inner(observations, rows).clip(-1, 1)
         super().observe(add_base_action(observations, base), rows)
 
 
@@ -121,7 +125,7 @@ class SteeredEpisodes(ComposedEpisodes):
     def draw_noise(self, rows: np.ndarray) -> np.ndarray:
         """Take a step of the steering policy. Its action replaces the start noise."""
         present = map_channels(lambda x: x[rows, -1], self._history)
-        actions = self.inner.step(present, rows)
+        actions = self.step_inner(present, rows)
         return set_start_noise(super().draw_noise(rows), actions, self.noise_scale)
 
 

@@ -11,7 +11,8 @@ from steered import ECHO, NOISY, OBS, STEPS, base_bundle, steering_bundle
 import policies
 from policies import Bundle, BundleError, Channel, Normalizer, Player, Spec, bundle, noise
 from policies.channels import BASE_ACTION
-from policies.composed import ComposedPolicy
+from policies.composed import ComposedPolicy, SteeredEpisodes
+from policies.episodes import RunningEpisodes
 from policies.export import export_bundle
 from policies.golden import seal
 from policies.heads.vision import VisionHead
@@ -161,3 +162,20 @@ def without_sampler() -> Bundle:
 def test_a_base_that_does_not_fit_is_refused(made: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         seal(made())
+
+
+def test_a_fork_leaves_the_history_of_a_steering_policy_unchanged() -> None:
+    def steer(observations: Any, memory: Any, noise: Any, rows: Any) -> Any:
+        return observations.sum(1)[:, None], memory
+
+    def base(observations: Any, memory: Any, noise: Any, rows: Any) -> Any:
+        return noise, memory
+
+    steering = RunningEpisodes(steer, n_obs_steps=2)
+    episodes = SteeredEpisodes(steering, 1.0, decide=base, noise_shape=(1, 1))
+    episodes.reset(np.zeros(1, np.int64))
+    episodes.step(np.full((1, 1), 1.0, np.float32))
+    for _ in range(2):
+        other = episodes.fork()
+        other.observe(np.full((1, 1), 2.0, np.float32))
+        assert other.predict_chunk().item() == 3  # the sum of the last two observations
