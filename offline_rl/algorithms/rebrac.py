@@ -74,6 +74,7 @@ class ReBRAC(td3.TD3):
     Config: type = Config
     Online: type = Online
     mode = DATA_THEN_ONLINE
+    decay_ends = ("policy_bc_end",)
     follows_card = True  # unlike TD3, it is trained on data
     extra_columns = ("next_actions",)
 

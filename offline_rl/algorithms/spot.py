@@ -73,6 +73,7 @@ class SPOT(td3.TD3):
     Config: type = Config
     Online: type = Online
     mode = DATA_THEN_ONLINE
+    decay_ends = ("support_end",)
     follows_card = True  # unlike TD3, it is trained on data
     imitation_phases = needed_phases = ("fit_vae",)  # needs no next observations
     offline_networks = ("vae",)

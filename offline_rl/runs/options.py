@@ -47,7 +47,10 @@ class MethodOptions(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(Checked):
-    """Options that name the data of a run, and set how its files are read. Files are compared by their checksums."""
+    """Options that name the data of a run, and set how its files are read.
+
+    Files are compared by their checksums.
+    """
 
     role: ClassVar[Role] = IDENTITY
     dataset: Annotated[str | None, CHANGEABLE] = (

@@ -266,6 +266,13 @@ def is_extension(prepared: Prepared, run: Run) -> bool:
     cls, spec, cfg = run.method.cls, prepared.spec, run.method.cfg
     old, new = (cls(spec, cfg, updates).optimizers() for updates in (old_updates, num_updates))
     half = torch.tensor(old_updates // 2)
+    for field in cls.decay_ends:
+        if float(getattr(cfg, field)) < 1 and not run.budget.stretch:
+            raise UserError(
+                f"{folder.path} was started with num_updates={old_updates}, over which "
+                f"algorithm.{field} decays a weight. With num_updates={num_updates} the weight "
+                "would rise again. Set stretch=true to continue anyway, or use another name=…"
+            )
     for name, adam in old.items():
         new_schedule = new[name].schedule
         differs = adam.schedule and new_schedule and adam.schedule(half) != new_schedule(half)

@@ -141,6 +141,7 @@ class Algorithm:
     offline_networks: ClassVar[tuple[str, ...]] = ()  # unchanged by online training
     extra_columns: ClassVar[tuple[str, ...]] = ()  # additional batch columns that it needs
     Online: type[Online] = Online
+    decay_ends: ClassVar[tuple[str, ...]] = ()  # config fields that are the `end` of `linear_decay`
     follows_card: ClassVar[bool] = True  # uses the preprocessing of the task's card
     acts: tuple[str, ...] = ("policy",)  # names of the networks that act
     needed_phases: ClassVar[tuple[str, ...]] = ()  # preliminary phases that "update" needs

@@ -26,7 +26,12 @@ def test_local_options_are_not_stored_and_all_others_are() -> None:
 
 @pytest.mark.parametrize("key", ["data_dir", "device", "out", "tracker", "compile"])
 def test_a_local_option_makes_no_other_run(key: str) -> None:
-    (one,), (other,) = runs_of(KEYS), runs_of({**KEYS, key: {"tracker": "none", "compile": "never", "device": "cpu"}.get(key, "x")})
+    (one,), (other,) = (
+        runs_of(KEYS),
+        runs_of(
+            {**KEYS, key: {"tracker": "none", "compile": "never", "device": "cpu"}.get(key, "x")}
+        ),
+    )
     assert difference(one.config(), other.config()) == {}
 
 
