@@ -76,7 +76,7 @@ class Method:
 
         Values that are set only for online training stay.
         """
-        return replace(self, cfg=cfg, interaction=self.interaction.of(cfg))
+        return replace(self, cfg=cfg, interaction=self.interaction.with_config(cfg))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,8 +57,8 @@ def heun_step(network: Any, observations: Tensor, x: Tensor, start: Tensor, end:
     """Return x after one second-order step of EDM's flow (arXiv:2206.00364, algorithm 1)."""
     step = expand_chunk(end - start)
     slope = (x - denoise(network, observations, x, start)) / expand_chunk(start)
-    near = x + step * slope
-    end_slope = (near - denoise(network, observations, near, end)) / expand_chunk(end)
+    euler_end = x + step * slope
+    end_slope = (euler_end - denoise(network, observations, euler_end, end)) / expand_chunk(end)
     return x + step * (slope + end_slope) / 2
 
 
