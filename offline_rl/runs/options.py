@@ -197,7 +197,7 @@ class DistillOptions(Checked):
     name: str | None = None  # name of the new run; default: from-<algorithm>
 
 
-def annotations(group: type) -> Iterator[tuple[str, list[Any]]]:
+def annotated_options(group: type) -> Iterator[tuple[str, list[Any]]]:
     """Yield each option of a group with the roles and aliases in its annotation."""
     hints = get_type_hints(group, include_extras=True)
     for each in fields(group):
@@ -210,7 +210,7 @@ def roles() -> Mapping[str, Role]:
     role_of_option = dict[str, Role]()
     groups: tuple[Any, ...] = TrainOptions.__bases__
     for group in groups:
-        for name, notes in annotations(group):
+        for name, notes in annotated_options(group):
             if not any(isinstance(note, Alias) for note in notes):
                 annotated = [note for note in notes if note in (IDENTITY, CHANGEABLE, LOCAL)]
                 role_of_option[name] = annotated[0] if annotated else group.role
@@ -220,7 +220,7 @@ def roles() -> Mapping[str, Role]:
 @cache
 def aliases() -> Mapping[str, str]:
     """Return {alias: option} for the options that have a second key, such as `batch_size`."""
-    pairs = ((name, note) for name, notes in annotations(TrainOptions) for note in notes)
+    pairs = ((name, note) for name, notes in annotated_options(TrainOptions) for note in notes)
     return {name: note.of for name, note in pairs if isinstance(note, Alias)}
 
 
