@@ -226,11 +226,11 @@ class Engine:
             run_update = getattr(algorithm, "update" if phase == ONLINE else phase)
             params, optimizer, counters = tree["params"], tree["optimizer"], tree["counters"]
             update, sums = counters["update"], dict[str, list[Tensor]]()
-            first = update - counters[OTHER_PHASES]
-            for done, i in enumerate(positions):
-                random = Random(counters["seed"], update + done)
+            phase_update = update - counters[OTHER_PHASES]
+            for offset, i in enumerate(positions):
+                random = Random(counters["seed"], update + offset)
                 batch = source.sample(data, random, self.batch_size, algorithm.cfg.discount)
-                state = State(algorithm, params, optimizer, random, first + done)
+                state = State(algorithm, params, optimizer, random, phase_update + offset)
                 state, metrics = run_update(state, batch, i)
                 params, optimizer = state.params, state.optimizer
                 for name, value in metrics.items():

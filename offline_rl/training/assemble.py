@@ -237,7 +237,10 @@ def open_evaluator(
 
 
 def store(prepared: Prepared, run: Run, choices: Choices, *, new: bool) -> None:
-    """Write a seed's config.json and environment.json; remove the logs of earlier attempts."""
+    """Write a seed's config.json and environment.json.
+
+    new: the seed has no checkpoint, so the logs of earlier attempts are removed.
+    """
     folder, path = run.folder, run.folder.path / "environment.json"
     refuse_other(folder, run, extends=True)  # `extended_runs` has checked extensions
     folder.store_config(run.config())

@@ -44,21 +44,21 @@ def load_transform(
             f"{channels.map_channels(list, spec.observation_shapes)}. Use the task or data of the "
             "run."
         )
-    learned, here = start_spec, actions or spec
+    learned, current = start_spec, actions or spec
     if (problem := learned.mismatch(spec)) is not None:
         raise UserError(
             f"{start.run} cannot continue with this data or task: {problem}. Use data and a task "
             "like those of the run."
         )
     try:
-        same = learned.conversion(here) is None
+        is_same_range = learned.conversion(current) is None
     except ValueError:
-        same = False
-    if not same:
+        is_same_range = False
+    if not is_same_range:
         raise UserError(
             f"{start.run} cannot continue with this data or task: the policy's action range is "
-            f"{learned.action_range}; here it is {here.action_range}. Use a task with range "
-            f"{learned.action_range}, or retrain for {here.action_range}."
+            f"{learned.action_range}; here it is {current.action_range}. Use a task with range "
+            f"{learned.action_range}, or retrain for {current.action_range}."
         )
     return transform
 

@@ -35,10 +35,10 @@ def sample_consistency_std(random: Random, shape: tuple[int, ...]) -> Tensor:
     return torch.where(first, noisy, sample_std(random, shape))
 
 
-def denoise(network: Any, observations: Tensor, x: Tensor, std: Tensor, *rest: Any) -> Tensor:
+def denoise(network: Any, observations: Tensor, x: Tensor, std: Tensor, *arguments: Any) -> Tensor:
     """Return the denoised chunk for x [..., B, T, A] with noise of `std` [..., B]."""
     skip, out, scale = (expand_chunk(c) for c in boundary_coefficients(std))
-    return skip * x + out * network(observations, scale * x, EDM_TIME * std.log(), *rest)
+    return skip * x + out * network(observations, scale * x, EDM_TIME * std.log(), *arguments)
 
 
 def jump(
