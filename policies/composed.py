@@ -34,7 +34,7 @@ class HasEpisodes(Protocol):
 
 
 class ComposedPolicy(BundlePolicy):
-    """A base policy and the policy trained on it. It observes the base policy's channels."""
+    """A base policy and the policy trained on it. It has the base policy's observations."""
 
     def __init__(
         self, trained: BundlePolicy, base: BundlePolicy | HasEpisodes, *, units: bool = False
@@ -151,7 +151,7 @@ def start_noise_size(policy: BundlePolicy) -> int:
 
 
 def base_mismatch(trained: BundlePolicy, base: BundlePolicy) -> str | None:
-    """Return why `base` cannot be the base policy of `trained`. None if it can."""
+    """Return the reason why `base` cannot be the base policy of `trained`. None if it can."""
     composition, spec = trained.bundle.composition, trained.spec
     assert composition is not None
     if base.has_memory:

@@ -92,10 +92,10 @@ class RunningEpisodes:
 
     def fork(self) -> Self:
         """Return a copy that can make steps of all episodes without changing this object."""
-        other = copy.copy(self)  # such a step replaces the history and the memory
+        episodes = copy.copy(self)  # such a step replaces the history and the memory
         for name in STATE:
-            setattr(other, name, getattr(self, name).copy())
-        return other
+            setattr(episodes, name, getattr(self, name).copy())
+        return episodes
 
     def state(self, rows: np.ndarray) -> dict[str, Any]:
         """Return a copy of the state of the episodes `rows` [R], without empty arrays."""

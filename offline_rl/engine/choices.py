@@ -31,13 +31,13 @@ class Choices:
     compile: bool
     threads: int  # CPU threads
     why: str = ""  # reason for the choice, printed
-    # program -> what replaces its compiled code, which failed its check on this machine
+    # program -> replacement of its compiled code, which failed the check on this machine
     fallbacks: dict[str, Fallback] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        how = "compiled" if self.compile else "not compiled"
+        compilation = "compiled" if self.compile else "not compiled"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"{self.precision}, {how}, {threads}: {self.why}"
+        return f"{self.precision}, {compilation}, {threads}: {self.why}"
 
 
 def choose_precision(
@@ -85,7 +85,7 @@ def choose(compile: str, engine: Engine, updates: int, phase: str = "update") ->
 def log_interval(engine: Engine, phase: str) -> int:
     """Return the number of updates of `phase` between two rows of metrics.
 
-    Writing a row takes some hundred kernel launches, a synchronization with the device and writes
+    Writing a row takes a few hundred kernel launches, a synchronization with the device and writes
     to two files for each seed. A GPU runs 1,000 small updates in the same time. The interval
     depends on counted operations. If it depended on measured time, two runs of the same command
     would log at different updates.

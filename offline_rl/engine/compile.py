@@ -86,26 +86,26 @@ def assign_parts(graph: GraphModule, counts: set[int], seeds: int) -> dict[Node,
 
     Parts are called in the order of their numbers. Odd parts from 3 on are loops.
     """
-    scalars, random_numbers, rest = range(3)
+    scalars, random_numbers, remainder = range(3)
     part: dict[Node, int] = {}
     for index, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder"):
-        part[node] = scalars if index in counts else rest
+        part[node] = scalars if index in counts else remainder
     for node in graph.graph.nodes:
         if node in part:
             continue
         part[node] = latest = max((part[n] for n in node.all_input_nodes), default=scalars)
-        is_loop, after_loop = isinstance(node.target, Loop), latest > rest and latest % 2 == 1
+        is_loop, after_loop = isinstance(node.target, Loop), latest > remainder and latest % 2 == 1
         value = node.meta.get("val")
         if is_loop and not after_loop:
-            part[node] = max(latest, rest) + 1
+            part[node] = max(latest, remainder) + 1
         elif after_loop and not is_loop and node.target is not operator.getitem:
             part[node] = latest + 1
         elif latest == scalars and isinstance(value, Tensor) and value.numel() > seeds:
             part[node] = random_numbers
-    latest = max(rest, *part.values())
+    latest = max(remainder, *part.values())
     latest += latest % 2
     # Inputs are modified last. Results of the last part depend on all other parts.
-    results = graph.graph.output_node().all_input_nodes if latest > rest else []
+    results = graph.graph.output_node().all_input_nodes if latest > remainder else []
     for node in graph.graph.nodes:
         is_result = node in results and len(node.users) == 1 and part[node] % 2 == 0
         if node.target is torch.ops.aten.copy_.default or is_result:

@@ -147,7 +147,7 @@ class Engine:
         return self._phases[phase]
 
     def period(self, phase: str = "update") -> int:
-        """Return the number of updates after which the sequence of different updates repeats."""
+        """Return the number of updates after which the sequence of computations repeats."""
         return self.for_phase(phase)[0].period
 
     def run(self, num_updates: int, phase: str = "update") -> None:
@@ -171,8 +171,8 @@ class Engine:
     def _enter(self, phase: str) -> None:
         """Make `State.done` count the updates of `phase`."""
         if phase != self._entered:
-            others = self.updates - self.done.get(phase, 0)
-            self.state["counters"][OTHER_PHASES].fill_(others)
+            other_updates = self.updates - self.done.get(phase, 0)
+            self.state["counters"][OTHER_PHASES].fill_(other_updates)
             self._entered = phase
 
     def metrics(self, phase: str = "update") -> dict[str, np.ndarray]:
@@ -200,11 +200,11 @@ class Engine:
         Updates that the algorithm declares equal (`equivalent_step`) share a program.
         """
         algorithm, _ = self.for_phase(phase)
-        parts = [tuple(range(algorithm.period))]
+        position_groups = [tuple(range(algorithm.period))]
         if algorithm.period > MAX_UNROLLED:
-            parts = [(algorithm.equivalent_step(i),) for i in range(algorithm.period)]
+            position_groups = [(algorithm.equivalent_step(i),) for i in range(algorithm.period)]
         compile = self.compiled and phase not in self.uncompiled_phases
-        for positions in parts:
+        for positions in position_groups:
             if (phase, positions) not in self._programs:
                 started = time.perf_counter()
                 run = self._build(phase, positions, compile)
@@ -212,7 +212,7 @@ class Engine:
                 total = torch.zeros(len(self.seeds), len(names), device=self.device)
                 self._programs[phase, positions] = Program(run, names, total)
                 self.compile_seconds += time.perf_counter() - started
-        return [self._programs[phase, positions] for positions in parts]
+        return [self._programs[phase, positions] for positions in position_groups]
 
     def _make_seed_update(self, phase: str, positions: Positions, names: list[str]) -> SeedFunction:
         """Return a function (state, values, data) -> (state, metrics) that updates one seed.
@@ -227,11 +227,11 @@ class Engine:
             run_update = getattr(algorithm, "update" if phase == ONLINE else phase)
             params, optimizer, counters = tree["params"], tree["optimizer"], tree["counters"]
             update, sums = counters["update"], dict[str, list[Tensor]]()
-            first = update - counters[OTHER_PHASES]
-            for done, i in enumerate(positions):
-                random = Random(counters["seed"], update + done)
+            phase_update = update - counters[OTHER_PHASES]
+            for offset, i in enumerate(positions):
+                random = Random(counters["seed"], update + offset)
                 batch = source.sample(data, random, self.batch_size, algorithm.cfg.discount)
-                state = State(algorithm, params, optimizer, random, first + done)
+                state = State(algorithm, params, optimizer, random, phase_update + offset)
                 state, metrics = run_update(state, batch, i)
                 params, optimizer = state.params, state.optimizer
                 for name, value in metrics.items():
@@ -416,9 +416,9 @@ class Engine:
     def fill(self, phase: str, rows: int, states: str, target: str, *, repeat: int = 0) -> None:
         """Store rows that the algorithm's `fill` computes, without waiting for the device.
 
-        phase: of the algorithm's config. rows, states: size of the batch that `fill` receives, and
-        the phase whose source it is from. target: name of the source that stores the result.
-        repeat: number of earlier calls since the last update.
+        phase: selects the algorithm's config. rows: size of the batch that `fill` receives. states:
+        the phase whose source provides this batch. target: name of the source that stores the
+        result. repeat: number of earlier calls since the last update.
         """
         computed = self.apply("fill", SampleRequest(states, rows), phase, repeat=repeat)
         require(self.sources, target).write(computed, self.state["counters"]["update"])
@@ -472,7 +472,7 @@ class Engine:
         self.done, self._entered, self._updates = {}, None, None
         if unmatched := current.keys() ^ flat.keys():
             raise ValueError(
-                "only the checkpoint or only the algorithm has the tensors "
+                "some tensors exist only in the checkpoint or only in the algorithm: "
                 f"{sorted(unmatched)[:3]}. Load a checkpoint of the same algorithm and config."
             )
         for name, value in flat.items():
@@ -489,7 +489,7 @@ class Engine:
 def set_gpu_precision(precision: Precision) -> None:
     """Set how GPUs compute float32 matrix multiplications and convolutions in this process.
 
-    TF32 is used only if `precision` is tf32. Algorithms are always deterministic.
+    TF32 is used only if `precision` is tf32. Only deterministic algorithms are used.
     """
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"

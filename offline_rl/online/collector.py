@@ -30,7 +30,7 @@ COUNTS = ("numbers", "lengths", "mishaps")  # arrays of `Episodes` in a checkpoi
 
 
 class RepeatedFailure(UserError):
-    """Error of an environment that failed MAX_FAILURES times in a row.
+    """Error after an environment has failed MAX_FAILURES times in a row.
 
     The training state is consistent and can be saved.
     """
@@ -44,8 +44,8 @@ class Collector:
     its episode is dropped.
 
     With B = 1, every seed has an environment of its own. With B > 1, all environments are one
-    `VectorEnv`. If that fails, the step is repeated in a new one, in one environment after the
-    other. The episode is dropped only where the fault repeats.
+    `VectorEnv`. If a step fails, it is repeated in a new one, one environment after the other. An
+    episode is dropped only if its environment fails again.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class Collector:
         with a message for every failure. overlap: step the environments in a thread.
         """
         self.engine, self.make, self.sink, self.say = engine, make, sink, say
-        self.steps, self._steps_per_call = 0, 1  # environment steps: per seed, of `VectorEnv.step`
-        # the setting is per thread; replayed steps must give the same results
+        self.steps = 0  # environment steps per seed
+        self._steps_per_call = 1  # environment steps of one call of `VectorEnv.step`
+        # each thread has its own setting; replayed steps must give the same results
         flush = partial(torch.set_flush_denormal, True)
         self._thread = ThreadPoolExecutor(1, initializer=flush) if overlap else None
         self._pending: Future[dict[int, Exception]] | None = None
@@ -96,7 +97,7 @@ class Collector:
 
     @property
     def steps_per_decision(self) -> int:
-        """Steps per seed that a decision counts, even if episodes end within it."""
+        """Environment steps per seed that a decision counts as, even if episodes end within it."""
         return self.sink.envs_per_seed * self.sink.n_action_steps * self._steps_per_call
 
     def step(self, *, adds: bool = True) -> None:
@@ -121,8 +122,8 @@ class Collector:
     def end(self, *, adds: bool = True) -> None:
         """Wait for the decision that `begin` started, and store it.
 
-        adds: append the episodes that end in it to the replay buffer. Raises RepeatedFailure when
-        everything is stored.
+        adds: append the episodes that end in it to the replay buffer. Raises RepeatedFailure, after
+        everything is stored, if an environment has failed too often.
         """
         assert self._pending is not None
         errors, self._pending, episodes = self._pending.result(), None, self.episodes
@@ -130,14 +131,17 @@ class Collector:
             self._drop_episode(row, error)
         self.sink.end_decision(episodes)
         self.steps += self.steps_per_decision
-        over = np.flatnonzero(episodes.terminated | episodes.truncated)
-        if not len(over):
+        ended = np.flatnonzero(episodes.terminated | episodes.truncated)
+        if not len(ended):
             return
-        executed = (episodes.lengths - episodes.decided)[over]
-        for row in over[np.argsort(executed, kind="stable")].tolist():  # the first to end first
+        executed = (episodes.lengths - episodes.decided)[ended]
+        in_order = ended[
+            np.argsort(executed, kind="stable")
+        ]  # the episode that ended first is first
+        for row in in_order.tolist():
             if row not in errors:
                 self._end_episode(row, adds)
-        self._start_episodes(over)
+        self._start_episodes(ended)
 
     def _execute(self, actions: np.ndarray) -> dict[int, Exception]:
         """Execute actions [R, n_action_steps, A], in each row until its episode ends.
@@ -147,10 +151,14 @@ class Collector:
         episodes, errors, rows = self.episodes, dict[int, Exception](), np.arange(len(actions))
         for j in range(actions.shape[1]):
             episodes.actions[rows, episodes.lengths[rows]] = actions[rows, j]
-            groups = [pair for g, own in self._by_env(rows) for pair in self._step(g, own, errors)]
+            groups = [
+                pair
+                for g, env_rows in self._by_env(rows)
+                for pair in self._step(g, env_rows, errors)
+            ]
             if not groups:
                 break
-            rows = np.concatenate([own for own, _ in groups])
+            rows = np.concatenate([env_rows for env_rows, _ in groups])
             episodes.record(rows, episodes.lengths[rows], [step for _, step in groups])
             episodes.lengths[rows] += 1
             rows = rows[~(episodes.terminated | episodes.truncated)[rows]]
@@ -158,7 +166,7 @@ class Collector:
         return errors
 
     def _by_env(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the index of each VectorEnv, and those of `rows` that are in it, if any."""
+        """Yield the index of each VectorEnv that contains any of `rows`, with these rows."""
         if self._size == 1:
             yield from ((int(row), rows[k : k + 1]) for k, row in enumerate(rows))
         elif len(rows):
@@ -167,7 +175,7 @@ class Collector:
     def _step(
         self, g: int, rows: np.ndarray, errors: dict[int, Exception], *, repeated: bool = False
     ) -> list[tuple[np.ndarray, Step]]:
-        """Take the next stored action in environments of the g-th VectorEnv.
+        """Execute the next stored action in environments of the g-th VectorEnv.
 
         Returns the steps, each with its rows. Adds the errors of failed environments to `errors`.
         """
@@ -179,12 +187,12 @@ class Collector:
                 return []
             self._discard(g)
             errors |= self._reset(rows)
-            ready = [np.array([row]) for row in rows if row not in errors]
-            steps = [self._step(g, row, errors, repeated=True) for row in ready]
-            return [pair for each in steps for pair in each]
+            single_rows = [np.array([row]) for row in rows if row not in errors]
+            steps = [self._step(g, row, errors, repeated=True) for row in single_rows]
+            return [pair for pairs in steps for pair in pairs]
 
     def _take_action(self, g: int, rows: np.ndarray, t: int | np.ndarray) -> Step:
-        """Take the stored actions `t` in environments of the g-th VectorEnv.
+        """Execute the stored actions of step `t` in environments of the g-th VectorEnv.
 
         Raises Broken if an observation, a reward or a required info is NaN or infinite.
         """
@@ -233,14 +241,14 @@ class Collector:
         Returns the errors of the environments that failed.
         """
         errors = dict[int, Exception]()
-        for g, own in self._by_env(rows):
+        for g, env_rows in self._by_env(rows):
             try:
-                self._replay(g, own)
+                self._replay(g, env_rows)
             except Exception as error:
-                if len(own) == 1:
-                    errors[int(own[0])] = error
+                if len(env_rows) == 1:
+                    errors[int(env_rows[0])] = error
                     continue
-                for row in own:  # one by one, to find those that fail
+                for row in env_rows:  # one by one, to identify those that fail
                     errors |= self._reset(np.array([row]))
         return errors
 
@@ -251,9 +259,9 @@ class Collector:
             seed = self.engine.seeds[row // self.sink.envs_per_seed]
             number = int(episodes.numbers[row])
             episodes.seeds[row] = seeds.training_episode_seed(seed, number)
-        first = self._env(g).reset(episodes.seeds[rows].tolist(), rows - g * self._size)
-        check_finite("reset", first)
-        episodes.start(rows, first)
+        observations = self._env(g).reset(episodes.seeds[rows].tolist(), rows - g * self._size)
+        check_finite("reset", observations)
+        episodes.start(rows, observations)
         for t in range(episodes.lengths[rows].max()):
             running = rows[episodes.lengths[rows] > t]
             episodes.record(running, t, [self._take_action(g, running, t)])
@@ -267,13 +275,13 @@ class Collector:
         if self._size == 1:
             self._discard(row)
         seed = self.engine.seeds[row // self.sink.envs_per_seed]
-        who = "the base policy" if isinstance(error, BaseFault) else "the environment"
+        culprit = "the base policy" if isinstance(error, BaseFault) else "the environment"
         why = error if isinstance(error, Broken) else repr(error)
-        what = f"seed {seed}: {who} failed in step {length} of an episode ({why})"
+        problem = f"seed {seed}: {culprit} failed in step {length} of an episode ({why})"
         if episodes.mishaps[row] < MAX_FAILURES:
-            self.say(f"{what}; the episode is dropped and the next one starts")
+            self.say(f"{problem}; the episode is dropped and the next one starts")
         elif self._failure is None:
-            self._failure = RepeatedFailure(f"{what}, for the {MAX_FAILURES}th time in a row")
+            self._failure = RepeatedFailure(f"{problem}, for the {MAX_FAILURES}th time in a row")
             self._failure.__cause__ = error
 
     def _env(self, g: int) -> VectorEnv:

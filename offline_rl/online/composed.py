@@ -147,13 +147,13 @@ class Composed:
     composition: Composition
 
     def __post_init__(self) -> None:
-        """Raise UserError if the base has no start noise that the learner could choose."""
+        """Raise UserError if the learner chooses the start noise and the base has none."""
         if not self.is_residual and not self.start_noise_size:
             policy = self.base.policy
-            kind = "your own code" if policy is None else f"a {policy.bundle.kind}"
+            description = "your own code" if policy is None else f"a {policy.bundle.kind}"
             raise UserError(
-                f"base={self.base.name} is {kind}, which has no sampler with a start noise. Use "
-                "the bundle of a diffusion or flow policy."
+                f"base={self.base.name} is {description}, which has no sampler with a start noise. "
+                "Use the bundle of a diffusion or flow policy."
             )
 
     @property
@@ -322,9 +322,9 @@ def label_dataset(data: Dataset, base: Base) -> Dataset:
 
 def without_base(data: Dataset) -> Dataset:
     """Return `data` without the base's action: the inverse of `label_dataset`."""
-    parts = {name: x for name, x in data.observations.items() if name != BASE_ACTION}
+    by_channel = {name: x for name, x in data.observations.items() if name != BASE_ACTION}
     spec = data.spec and replace(data.spec, channels=data.spec.channels[:-1])
-    observations = parts.pop(VECTOR) if [*parts] == [VECTOR] else parts
+    observations = by_channel.pop(VECTOR) if [*by_channel] == [VECTOR] else by_channel
     return replace(data, observations=observations, spec=spec)
 
 
@@ -349,8 +349,8 @@ def base_of(source: str, env: VectorEnv) -> Base:
     base = code_base(source, env) if code else bundle_base(source, env)
     episodes = base.new_episodes()
     episodes.reset(FIRST)
-    first = base.compute_actions(episodes, env.reset([0], FIRST), FIRST)  # raises for NaN
-    if (largest := np.abs(first).max()) > MAX_ACTION:
+    actions = base.compute_actions(episodes, env.reset([0], FIRST), FIRST)  # raises for NaN
+    if (largest := np.abs(actions).max()) > MAX_ACTION:
         raise UserError(
             f"base={source} returned {largest:g} for the first observation, but actions must be in "
             "[-1, 1]. Divide actions in other units by their range."
@@ -407,7 +407,7 @@ def digest(weights: Mapping[str, Any]) -> str:
 
 
 def spec_difference(spec: Spec, here: Spec) -> str | None:
-    """Return the first contradiction between a base's spec and the environment's; None if none."""
+    """Return a contradiction between a base's spec and the environment's; None if they agree."""
     if (problem := spec.mismatch(here)) is not None:
         return problem
     if spec.action_names and here.action_names and spec.action_names != here.action_names:

@@ -28,7 +28,7 @@ class Episodes:
     ) -> None:
         """Allocate `count` episodes in environments like `env`.
 
-        info_columns: columns of the steps that the environment reports.
+        info_columns: columns that the environment reports at every step.
         """
         self.transform, longest = transform, env.max_episode_steps
         self.numbers = np.zeros(count, np.int64)  # index of the episode in the run of its seed
@@ -44,29 +44,29 @@ class Episodes:
         self.actions = np.zeros((count, longest, env.action_dim), np.float32)
         self.rewards = np.zeros((count, longest), np.float32)
         self.infos = {name: np.zeros((count, longest), np.float32) for name in info_columns}
-        self.decided = np.zeros(count, np.int64)  # lengths at the last decision
+        self.decided = np.zeros(count, np.int64)  # lengths at the start of the last decision
         self.last_rewards = np.zeros(count, np.float32)  # raw, of the last decision
         self.terminated, self.truncated = np.zeros((2, count), bool)  # by the last decision
 
     def begin_decision(self) -> None:
-        """Mark the present steps as those of a decision."""
+        """Start a decision: store where it starts, and reset what its steps report."""
         self.decided = self.lengths.copy()
         self.terminated[:] = self.truncated[:] = False
         self.last_rewards[:] = 0
 
-    def start(self, rows: np.ndarray, first: Observations) -> None:
+    def start(self, rows: np.ndarray, observations: Observations) -> None:
         """Store the first raw observations of the episodes of `rows`."""
-        channels.assign(self.observations, (rows, 0), self.transform.normalizer(first))
+        channels.assign(self.observations, (rows, 0), self.transform.normalizer(observations))
         self.returns[rows], self.succeeded[rows] = 0, -1
 
     def record(self, rows: np.ndarray, t: int | np.ndarray, steps: Sequence[Step]) -> None:
         """Store the results of the actions `t` of the episodes of `rows`.
 
-        steps: together the steps of all `rows`, in this order. Raises UserError if an environment
+        steps: together, they contain all `rows` in this order. Raises UserError if an environment
         does not report a required info.
         """
-        after = channels.concatenate([step.observations for step in steps])
-        channels.assign(self.observations, (rows, t + 1), self.transform.normalizer(after))
+        observations = channels.concatenate([step.observations for step in steps])
+        channels.assign(self.observations, (rows, t + 1), self.transform.normalizer(observations))
         rewards = np.concatenate([step.rewards for step in steps])
         self.rewards[rows, t] = self.transform.apply_to_rewards(rewards)
         self.returns[rows] += rewards
@@ -86,15 +86,15 @@ class Episodes:
     def transitions(self, rows: int | np.ndarray, t: np.ndarray) -> dict[str, Any]:
         """Return the columns of a batch, [K, …] each, for the steps `t` [K] of episodes `rows`.
 
-        A column `steps`, the number of environment steps of each transition, belongs here.
+        The info columns are included, such as `steps`, the environment steps of each transition.
         """
-        last = t == self.lengths[rows] - 1
+        is_last = t == self.lengths[rows] - 1
         return {
             "observations": channels.take(self.observations, (rows, t)),
             "actions": self.actions[rows, t],
             "rewards": self.rewards[rows, t],
-            "terminated": self.terminated[rows] & last,
-            "truncated": self.truncated[rows] & last,
+            "terminated": self.terminated[rows] & is_last,
+            "truncated": self.truncated[rows] & is_last,
             "next_observations": channels.take(self.observations, (rows, t + 1)),
             **{name: values[rows, t] for name, values in self.infos.items()},
         }
@@ -107,7 +107,7 @@ def success_of(step: Step) -> np.ndarray:
 
 
 def required_info(step: Step, column: str) -> np.ndarray:
-    """Return the info of which the algorithm learns `column`, [B]. Raises UserError."""
+    """Return the info that becomes the batch column `column`, [B]. Raises UserError."""
     if (info := COLUMNS[column].info) not in step.infos:
         raise UserError(
             f"the environment returns no info {info!r}, but the algorithm learns from {column}. "

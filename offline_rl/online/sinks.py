@@ -56,7 +56,7 @@ class Sink(ABC):
 
     @abstractmethod
     def end_decision(self, episodes: Episodes) -> None:
-        """Store the steps of the last decision. Failed environments have executed none."""
+        """Store the steps of the last decision. Failed environments have executed no step."""
 
     def end_episode(self, episodes: Episodes, row: int) -> None:
         """Append a complete episode to the replay buffer, if there is one."""
@@ -83,7 +83,7 @@ class Sink(ABC):
 class ReplaySink(Sink):
     """Sink into a replay buffer. The exploring policy acts, and executes its chunks itself.
 
-    With one environment per seed, each step is appended at once. With several, each episode is
+    With one environment per seed, each step is appended immediately. With several, each episode is
     appended at its end, so that its rows are adjacent.
     """
 

@@ -238,12 +238,12 @@ class ReplayBuffer(Source):
         rows: dict[str, Any] = {n: self.data[n][stream, positions].cpu().numpy() for n in names}
         for flag in ("terminated", "truncated"):
             rows[flag] = rows[flag].astype(bool)
-        rows["observations"], after = at(positions), at(positions + self.capacity)
+        rows["observations"], next_observations = at(positions), at(positions + self.capacity)
         extras = {
             name: self.data[name][stream, positions].cpu().numpy()
             for name in reported(self.columns)
         }
-        return Dataset.from_arrays(**rows, next_observations=after, extras=extras)
+        return Dataset.from_arrays(**rows, next_observations=next_observations, extras=extras)
 
     def all_rows(self, stream: int) -> Dataset:
         """Return all rows of a stream as a data set, the oldest first."""
@@ -333,7 +333,7 @@ def n_step(
         columns = {name: data[name][rows] for name in names}
         return columns, discount_of(data, rows, discount), rows
     around, inside = rows_around(data, rows, 0, n - 1)  # [B, n]
-    last = around[:, -1]
+    last_rows = around[:, -1]
     sums = [name for name in names if COLUMNS[name].over_steps in ("sum", "discounted")]
     columns = {name: torch.zeros_like(data[name][rows]) for name in sums}
     factor = torch.ones_like(columns["rewards"])
@@ -346,8 +346,8 @@ def n_step(
         factor = torch.where(inside[:, k], factor * row_discount, factor)
     for name in names:
         if name not in sums:
-            columns[name] = data[name][last if COLUMNS[name].over_steps == "last" else rows]
-    return columns, factor, last
+            columns[name] = data[name][last_rows if COLUMNS[name].over_steps == "last" else rows]
+    return columns, factor, last_rows
 
 
 def rows_around(data: Tensors, rows: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:

@@ -30,11 +30,12 @@ class Chunks(Source):
     Rewards are the discounted sum over m rows, starting with the current one. m is
     `n_action_steps`, or fewer if the episode ends before. Additional columns are combined as
     `columns.COLUMNS` declares. The next observations follow row m. The discount is gamma**m, or 0
-    where row m terminated. With the column `steps`, a row counts as that many powers of gamma.
+    where row m terminated. With the column `steps`, the exponent is the sum of `steps` over
+    these rows.
 
-    So a chunk that the episode's end cuts short bootstraps from the end, unless it terminated. An
-    algorithm for which a chunk of fewer actions is no decision leaves such chunks out of its
-    losses: with partial="drop", all steps of their `valid` are False.
+    A chunk that the end of the episode shortens therefore bootstraps from its last observation,
+    unless the episode terminated. With partial="drop", `valid` is False in all steps of such a
+    chunk. This is for algorithms that leave shortened chunks out of their losses.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Chunks(Source):
         """Sample from `buffer`, which has the tensors of a `ReplayBuffer`.
 
         chunk_start: the time step of the chunk's first action, as in the table above: that of the
-        oldest observation, or of the current one. partial: use of chunks of fewer than
-        `n_action_steps` executed steps; see the class.
+        oldest observation, or of the current one. partial: how to use chunks with fewer
+        than `n_action_steps` executed steps; see the class.
         """
         self.buffer, self.n_obs_steps = buffer, n_obs_steps
         self.horizon, self.n_action_steps = horizon, n_action_steps
@@ -66,14 +67,14 @@ class Chunks(Source):
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
         """See `ReplayBuffer.sample`."""
-        present = (data["oldest"] + random.integers(data["size"], (batch_size,))) % len(
+        current = (data["oldest"] + random.integers(data["size"], (batch_size,))) % len(
             data["rewards"]
         )
-        observed, _ = rows_around(data, present, 1 - self.n_obs_steps, 0)
-        rows, valid = rows_around(data, present, self.first, self.first + self.horizon - 1)
-        executed, inside = rows_around(data, present, 0, self.n_action_steps - 1)
-        last, count = executed[:, -1], inside.sum(1)
-        power = torch.arange(self.n_action_steps, device=present.device)
+        observed, _ = rows_around(data, current, 1 - self.n_obs_steps, 0)
+        rows, valid = rows_around(data, current, self.first, self.first + self.horizon - 1)
+        executed, inside = rows_around(data, current, 0, self.n_action_steps - 1)
+        last_rows, count = executed[:, -1], inside.sum(1)
+        power = torch.arange(self.n_action_steps, device=current.device)
         if "steps" in data:
             lengths = inside * data["steps"][executed]
             count, power = lengths.sum(1), lengths.cumsum(1) - lengths  # [B], [B, n_action_steps]
@@ -86,12 +87,12 @@ class Chunks(Source):
                 weight = inside * discount**power if rule == "discounted" else inside
                 columns[name] = (weight * data[name][executed]).sum(1)
             else:
-                columns[name] = data[name][last if rule == "last" else present]
-        next_rows = data["next_index"][last][:, None].long()
+                columns[name] = data[name][last_rows if rule == "last" else current]
+        next_rows = data["next_index"][last_rows][:, None].long()
         if self.n_obs_steps > 1:
-            previous, _ = rows_around(data, last, 2 - self.n_obs_steps, 0)
+            previous, _ = rows_around(data, last_rows, 2 - self.n_obs_steps, 0)
             next_rows = torch.cat([previous, next_rows], 1)
-        bootstraps = 1 - data["terminated"][last]
+        bootstraps = 1 - data["terminated"][last_rows]
         return Batch(
             observations=observations_at(data, observed),
             actions=data["actions"][rows],

@@ -23,12 +23,12 @@ Maker = Callable[["Dataset"], np.ndarray]  # preprocessed data -> [N, …]
 class Column:
     """Declaration of a column.
 
-    over_steps: how the rows of an n-step transition or a chunk give its value. In a discounted sum,
-    the weight of a row is gamma to the power of the environment steps before it.
+    over_steps: how the value of an n-step transition or a chunk is computed from its rows. In a
+    discounted sum, the weight of a row is gamma to the power of the environment steps before it.
     """
 
     over_steps: Literal["first", "last", "sum", "discounted"]
-    make: Maker | None = None  # computes the column from a data set; None: another part does
+    make: Maker | None = None  # computes the column from a data set; None: computed elsewhere
     info: str = ""  # key in `infos` of each environment step; empty: needs complete episodes
     of_actions: bool = False  # a row has the shape [A]; otherwise it is a number
 
@@ -80,7 +80,7 @@ COLUMNS = {
 
 
 def columns(needs: Iterable[str], data: Dataset, mc_returns: Maker) -> dict[str, np.ndarray]:
-    """Compute the columns that `needs` lists; the entry "expert" is no column and is skipped."""
+    """Compute the columns that `needs` lists. The entry "expert" is skipped: it is no column."""
     makers = {name: column.make for name, column in COLUMNS.items() if column.make is not None}
     makers["mc_returns"] = mc_returns
     return {name: makers[name](data) for name in needs if name != "expert"}
@@ -92,7 +92,7 @@ def shapes(needs: Iterable[str], action_dim: int) -> dict[str, tuple[int, ...]]:
 
 
 def reported(names: Iterable[str]) -> dict[str, str]:
-    """Return those of `names` that an environment reports at every step, with their info's key.
+    """Return {column: key of its info} for those of `names` that environments report at each step.
 
     All other columns are computed from complete episodes.
     """

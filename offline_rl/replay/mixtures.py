@@ -61,8 +61,8 @@ class Mixture(Source):
 
     def with_n_step(self, n_step: int) -> Mixture:
         """See `Source`."""
-        parts = self.first.with_n_step(n_step), self.second.with_n_step(n_step)
-        return Mixture(*parts, self.ratio)
+        sources = self.first.with_n_step(n_step), self.second.with_n_step(n_step)
+        return Mixture(*sources, self.ratio)
 
     def sample(
         self, data: dict[str, Any], random: Random, batch_size: int, discount: float | Tensor
@@ -73,19 +73,19 @@ class Mixture(Source):
         # transition k is from `first` if k * ratio, rounded, increases by 1 from k to k + 1
         share = np.floor(np.arange(batch_size + 1) * self.ratio + 0.5).astype(int)
         is_first = np.diff(share) > 0
-        count = int(is_first.sum())
-        parts = []
-        if count:
-            parts.append(self.first.sample(data["first"], random, count, discount))
-        if count < batch_size:
-            rest = batch_size - count
-            parts.append(self.second.sample(data["second"], random, rest, discount))
+        first_count = int(is_first.sum())
+        batches = []
+        if first_count:
+            batches.append(self.first.sample(data["first"], random, first_count, discount))
+        if first_count < batch_size:
+            second_count = batch_size - first_count
+            batches.append(self.second.sample(data["second"], random, second_count, discount))
         order = np.empty(batch_size, int)
-        order[np.flatnonzero(is_first)] = np.arange(count)
-        order[np.flatnonzero(~is_first)] = np.arange(count, batch_size)
+        order[np.flatnonzero(is_first)] = np.arange(first_count)
+        order[np.flatnonzero(~is_first)] = np.arange(first_count, batch_size)
         # a list becomes a constant of the graph; an array would be copied in every update
-        index = torch.tensor(order.tolist(), device=parts[0].rewards.device)
-        return columns_of(parts, lambda *columns: torch.cat(columns)[index])
+        index = torch.tensor(order.tolist(), device=batches[0].rewards.device)
+        return columns_of(batches, lambda *columns: torch.cat(columns)[index])
 
     def _sample_in_proportion(
         self, data: dict[str, Any], random: Random, batch_size: int, discount: float | Tensor
@@ -94,24 +94,24 @@ class Mixture(Source):
 
         The probability of a buffer is its share of the rows.
         """
-        first, second = data["first"]["size"], data["second"]["size"]
-        parts = [
+        first_size, second_size = data["first"]["size"], data["second"]["size"]
+        batches = [
             self.first.sample(data["first"], random, batch_size, discount),
             self.second.sample(data["second"], random, batch_size, discount),
         ]
-        is_first = random.integers(first + second, (batch_size,)) < first  # [B]
+        is_first = random.integers(first_size + second_size, (batch_size,)) < first_size  # [B]
 
         def choose(a: Tensor, b: Tensor) -> Tensor:
             return torch.where(is_first.reshape(-1, *[1] * (a.dim() - 1)), a, b)
 
-        return columns_of(parts, choose)
+        return columns_of(batches, choose)
 
 
-def columns_of(parts: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
-    """Build a batch of the columns that all `parts` have; `join` combines the parts' columns."""
+def columns_of(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
+    """Build a batch of the columns that all `batches` have. `join` combines their columns."""
     columns: dict[str, Any] = {
-        name: channels.map_channels(join, *(getattr(part, name) for part in parts))
-        for name in parts[0].__dataclass_fields__
-        if all(getattr(part, name) is not None for part in parts)
+        name: channels.map_channels(join, *(getattr(batch, name) for batch in batches))
+        for name in batches[0].__dataclass_fields__
+        if all(getattr(batch, name) is not None for batch in batches)
     }
     return Batch(**columns)

@@ -69,11 +69,11 @@ class Ring(Source):
             raise ValueError(f"{n} rows do not fit into a ring of {capacity} rows")
         seed, place = (torch.arange(k, device=self.buffer.device) for k in (seeds, n))
         seed, order, count = seed[:, None], place.expand(seeds, n), torch.full_like(seed, n)
-        if "valid" in rows:  # rows to store first, in their order
+        if "valid" in rows:  # rows to store come first, in their order
             order = (~rows["valid"].bool()).byte().argsort(dim=1, stable=True)
             count = rows["valid"].bool().sum(1)
-        first = data["oldest"] + data["size"]
-        at = (first[:, None] + place) % capacity  # [S, n]
+        end = data["oldest"] + data["size"]
+        at = (end[:, None] + place) % capacity  # [S, n]
         is_stored = place < count[:, None]
         for name, values in rows.items():
             if name == "valid":
@@ -85,8 +85,8 @@ class Ring(Source):
             mask = is_stored.reshape(seeds, n, *[1] * (new.dim() - 2))
             column[seed, position] = torch.where(mask, new, old)
         size = (data["size"] + count).clamp(max=capacity)
-        data["oldest"].copy_((first + count - size) % capacity)
-        data["newest"].copy_((first + count - 1) % capacity)
+        data["oldest"].copy_((end + count - size) % capacity)
+        data["newest"].copy_((end + count - 1) % capacity)
         data["size"].copy_(size)
 
     def stream_state(self, stream: int) -> Tensors:

@@ -97,18 +97,18 @@ class Rollouts(Source):
         """Return the minibatch of the update that `random` belongs to."""
         pairs = prod(self.size) * self.steps
         batches = pairs // batch_size
-        done = random.update - data["rollout"]
-        epoch = torch.div(done, batches, rounding_mode="floor")
+        updates = random.update - data["rollout"]
+        epoch = torch.div(updates, batches, rounding_mode="floor")
         bits = Random(random.seed + ORDER, data["rollout"] + epoch).bits((pairs,))
         order = bits.argsort(stable=True)
-        start = (done - epoch * batches) * batch_size
-        chosen = order[start + torch.arange(batch_size, device=order.device)]
-        decision, step = chosen // self.steps, chosen % self.steps
+        start = (updates - epoch * batches) * batch_size
+        minibatch = order[start + torch.arange(batch_size, device=order.device)]
+        decision, step = minibatch // self.steps, minibatch % self.steps
         columns = {name: data[name].flatten(0, 1)[decision] for name in self.columns}
         return Decisions(columns, step, data["rollout"])
 
     def stream_state(self, stream: int) -> dict[str, Tensor]:
-        """Return a seed's part of a checkpoint."""
+        """Return the tensors of a seed that a checkpoint stores."""
         count = {"filled_rows": torch.tensor(self.filled_rows)}
         return {name: values[stream].clone() for name, values in self.data.items()} | count
 

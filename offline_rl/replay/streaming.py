@@ -23,7 +23,7 @@ from offline_rl.utils.random import Random
 from policies import channels
 from policies.channels import Observations
 
-AHEAD = 64  # approximate number of updates in a block, whose batches are on the device together
+AHEAD = 64  # approximate number of updates in a block; all its batches are on the device
 
 
 class Stream(Source):
@@ -110,7 +110,7 @@ class Stream(Source):
         """
         if batch_size != self.batch_size:
             raise ValueError(f"batches of {self.batch_size} rows are streamed, not {batch_size}")
-        random.site += 1  # `gather` has sampled the row indices, the first call of the update
+        random.site += 1  # `gather` has made the update's first random call, for the row indices
         row = (random.update % self.ahead)[None]  # 1-d: a 0-d index would read the tensor's value
         columns: dict[str, Any] = {k: v.index_select(0, row)[0] for k, v in data.items()}
         mask = columns["bootstrap_mask"]

@@ -43,7 +43,7 @@ from policies.bundle import BUNDLE
 
 MAX_CHECKPOINTS = 2
 SUMS = "start.sha256."  # prefix in a flat config: checksum of the checkpoint each seed starts from
-FORMAT = "4"  # of checkpoints; raised when their content changes
+FORMAT = "4"  # version of the checkpoint format; increased when the content changes
 METADATA = {"format", "progress", "checksum"}  # keys of a checkpoint's metadata
 
 
@@ -72,19 +72,19 @@ class OtherVersion(UserError):
 class Done(NamedTuple):
     """Progress of a run, by which checkpoints are sorted and named."""
 
-    env_steps: int = 0  # of online training; sorted by first, because updates follow each step
+    env_steps: int = 0  # of online training; compared first, because updates follow each step
     updates: int = 0  # of all phases
-    rows: int = 0  # made without an environment, by `schedule.Fill`
+    rows: int = 0  # computed without an environment, by `schedule.Fill`
 
     @property
     def file(self) -> str:
         """File name of the checkpoint."""
-        more = "".join(
+        suffix = "".join(
             f"-{name}_{count:010d}"
             for name, count in (("env_steps", self.env_steps), ("rows", self.rows))
             if count
         )
-        return f"updates_{self.updates:010d}{more}.safetensors"
+        return f"updates_{self.updates:010d}{suffix}.safetensors"
 
     @classmethod
     def of(cls, file: str) -> Done | None:
@@ -179,8 +179,8 @@ class SeedFolder:
     def checkpoints(self) -> dict[Done, Path]:
         """Return the progress and file of each checkpoint, oldest first."""
         files = (self.path / "checkpoints").glob("*.safetensors")
-        dated = [(done, f) for f in files if (done := Done.of(f.name)) is not None]
-        return dict(sorted(dated))
+        checkpoints = [(done, f) for f in files if (done := Done.of(f.name)) is not None]
+        return dict(sorted(checkpoints))
 
     def save(self, done: Done, tensors: Mapping[str, Tensor], progress: Any) -> None:
         """Write a checkpoint. Only the newest MAX_CHECKPOINTS are kept."""
@@ -194,8 +194,8 @@ class SeedFolder:
                 raise OSError(f"{error}; earlier checkpoints are kept") from error
 
         write_atomically(path, write)
-        for old in list(self.checkpoints().values())[:-MAX_CHECKPOINTS]:
-            old.unlink(missing_ok=True)
+        for file in list(self.checkpoints().values())[:-MAX_CHECKPOINTS]:
+            file.unlink(missing_ok=True)
 
     def load(self, done: Done) -> tuple[dict[str, Tensor], Any]:
         """Return tensors and progress of the checkpoint at `done`.
@@ -210,8 +210,8 @@ class SeedFolder:
         except (SafetensorError, AttributeError, TypeError, ValueError, OSError) as error:
             raise UserError(f"{path} is damaged ({error})") from None
         if metadata.get("format") != FORMAT:
-            other = metadata.get("format")
-            raise OtherVersion(f"{path} is of another version of offline_rl (format {other})")
+            version = metadata.get("format")
+            raise OtherVersion(f"{path} is of another version of offline_rl (format {version})")
         if metadata.keys() != METADATA:
             raise UserError(f"{path} is damaged (its metadata is {sorted(metadata)})")
         text = metadata["progress"]
@@ -354,15 +354,15 @@ def seed_numbers(run: Path) -> list[int]:
 
 def learner_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a checkpoint's tensors without experience, policy memory and rings."""
-    others = ("buffer", "memory", "rings")
-    return {k: v for k, v in tensors.items() if k.split("/")[0] not in others}
+    excluded = ("buffer", "memory", "rings")
+    return {k: v for k, v in tensors.items() if k.split("/")[0] not in excluded}
 
 
 def checksum(progress: str, tensors: Mapping[str, Tensor]) -> str:
     """Return the checksum of a checkpoint: progress, tensor names, dtypes, shapes and bytes."""
-    total = hashlib.blake2b(progress.encode(), digest_size=16)
+    digest = hashlib.blake2b(progress.encode(), digest_size=16)
     for name in sorted(tensors):
         value = tensors[name].contiguous()
-        total.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
-        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+        digest.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,7 +1,8 @@
-"""Options of `offline-rl train`, `finetune` and `distill`, grouped by what they are.
+"""Options of `offline-rl train`, `finetune` and `distill`, in groups.
 
-On the command line all keys are flat. Each group states the role of its options: whether a stored
-run with another value is another run. A new option is one field here.
+On the command line all keys are flat. Each option has a role: that of its group, or the one in its
+annotation. The role states whether a different value makes a different run. To add an option, add
+a field here.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from offline_rl.utils.options import (
 )
 
 Role = Literal["identity", "changeable", "local"]
-IDENTITY: Role = "identity"  # stored; a run with another value is another run
+IDENTITY: Role = "identity"  # stored; a different value makes a different run
 CHANGEABLE: Role = "changeable"  # stored; may differ when the run is resumed
 LOCAL: Role = "local"  # not stored: locations and hardware
 
 
 class Alias(NamedTuple):
-    """Mark of an option that is a second key for the option `of`."""
+    """Annotation that makes an option a second key for the option `of`."""
 
     of: str
 
@@ -196,7 +197,7 @@ class DistillOptions(Checked):
     name: str | None = None  # name of the new run; default: from-<algorithm>
 
 
-def marks(group: type) -> Iterator[tuple[str, list[Any]]]:
+def annotated_options(group: type) -> Iterator[tuple[str, list[Any]]]:
     """Yield each option of a group with the roles and aliases in its annotation."""
     hints = get_type_hints(group, include_extras=True)
     for each in fields(group):
@@ -206,20 +207,20 @@ def marks(group: type) -> Iterator[tuple[str, list[Any]]]:
 @cache
 def roles() -> Mapping[str, Role]:
     """Return the role of every option of `train`; aliases have none."""
-    found = dict[str, Role]()
+    role_of_option = dict[str, Role]()
     groups: tuple[Any, ...] = TrainOptions.__bases__
     for group in groups:
-        for name, notes in marks(group):
+        for name, notes in annotated_options(group):
             if not any(isinstance(note, Alias) for note in notes):
-                own = [note for note in notes if note in (IDENTITY, CHANGEABLE, LOCAL)]
-                found[name] = own[0] if own else group.role
-    return found
+                annotated = [note for note in notes if note in (IDENTITY, CHANGEABLE, LOCAL)]
+                role_of_option[name] = annotated[0] if annotated else group.role
+    return role_of_option
 
 
 @cache
 def aliases() -> Mapping[str, str]:
     """Return {alias: option} for the options that have a second key, such as `batch_size`."""
-    pairs = ((name, note) for name, notes in marks(TrainOptions) for note in notes)
+    pairs = ((name, note) for name, notes in annotated_options(TrainOptions) for note in notes)
     return {name: note.of for name, note in pairs if isinstance(note, Alias)}
 
 
@@ -230,5 +231,5 @@ def part_of(options: TrainOptions, group: type) -> Any:
 
 def stored_options(*groups: Any) -> dict[str, Any]:
     """Return the values of options that a run stores: all except local ones and aliases."""
-    kept = {name for name, role in roles().items() if role != LOCAL}
-    return {k: v for group in groups for k, v in vars(group).items() if k in kept}
+    stored = {name for name, role in roles().items() if role != LOCAL}
+    return {k: v for group in groups for k, v in vars(group).items() if k in stored}

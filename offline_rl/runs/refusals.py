@@ -1,12 +1,12 @@
-"""Refusals of a run before it starts, stage by stage, each with the sentence that says why.
+"""Checks that can refuse a run before it starts, in stages.
 
     wrong_keys      two keys contradict each other
     wrong_options   the options of a run contradict or need each other; nothing has been read
-    wrong_start     the run lacks what it starts from, or its data
+    wrong_start     the run lacks its data, or the run or policy to start from
     wrong_data      the data does not contain what the algorithm needs
     wrong_learner   the algorithm cannot learn with this specification and schedule
 
-Each stage yields sentences; the first one is the error. `refuse` raises it.
+Each stage yields error messages. `refuse` raises the first one.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 TRACKERS = ("wandb", "tensorboard")  # trackers that need a package of this name
 
 
-def refuse(sentences: Iterator[str]) -> None:
-    """Raise UserError with the first of the sentences, if there is one."""
-    for sentence in sentences:
-        raise UserError(sentence)
+def refuse(messages: Iterator[str]) -> None:
+    """Raise UserError with the first of the messages, if there is one."""
+    for message in messages:
+        raise UserError(message)
 
 
 def wrong_keys(
@@ -45,15 +45,15 @@ def wrong_keys(
     online: Mapping[str, Any],
     wandb: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Yield why keys contradict each other or have no effect.
+    """Yield an error message for keys that contradict each other or have no effect.
 
     aliases: second keys of options. online, wandb: the keys of these groups, without prefix.
     """
-    for one, other in aliases.items():
-        if one in keys and other in keys and keys[one] != keys[other]:
+    for alias, option in aliases.items():
+        if alias in keys and option in keys and keys[alias] != keys[option]:
             yield (
-                f"{one}={keys[one]} and {other}={keys[other]}: both keys set the same option. "
-                "Use one of them."
+                f"{alias}={keys[alias]} and {option}={keys[option]}: both keys set the same "
+                "option. Use one of them."
             )
     if wandb and options.tracker != "wandb":
         yield f"wandb.{next(iter(wandb))}= needs tracker=wandb"
@@ -64,7 +64,7 @@ def wrong_keys(
 
 
 def not_stackable(algorithm: type[Algorithm], names: Sequence[str]) -> Iterator[str]:
-    """Yield why hyper-parameters must be equal for all seeds that train together."""
+    """Yield an error message for each of `names` that must be equal for stacked seeds."""
     for name in names:
         if name not in stackable_fields(algorithm.Config):
             yield f"algorithm.{name} cannot differ between stacked seeds. Use one value."
@@ -76,7 +76,7 @@ def not_stackable(algorithm: type[Algorithm], names: Sequence[str]) -> Iterator[
 
 
 def wrong_options(run: Any) -> Iterator[str]:
-    """Yield why the options of a run contradict or need each other. run: a Run."""
+    """Yield an error message for options that contradict or need each other. run: a Run."""
     method, cls = run.method.name, run.method.cls
     budget, output, compile = run.budget, run.output, run.compute.compile
     updates, steps = budget.num_updates, budget.num_env_steps
@@ -132,7 +132,9 @@ def wrong_options(run: Any) -> Iterator[str]:
 
 
 def wrong_start(run: Any) -> Iterator[str]:
-    """Yield why a run lacks what it starts from, or its data. run: a Run.
+    """Yield an error message if the run lacks data, or the run or policy to start from.
+
+    run: a Run.
 
     Runs of a suite are checked when they start, because they start from earlier runs.
     """
@@ -181,7 +183,7 @@ def wrong_start(run: Any) -> Iterator[str]:
 
 
 def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
-    """Yield why the data does not contain what the algorithm needs. run: a Run."""
+    """Yield an error message if the data lacks something that the algorithm needs. run: a Run."""
     method, name, cfg = run.method.name, data.path or data.name, run.method.cfg
     interaction, columns = run.method.interaction, learner.extra_columns
     if "costs" in columns and "costs" not in data.extras:
@@ -219,7 +221,7 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
 
 
 def wrong_steps(run: Any, steps_per_decision: int) -> Iterator[str]:
-    """Yield why the environment steps are no whole decisions on a base policy. run: a Run."""
+    """Yield an error message if the last decision would be incomplete. run: a Run."""
     if (steps := run.budget.num_env_steps) % steps_per_decision:
         yield (
             f"num_env_steps={steps} is not a multiple of {steps_per_decision}, the steps that a "
@@ -228,7 +230,7 @@ def wrong_steps(run: Any, steps_per_decision: int) -> Iterator[str]:
 
 
 def wrong_observations(run: Any, learner: Algorithm, spec: Spec) -> Iterator[str]:
-    """Yield why the algorithm cannot observe the channels of `spec`. run: a Run."""
+    """Yield an error message if the algorithm cannot observe the channels of `spec`. run: a Run."""
     if spec.single_vector is not None or not learner.vector_only:
         return
     able = [name for name in algorithm_names() if not algorithm_class(name).vector_only]
@@ -248,9 +250,10 @@ def wrong_observations(run: Any, learner: Algorithm, spec: Spec) -> Iterator[str
 def wrong_learner(
     run: Any, learner: Algorithm, head: Any, schedule: Sequence[Piece], limit: str | None
 ) -> Iterator[str]:
-    """Yield why the algorithm cannot learn by this schedule.
+    """Yield an error message if the algorithm cannot learn by this schedule.
 
-    run: a Run. head: the acting head. limit: why only one environment can be open, if so.
+    run: a Run. head: the acting head. limit: the reason why only one environment can be open, or
+    None.
     """
     method, budget, scheduled = run.method.name, run.budget, {piece.phase for piece in schedule}
     if type(head) not in load_kinds().values():
@@ -291,14 +294,14 @@ def wrong_learner(
             "Raise pretrain_updates, or remove it to use the algorithm's default."
         )
     for phase in dict.fromkeys(piece.phase for piece in schedule):
-        alone, key = learner.for_phase(phase).updates_before_policy(phase)
-        total = phase_updates(learner, schedule, phase)
-        if 0 < total <= alone:
+        frozen, key = learner.for_phase(phase).updates_before_policy(phase)
+        updates = phase_updates(learner, schedule, phase)
+        if 0 < updates <= frozen:
             length = "num_env_steps" if phase == ONLINE else "num_updates"
             kind = "offline" if phase == "update" else phase
             yield (
-                f"The policy would not change: all {total:,} {kind} updates fall within {key} "
-                f"({alone:,} updates). Raise {length} or lower {key}."
+                f"The policy would not change: all {updates:,} {kind} updates fall within {key} "
+                f"({frozen:,} updates). Raise {length} or lower {key}."
             )
     for piece in schedule:
         if isinstance(piece, Interact) and not phase_updates(learner, [piece], piece.phase):
@@ -313,11 +316,11 @@ def wrong_learner(
 
 def phase_updates(learner: Algorithm, schedule: Sequence[Piece], phase: str) -> int:
     """Return the number of updates of `phase` in the complete schedule."""
-    of_phase, total = learner.for_phase(phase), 0
+    algorithm, total = learner.for_phase(phase), 0
     for piece in schedule:
         if piece.phase == phase and isinstance(piece, Learn):
             total += piece.updates
         if piece.phase == phase and isinstance(piece, Interact):
-            online = of_phase.interaction.online
-            total += online.updates_due(piece.env_steps, learner.cfg.batch_size, of_phase.period)
+            online = algorithm.interaction.online
+            total += online.updates_due(piece.env_steps, learner.cfg.batch_size, algorithm.period)
     return total

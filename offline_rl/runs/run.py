@@ -72,8 +72,11 @@ class Method:
     table_row: str | None = None  # matching row of the algorithm's per-task table
 
     def with_config(self, cfg: Any) -> Method:
-        """Return the method with other hyper-parameters; those set for online training stay."""
-        return replace(self, cfg=cfg, interaction=self.interaction.of(cfg))
+        """Return the method with other hyper-parameters.
+
+        Values that are set only for online training stay.
+        """
+        return replace(self, cfg=cfg, interaction=self.interaction.with_config(cfg))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,7 @@ class Run:
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Task, algorithm and name, which no other run has."""
+        """Task, algorithm and name, which together identify the run."""
         task = named_task({"task": self.task.name, "dataset": self.data.dataset})
         return task, run_label(self.method.name), self.name
 
@@ -140,14 +143,14 @@ class Run:
         return config
 
     def identity(self) -> dict[str, Any]:
-        """Return the part of the flat config in which two runs must be equal to be the same run."""
+        """Return the flat config without changeable options. Runs are the same if it is equal."""
         config = flatten(to_json_values(self.config()), ".")
         return {key: value for key, value in config.items() if role_of(key) == IDENTITY}
 
     def learner(self, spec: Spec) -> Algorithm:
-        """Return the algorithm for observations and actions of `spec`; it builds no networks."""
-        earlier = self.start.num_updates if self.start is not None else 0
-        total = self.budget.num_updates or earlier or self.method.interaction.num_updates
+        """Return the algorithm for the observations and actions of `spec`, without its networks."""
+        start_updates = self.start.num_updates if self.start is not None else 0
+        total = self.budget.num_updates or start_updates or self.method.interaction.num_updates
         return self.method.cls(spec, self.method.cfg, total, self.method.interaction)
 
     @property
@@ -243,19 +246,19 @@ def check_names(keys: Mapping[str, Any]) -> None:
         if key not in types:
             # suggest online.<name> only if the user typed an online.<name>
             online_key = key.startswith("online.")
-            near = [k for k in types if online_key or f"algorithm.{k[7:]}" not in types]
-            raise UserError(unknown("option", key, near))
+            candidates = [k for k in types if online_key or f"algorithm.{k[7:]}" not in types]
+            raise UserError(unknown("option", key, candidates))
 
 
 def option_types(algorithm: type[Algorithm]) -> dict[str, Any]:
     """Return every key of `train` with its type."""
-    parts: list[tuple[str, type]] = [("", TrainOptions), ("wandb.", WandbOptions)]
-    parts += [("algorithm.", algorithm.Config)]
-    parts += [("online.", algorithm.Config), ("online.", algorithm.Online)]
+    groups: list[tuple[str, type]] = [("", TrainOptions), ("wandb.", WandbOptions)]
+    groups += [("algorithm.", algorithm.Config)]
+    groups += [("online.", algorithm.Config), ("online.", algorithm.Online)]
     return {
-        prefix + each.name: get_type_hints(options)[each.name]
-        for prefix, options in parts
-        for each in fields(options)
+        prefix + option.name: get_type_hints(options)[option.name]
+        for prefix, options in groups
+        for option in fields(options)
     }
 
 
@@ -282,8 +285,8 @@ def seeds_of(seeds: int | list[int]) -> list[int]:
             )
         return list(range(seeds))
     if not seeds or len(set(seeds)) < len(seeds) or not set(seeds) <= {*range(TRAINING_SEEDS)}:
-        last = TRAINING_SEEDS - 1
-        raise UserError(f"seeds={seeds}: expected different seeds between 0 and {last}")
+        largest = TRAINING_SEEDS - 1
+        raise UserError(f"seeds={seeds}: expected different seeds between 0 and {largest}")
     return seeds
 
 
@@ -306,13 +309,13 @@ def methods_of(
     refuse(refusals.not_stackable(cls, list(lists)))
     settings = dict[str, Method]()
     for values in product(*lists.values()):
-        chosen = dict(zip(lists, values, strict=True))
+        choice = dict(zip(lists, values, strict=True))
         task = tuned_for(options.task, options.dataset)
-        cfg, row = algorithm_config(options.algorithm, task, {**hyper, **chosen})
-        settings_online = interaction(options.algorithm, options.task, cfg, online)
-        updates = max(1, int(options.num_env_steps * settings_online.online.utd))
-        settings_online = replace(settings_online, num_updates=updates)
-        settings[suffix_of(chosen)] = Method(options.algorithm, cls, cfg, settings_online, row)
+        cfg, row = algorithm_config(options.algorithm, task, {**hyper, **choice})
+        online_settings = interaction(options.algorithm, options.task, cfg, online)
+        updates = max(1, int(options.num_env_steps * online_settings.online.utd))
+        online_settings = replace(online_settings, num_updates=updates)
+        settings[suffix_of(choice)] = Method(options.algorithm, cls, cfg, online_settings, row)
     if not settings or len(settings) < prod(map(len, lists.values())):
         raise UserError(f"algorithm.{' and '.join(lists)}: the values of a list must be different")
     return list(settings.items())
@@ -323,9 +326,9 @@ def tuned_for(task: str, dataset: str | None) -> str:
     return str(dataset) if task == "none" and dataset in known_cards() else task
 
 
-def suffix_of(chosen: Mapping[str, Any]) -> str:
-    """Return the end of a run's name that names the settings in which it differs from others."""
-    return "".join(f"-{key}_{name_part(value)}" for key, value in chosen.items())
+def suffix_of(settings: Mapping[str, Any]) -> str:
+    """Return the suffix of a run's name: the settings in which it differs from other runs."""
+    return "".join(f"-{key}_{name_part(value)}" for key, value in settings.items())
 
 
 def name_part(value: Any) -> str:
@@ -339,7 +342,7 @@ def code_checksum(algorithm: str) -> dict[str, str]:
     return {"code_sha256": code["sha256"]} if code else {}
 
 
-# which runs train together
+# grouping of runs that train together
 
 
 def stackable_names(algorithm: type[Algorithm]) -> frozenset[str]:
@@ -349,12 +352,12 @@ def stackable_names(algorithm: type[Algorithm]) -> frozenset[str]:
 
 
 def program_key(run: Run) -> tuple[Any, ...]:
-    """Return what runs that train in one program have in common."""
+    """Return a key that is equal for runs that train in one program."""
     stackable, online = stackable_names(run.method.cls), run.method.interaction
     shared = {k: v for k, v in vars(run.method.cfg).items() if k not in stackable}
     method = run.method.name, shared, online.online, online.own_values(run.method.cfg)
-    parts = run.task, run.data, datasets(run), run.budget, run.evaluation, run.compute
-    return (*method, *parts, replace(run.output, name=""), run.start)
+    options = run.task, run.data, datasets(run), run.budget, run.evaluation, run.compute
+    return (*method, *options, replace(run.output, name=""), run.start)
 
 
 def datasets(run: Run) -> dict[str, int]:
@@ -365,8 +368,8 @@ def datasets(run: Run) -> dict[str, int]:
 def stack(runs: Iterable[Run]) -> list[list[Run]]:
     """Return the runs in groups that train in one program, in the order of their first runs.
 
-    They are equal except for the seed and for numbers that may differ between stacked seeds. This
-    is the only place where runs are grouped.
+    The runs of a group are equal except for the seed and for numbers that may differ between
+    stacked seeds. This is the only place where runs are grouped.
     """
     stacks = list[list[Run]]()
     for run in runs:
@@ -402,24 +405,24 @@ def distinguish(runs: Sequence[Run]) -> list[Run]:
         keys = [k for k in every if any(c.get(k) != configs[0].get(k) for c in configs)]
         for run, config in zip(group, configs, strict=True):
             own = [k for k in keys if k in config]
-            chosen = {option_name(k).removeprefix("algorithm."): config[k] for k in own}
-            names[id(run)] = replace(run, suffix=run.suffix + suffix_of(chosen))
+            settings = {option_name(k).removeprefix("algorithm."): config[k] for k in own}
+            names[id(run)] = replace(run, suffix=run.suffix + suffix_of(settings))
     owners = dict[Path, Run]()
     for run in (names[id(run)] for run in runs):
-        other = owners.setdefault(run.folder.path, run)
-        if other is run:
+        owner = owners.setdefault(run.folder.path, run)
+        if owner is run:
             renamed.append(run)
-        elif other != run or datasets(other) != datasets(run):
+        elif owner != run or datasets(owner) != datasets(run):
             raise UserError(f"two jobs would write {run.path}. Give each another name=…")
     return renamed
 
 
-# whether two runs are the same
+# comparison of runs
 
 
 def role_of(key: str) -> Role:
     """Return the role of a key of a flat config."""
-    if key == "start.run":  # where the earlier run is; its checkpoints are compared
+    if key == "start.run":  # location of the earlier run; its checkpoints are compared instead
         return "changeable"
     return roles().get(key, IDENTITY)
 
@@ -430,32 +433,33 @@ def option_name(key: str) -> str:
 
 
 def difference(
-    stored: Mapping[str, Any], now: Mapping[str, Any], *, common: bool = False
+    stored: Mapping[str, Any], current: Mapping[str, Any], *, common: bool = False
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the keys in which two configs differ, with both values. This is the only comparison.
+    """Return the keys in which two configs differ, with both values.
 
-    A missing option equals null and false. A user's algorithm is compared by its checksum, not by
-    its path. An option of online training that is missing has the value of all training.
-    common: leave out keys that only one config has, and null hyper-parameters of `now`, which are
-    filled in from the data.
+    This is the only comparison of two runs. A missing option equals null and false. A missing
+    `online.<field>` has the value of `hyper.<field>`. A user's algorithm is compared by its
+    checksum, not by its path.
+    common: leave out keys that only one config has, and null hyper-parameters of `current`, which
+    are computed from the data.
     """
-    one, two = (flatten(to_json_values(dict(config)), ".") for config in (stored, now))
-    codes = one.get("code_sha256"), two.get("code_sha256")
-    found = dict[str, tuple[Any, Any]]()
-    for key in sorted(one.keys() | two.keys()):
+    old, new = (flatten(to_json_values(dict(config)), ".") for config in (stored, current))
+    codes = old.get("code_sha256"), new.get("code_sha256")
+    differences = dict[str, tuple[Any, Any]]()
+    for key in sorted(old.keys() | new.keys()):
         general = f"hyper.{key.removeprefix('online.')}"
-        has_default = key.startswith("online.") and general in one and general in two
-        default = ({general: c[general]} if has_default else {} for c in (one, two))
-        a, b = (c.get(key, d.get(general)) for c, d in zip((one, two), default, strict=True))
-        missing = not has_default and (key not in one or key not in two)
-        if a == b or (missing and all(x is None or x is False for x in (a, b))):
+        has_default = key.startswith("online.") and general in old and general in new
+        default = ({general: c[general]} if has_default else {} for c in (old, new))
+        a, b = (c.get(key, d.get(general)) for c, d in zip((old, new), default, strict=True))
+        is_missing = not has_default and (key not in old or key not in new)
+        if a == b or (is_missing and all(x is None or x is False for x in (a, b))):
             continue
         if key == "algorithm" and None not in codes:
             continue
-        if common and (missing or (b is None and key.startswith("hyper."))):
+        if common and (is_missing or (b is None and key.startswith("hyper."))):
             continue
-        found[key] = a, b
-    return found
+        differences[key] = a, b
+    return differences
 
 
 def refuse_other(folder: SeedFolder, run: Run, *, extends: bool = False) -> None:
@@ -466,17 +470,17 @@ def refuse_other(folder: SeedFolder, run: Run, *, extends: bool = False) -> None
     stored = folder.stored_config()
     if stored is None:
         return
-    now = to_json_values(run.config())
-    found = difference(stored, now)
-    free = {"num_updates"} if extends else set()
-    differing = [key for key in found if role_of(key) == IDENTITY and key not in free]
+    current = to_json_values(run.config())
+    differences = difference(stored, current)
+    ignored = {"num_updates"} if extends else set()
+    differing = [key for key in differences if role_of(key) == IDENTITY and key not in ignored]
     if not differing:
         return
     differing.sort(key=lambda key: key not in CHECKSUMS)  # other data explains other options
     key = differing[0]
-    before, after = found[key]
-    text = CHECKSUMS.get(key, f"{option_name(key)}={before!r}, now it is {after!r}")
-    files = [config.get("dataset") for config in (stored, now)]
+    old_value, new_value = differences[key]
+    text = CHECKSUMS.get(key, f"{option_name(key)}={old_value!r}, now it is {new_value!r}")
+    files = [config.get("dataset") for config in (stored, current)]
     if key == "data" and all(files) and files[0] != files[1]:
         text = f"other data ({files[0]}, now it is {files[1]})"
     raise UserError(f"{folder.path} was started with {text}. Give the new run another name=…")

@@ -211,8 +211,8 @@ def finetune_keys(
             "name=… num_env_steps=…"
         )
     continued = continued_keys(config, keys, start)
-    kind = algorithm_class(continued["algorithm"])
-    if not kind.mode.online:
+    cls = algorithm_class(continued["algorithm"])
+    if not cls.mode.online:
         # only algorithms that start from a run can continue policies that predict action chunks
         chunks = "horizon" in config["hyper"]
         modes = {name: algorithm_class(name).mode for name in algorithm_names()}
@@ -222,7 +222,7 @@ def finetune_keys(
             f"{continued['algorithm']} does not learn online. Choose an online algorithm with the "
             f"same networks: algorithm={' or '.join(suitable)}."
         )
-    fraction = continued.get("online.offline_fraction", kind.Online().offline_fraction)
+    fraction = continued.get("online.offline_fraction", cls.Online().offline_fraction)
     if "dataset" in keys and not fraction:
         raise UserError(
             f"{continued['algorithm']} learns from online experience only. Remove dataset=."
@@ -246,10 +246,10 @@ def distill_keys(run: str | Path, passed: Mapping[str, Any]) -> tuple[dict[str, 
     hyper = config["hyper"]
     teacher_config = student.config_from_teacher(start.algorithm, hyper)
     if teacher_config is None:
-        how = f" with algorithm.process={hyper['process']}" if "process" in hyper else ""
+        process = f" with algorithm.process={hyper['process']}" if "process" in hyper else ""
         raise UserError(
-            f"run={run} ({start.algorithm}{how}) cannot be the teacher: {keys['algorithm']} needs "
-            f"{student.mode.runs}"
+            f"run={run} ({start.algorithm}{process}) cannot be the teacher: "
+            f"{keys['algorithm']} needs {student.mode.runs}"
         )
     train_keys: dict[str, Any] = {"task": config["task"], "seeds": list(start.checkpoints)}
     train_keys |= inherited_options(config) | out_option(start.run, config)

@@ -50,7 +50,7 @@ def build_engine(
 ) -> tuple[Engine, Sources, Transform]:
     """Return the engine that trains `runs` in parallel, its data sources and the transform.
 
-    stored: the choices with which the runs were started, if they are resumed.
+    stored: for resumed runs, the choices with which they were started.
     """
     run, spec, seeds = runs[0], prepared.spec, [each.seed for each in runs]
     device = hardware.select_device(run.compute.device)
@@ -105,8 +105,8 @@ def assemble(
 ) -> tuple[Trainer, Choices]:
     """Return the trainer of `runs`, and the choices of precision, compilation and threads.
 
-    Nothing is written before everything that can be refused has been checked. opened: closes
-    environments, threads and trackers.
+    Everything that can be refused is checked before anything is written. opened: the stack that
+    closes environments, threads and trackers.
     """
     run, folders = runs[0], [each.folder for each in runs]
     done = common_checkpoint(folders)
@@ -219,8 +219,8 @@ def open_evaluator(
 ) -> Evaluator | None:
     """Return the evaluator; None without an environment.
 
-    It is opened after the collector, which needs all its environments: evaluation can do with
-    fewer. With `watch`, evaluations do not run in the background.
+    It is opened after the collector, because the collector needs all its environments and
+    evaluation can use fewer. With `watch`, evaluations do not run in the background.
     """
     run, threads = prepared.run, min(hardware.num_cores(), 8)
     if not run.task.env_id:
@@ -237,9 +237,12 @@ def open_evaluator(
 
 
 def store(prepared: Prepared, run: Run, choices: Choices, *, new: bool) -> None:
-    """Write a seed's config.json and environment.json; remove the logs of earlier attempts."""
+    """Write a seed's config.json and environment.json.
+
+    new: the seed has no checkpoint, so the logs of earlier attempts are removed.
+    """
     folder, path = run.folder, run.folder.path / "environment.json"
-    refuse_other(folder, run, extends=True)  # whether it may be extended was checked before
+    refuse_other(folder, run, extends=True)  # `extended_runs` has checked extensions
     folder.store_config(run.config())
     if new:
         folder.rewind(None)
@@ -282,7 +285,10 @@ def open_tracker(
 
 
 def explained(error: Exception, runs: Sequence[Run], engine: Engine) -> Exception:
-    """Return the error to raise for an error of training, and store its reason in the folders."""
+    """Return the error to raise instead of `error`, and store its reason in the folders.
+
+    If memory was exhausted, the returned error states a remedy, and no reason is stored.
+    """
     if hardware.is_out_of_memory(error):
         count, batch = len(runs), runs[0].method.cfg.batch_size
         total = hardware.total_memory(engine.device) / 2**30
@@ -315,16 +321,17 @@ def updates_by_phase(prepared: Prepared) -> dict[str, int]:
 
 @torch_defaults()
 def expected_seconds(runs: Sequence[Run]) -> float:
-    """Estimate the seconds that the updates of runs take that train in one program.
+    """Estimate the time of all updates, in seconds, of runs that train in one program.
 
-    The estimate counts operations and is right within a factor of about two. Evaluations and
-    environment steps are not included. Writes nothing. Raises UserError if `train` would refuse.
+    The estimate counts operations. It is accurate within a factor of about two. Evaluations and
+    environment steps are not included. Writes nothing. Raises UserError if `train` would refuse
+    the runs.
     """
     prepared = prepare(runs)
     groups = [prepared.runs] if prepared.trains_in_parallel else [[r] for r in prepared.runs]
     engine, _, _ = build_engine(prepared, groups[0])
     updates, phase = longest_phase(prepared)
     choices = choose(runs[0].compute.compile, engine, updates, phase)
-    work = engine.update_cost(phase)
-    one = work.seconds(engine.device.type, choices.precision, choices.threads)
-    return one * updates * len(groups) / (COMPILED_SPEEDUP if choices.compile else 1)
+    cost = engine.update_cost(phase)
+    seconds = cost.seconds(engine.device.type, choices.precision, choices.threads)
+    return seconds * updates * len(groups) / (COMPILED_SPEEDUP if choices.compile else 1)

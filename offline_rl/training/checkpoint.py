@@ -73,7 +73,7 @@ def _rings(engine: Engine) -> dict[str, Ring]:
 
 
 def store_fallbacks(folders: Sequence[SeedFolder], engine: Engine, choices: dict[str, Any]) -> None:
-    """Store which compiled programs failed their check, so a resumed run replaces the same."""
+    """Store the programs whose compiled code failed its check, for a resumed run to replace."""
     if engine.fallbacks == choices.get("fallbacks", {}):
         return
     choices["fallbacks"] = dict(engine.fallbacks)

@@ -1,4 +1,4 @@
-"""Continuation of another run: its transform, its checkpoints, and whether they fit.
+"""Continuation of another run: load its transform and checkpoints, and check that they fit.
 
 A checkpoint of another algorithm may be loaded if its networks are equal.
 """
@@ -44,21 +44,21 @@ def load_transform(
             f"{channels.map_channels(list, spec.observation_shapes)}. Use the task or data of the "
             "run."
         )
-    learned, here = start_spec, actions or spec
+    learned, current = start_spec, actions or spec
     if (problem := learned.mismatch(spec)) is not None:
         raise UserError(
             f"{start.run} cannot continue with this data or task: {problem}. Use data and a task "
             "like those of the run."
         )
     try:
-        same = learned.conversion(here) is None
+        is_same_range = learned.conversion(current) is None
     except ValueError:
-        same = False
-    if not same:
+        is_same_range = False
+    if not is_same_range:
         raise UserError(
             f"{start.run} cannot continue with this data or task: the policy's action range is "
-            f"{learned.action_range}; here it is {here.action_range}. Use a task with range "
-            f"{learned.action_range}, or retrain for {here.action_range}."
+            f"{learned.action_range}; here it is {current.action_range}. Use a task with range "
+            f"{learned.action_range}, or retrain for {current.action_range}."
         )
     return transform
 
@@ -115,18 +115,18 @@ def network_difference(algorithm: Algorithm, start: Start) -> str | None:
         return None
     learned = rebuild_algorithm(start.algorithm, start.hyper, algorithm.spec)
     for name, module in algorithm.modules.items():
-        other = learned.modules.get(name)
-        if other is None:
+        start_module = learned.modules.get(name)
+        if start_module is None:
             continue
-        here, there = module_description(module), module_description(other)
-        for key in sorted(here.keys() | there.keys()):
-            if here.get(key) != there.get(key):
-                return f"its {name} has {key}={there.get(key)}, but here it is {here.get(key)}"
+        new, old = module_description(module), module_description(start_module)
+        for key in sorted(new.keys() | old.keys()):
+            if new.get(key) != old.get(key):
+                return f"its {name} has {key}={old.get(key)}, but here it is {new.get(key)}"
     return None
 
 
 def module_description(module: nn.Module) -> dict[str, Any]:
-    """Return the kind and arguments of a network: everything but its tensors."""
+    """Return the class name and arguments of a network, without its tensors."""
     arguments = {k: to_json_values(v) for k, v in getattr(module, "arguments", {}).items()}
     arguments.pop("log_std_range", None)
     for layers in module.modules():

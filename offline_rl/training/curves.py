@@ -120,8 +120,8 @@ class Curves:
                 self._report_divergence(s, moment)
             else:
                 scores.append(values.get("eval/score", values["eval/return"]))
-            more = {**values, **episodes, "wall_seconds": round(wall_seconds, 1)}
-            self.folders[s].append("evaluations", moment.row() | more)
+            row = {**values, **episodes, "wall_seconds": round(wall_seconds, 1)}
+            self.folders[s].append("evaluations", moment.row() | row)
             self._trackers[s].log(values, moment)
         word = "return" if self.task.reference is None else "score"
         line = f"{word} {np.mean(scores):.1f}" if scores else "all seeds diverged"
@@ -148,14 +148,14 @@ class Curves:
         """Store and print that a seed diverged, once."""
         if self.diverged[s] is None:
             self.diverged[s] = moment.done.updates
-            where, updates = self.folders[s].path, moment.done.updates
-            self.write(f"{where} diverged before update {updates:,}")
+            folder, updates = self.folders[s].path, moment.done.updates
+            self.write(f"{folder} diverged before update {updates:,}")
 
-    def show_progress(self, piece: Piece, done: int, total: int, doing: str = "") -> None:
+    def show_progress(self, piece: Piece, done: int, total: int, activity: str = "") -> None:
         """Show the progress of a phase: on the bar, or once a minute as a line.
 
-        done, total: amount of work in the phase, in the unit of `piece`. doing: replaces the rate
-        and the remaining time of the phase in the line.
+        done, total: amount of work in the phase, in the unit of `piece`. activity: text that
+        replaces the rate and the remaining time in the line.
         """
         now_s, label = self._now_s(), (piece.phase, piece.unit)
         if label != self._label:
@@ -165,14 +165,14 @@ class Curves:
             self._bar.unit = f" {word(piece.unit)}"
             self._bar.set_description_str(piece.phase, refresh=False)
         self._bar.update(done - self._bar.n)
-        since_s, before = self._last_lines.setdefault(label, (now_s, done))
+        since_s, last_done = self._last_lines.setdefault(label, (now_s, done))
         waiting = now_s - self._printed_s < PROGRESS_EVERY_S or now_s == since_s
         if waiting or not (self.show and self._bar.disable):
             return
-        rate = (done - before) / (now_s - since_s)
-        left = format_duration((total - done) / rate) if rate else "unknown time"
-        doing = doing or f"{rate:,.3g}/s, {left} left"
-        print(f"{piece.phase}: {done:,} of {total:,} {word(piece.unit)}: {doing}", flush=True)
+        rate = (done - last_done) / (now_s - since_s)
+        remaining = format_duration((total - done) / rate) if rate else "unknown time"
+        activity = activity or f"{rate:,.3g}/s, {remaining} left"
+        print(f"{piece.phase}: {done:,} of {total:,} {word(piece.unit)}: {activity}", flush=True)
         self._printed_s, self._last_lines[label] = now_s, (now_s, done)
 
     def exclude(self, seconds: float) -> None:

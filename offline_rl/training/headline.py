@@ -19,15 +19,16 @@ def headline(prepared: Prepared) -> str:
     if expert is not None:
         rows += f", {expert.num_rows:,} rows of the expert"
     card = card_preprocessing(run.method.name, tuned_for(run.task.name, run.data.dataset))
-    table = f"; from the dataset card {', '.join(f'{k}={v:g}' for k, v in card.items())}"
-    table = (table if card else "") + f"; {settings_source(run.method.name, run.method.table_row)}"
-    where = "" if run.task.env_id else "\nno environment: training without evaluation"
-    where += too_few_steps_note(prepared) + warmup_note(prepared)
+    settings = f"; from the dataset card {', '.join(f'{k}={v:g}' for k, v in card.items())}"
+    settings = settings if card else ""
+    settings += f"; {settings_source(run.method.name, run.method.table_row)}"
     count = len({each.path for each in prepared.runs})
-    several = f" for each of {count} settings" if count > 1 else ""
-    notes = "".join(f"\n{note}" for note in data.notes) if data is not None else ""
-    for each in (data, expert):
-        notes += rows_left_out(prepared, each) if each is not None else ""
+    per_setting = f" for each of {count} settings" if count > 1 else ""
+    notes = "" if run.task.env_id else "\nno environment: training without evaluation"
+    notes += too_few_steps_note(prepared) + warmup_note(prepared)
+    notes += "".join(f"\n{note}" for note in data.notes) if data is not None else ""
+    for dataset in (data, expert):
+        notes += rows_left_out(prepared, dataset) if dataset is not None else ""
     composed = prepared.composed
     if composed is not None and composed.base.bundle is None:
         notes += (
@@ -35,13 +36,12 @@ def headline(prepared: Prepared) -> str:
             "will contain the residual policy only: pass base= also to evaluate and play"
         )
     seeds = list(dict.fromkeys(each.seed for each in prepared.runs))
-    return (
-        f"{run.method.name} on {run.task.name}, seeds {seeds}{several}: {rows}{table}{where}{notes}"
-    )
+    subject = f"{run.method.name} on {run.task.name}, seeds {seeds}{per_setting}"
+    return f"{subject}: {rows}{settings}{notes}"
 
 
 def settings_source(algorithm: str, pattern: str | None) -> str:
-    """Return a text about the origin of the settings: a row of the per-task table or defaults."""
+    """Return the origin of the settings in words: a row of the per-task table, or the defaults."""
     owner = table_of(algorithm)
     file = f"configs/algorithm/{owner}.yaml"
     if owner is None:
@@ -83,9 +83,9 @@ def too_few_steps_note(prepared: Prepared) -> str:
         return ""
     by_batch = online.warmup_steps < batch
     key, value = ("batch_size", batch) if by_batch else ("online.warmup_steps", online.warmup_steps)
-    after = f", then {online.utd:g} updates per step, {period} at a time" if steps > value else ""
+    pace = f", then {online.utd:g} updates per step, {period} at a time" if steps > value else ""
     return (
-        f"\nnum_env_steps={steps} ends before learning starts ({key}={value}{after}). Raise "
+        f"\nnum_env_steps={steps} ends before learning starts ({key}={value}{pace}). Raise "
         f"num_env_steps or lower {key}"
     )
 
@@ -103,7 +103,7 @@ def warmup_note(prepared: Prepared) -> str:
 
 
 def range_note(prepared: Prepared) -> str | None:
-    """Return a note if normalized actions of the loaded policy are fractions of a new range."""
+    """Return a note if the loaded policy's normalized actions apply to another range here."""
     spec, run, composed = None, prepared.run, prepared.composed
     if run.start is not None:
         spec = load_transform_and_spec(run.start, run.seed)[1]

@@ -1,6 +1,7 @@
-"""Preparation of runs that train together: read the data, specify, fit, build. Nothing is written.
+"""Preparation of runs that train together.
 
-Everything that can be refused is refused here, before anything is written.
+The stages read the data, merge the specs, complete the settings from the data, and build the
+learner. Everything that can be refused is refused here, before anything is written.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Prepared:
     schedule: list[Piece]
     eval_seeds: np.ndarray  # seeds of the evaluation episodes
     composed: Composed | None = None  # frozen base policy, and how the learner acts on it
-    actions: Spec | None = None  # the environment's spec; has an action range only if it states one
+    actions: Spec | None = None  # the environment's spec; without action range if it states none
     limit: str | None = None  # why an online run can open only one environment; None: no limit
 
     @property
@@ -81,9 +82,9 @@ class Prepared:
 
 
 def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
-    """Read, specify, fit and build runs that train in one program. Raises UserError.
+    """Prepare runs that train in one program. Raises UserError.
 
-    read: reads a dataset; by default each is read anew.
+    read: function that reads a dataset; by default `read_data`.
     """
     read, run = read or read_data, runs[0]
     for each in runs:
@@ -96,7 +97,7 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
         stated, env_spec = (None, None) if env is None else (stated_spec(env), spec_of(env))
         limit = env.limit if env is not None and run.budget.num_env_steps else None
 
-        # read
+        # read the data
         observes_parts = env.observes_dict if isinstance(env, LoopVectorEnv) else env is None
         dataset = expert = None
         if run.reads_data:
@@ -109,14 +110,14 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
                     name = dataset.path or dataset.name
                     expert = map_to_range(expert, dataset.spec, name, option=None)
 
-        # specify
+        # merge the specs
         spec = merge_specs(run.task, env_spec, dataset, expert)
         if composed is not None:
             spec = composed.spec(spec)
             if dataset is not None:
                 dataset = add_base_actions(dataset, composed.base, run.method.cfg.scale)
 
-    # fit
+    # complete the settings
     data, completed = dataset, list(runs)
     if dataset is not None:
         fitted = [fit(each, spec, dataset) for each in runs]
@@ -124,7 +125,7 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
     sums = checksums(dataset, expert, composed)
     completed = [replace(each, checksums={**each.checksums, **sums}) for each in completed]
 
-    # build
+    # build the learner
     run, learner = completed[0], completed[0].learner(spec)
     check_batch_size(run, spec)
     refuse(refusals.wrong_observations(run, learner, spec))
@@ -204,8 +205,8 @@ def read_for(
     """Return the dataset of `key`, with actions scaled so that [-1, 1] is the task's range.
 
     If `observation_keys` selects parts of the environment's observations and the data has one
-    observation vector, the vector is used unchanged and a note says so. observes_parts: the
-    observations of the environment have parts. stated: the environment's spec. Raises UserError.
+    observation vector, the vector is used unchanged and a note says so. observes_parts: True
+    if the environment's observations have parts. stated: the environment's spec. Raises UserError.
     """
     options, is_env_id = run.data, run.task.name.startswith("env:")
     keys = options.observation_keys if is_env_id and observes_parts else None
@@ -284,7 +285,7 @@ def add_base_actions(data: Dataset, base: Base, scale: float) -> Dataset:
 def fit(run: Run, spec: Spec, dataset: Dataset) -> tuple[Dataset, Run]:
     """Return the data to train on, and the run with the hyper-parameters that follow from the data.
 
-    Raises UserError if they do not work together.
+    Raises UserError if data and hyper-parameters do not fit together.
     """
     learner = run.learner(spec)
     refuse(refusals.wrong_data(run, learner, dataset))
@@ -341,5 +342,5 @@ def build_head(learner: Algorithm) -> Any:
 
 def largest_integer(value: Any) -> int:
     """Return the largest integer in a value or tuple; 0 if there is none."""
-    parts = value if isinstance(value, tuple) else (value,)
-    return max((part for part in parts if isinstance(part, int)), default=0)
+    items = value if isinstance(value, tuple) else (value,)
+    return max((item for item in items if isinstance(item, int)), default=0)

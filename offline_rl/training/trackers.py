@@ -64,8 +64,9 @@ class NoTracker:
 class TensorBoard:
     """Event files under `<seed folder>/tensorboard/<phase>`.
 
-    The horizontal axis of a phase is its own number of environment steps, if it takes any, else of
-    updates. Values that an interrupted process logged at step `first[phase]` or later are replaced.
+    The horizontal axis of a phase is its number of environment steps, or of updates if it takes no
+    environment steps. Values that an interrupted process logged at step `first[phase]` or later
+    are replaced.
     """
 
     def __init__(self, folder: Path, first: Mapping[str, int]) -> None:

@@ -46,8 +46,8 @@ def train(*, show: bool = True, watch: Watch | None = None, **keys: Any) -> Resu
     show: print progress. watch: called after each evaluation.
 
     A repeated call continues an interrupted run and does not change a finished run. A higher
-    num_updates extends either. Ctrl-C and SIGTERM save a checkpoint first. Raises UserError for
-    mistakes in options, data or files.
+    num_updates extends an interrupted or a finished run. Ctrl-C and SIGTERM save a checkpoint
+    first. Raises UserError for mistakes in options, data or files.
     """
     return train_stack(prepare(runs_of(keys)), show, watch)
 
@@ -94,7 +94,7 @@ def launch(jobs: Sequence[Mapping[str, Any]], *, show: bool = True) -> list[Path
 
     jobs: options of `train`. All jobs are checked before the first one starts. Raises UserError.
     """
-    stacks, read = stack(runs_of_jobs(jobs)), LastRead()
+    stacks, read = stack(runs_of_jobs(jobs)), CachedReader()
     if len(stacks) == 1:
         return [train_stack(prepare(stacks[0], read), show).path]
     for runs in stacks:
@@ -135,19 +135,19 @@ def error_label(label: str) -> Iterator[None]:
         raise UserError(f"{label}: {error}") from None
 
 
-class LastRead:
+class CachedReader:
     """A reader that keeps the last two datasets, so that a sweep reads its data once."""
 
     def __init__(self) -> None:
-        self.kept = list[tuple[Any, Dataset]]()  # a dataset and an expert's
+        self.datasets = list[tuple[Any, Dataset]]()  # with their keys; room for data and expert
 
     def __call__(self, source: str | Task, run: Run) -> Dataset:
         key = source, run.data
-        for other, data in self.kept:
-            if other == key:
+        for cached_key, data in self.datasets:
+            if cached_key == key:
                 return data
         data = read_data(source, run)
-        self.kept = [*self.kept[-1:], (key, data)]
+        self.datasets = [*self.datasets[-1:], (key, data)]
         return data
 
 
@@ -188,21 +188,21 @@ def groups_of(
     prepared: Prepared, pending: Sequence[Run], finished: Sequence[Run], say: Callable[[str], None]
 ) -> list[list[Run]]:
     """Return the pending runs in groups that train together, in the order of their training."""
-    begun = [each for each in pending if each.folder.checkpoints() and each not in finished]
-    new = [each for each in pending if each not in begun and each not in finished]
+    started = [run for run in pending if run.folder.checkpoints() and run not in finished]
+    new = [run for run in pending if run not in started and run not in finished]
     parallel = prepared.trains_in_parallel
-    if parallel and killed_between_first_checkpoints(begun, new):
+    if parallel and killed_between_first_checkpoints(started, new):
         say(
             "The last process was killed before every seed had saved a checkpoint. All seeds "
             "restart at update 0."
         )
-        begun, new = [], [each for each in pending if each not in finished]
-    again = [each for each in pending if each in finished]
-    groups = [group for group in (*resume_groups(again), *resume_groups(begun), new) if group]
+        started, new = [], [run for run in pending if run not in finished]
+    extended = [run for run in pending if run in finished]
+    groups = [group for group in (*resume_groups(extended), *resume_groups(started), new) if group]
     if not parallel and len(pending) > 1:
         slow = f"{prepared.run.method.name}: training seeds in parallel would not be faster"
         say(f"{prepared.limit or slow}. Seeds train one after another")
-        return [[each] for group in groups for each in group]
+        return [[run] for group in groups for run in group]
     if pending and prepared.limit is not None:
         say(prepared.limit)
     return groups
@@ -222,14 +222,14 @@ def resume_groups(runs: Sequence[Run]) -> list[list[Run]]:
     return [group for _, group in groups]
 
 
-def killed_between_first_checkpoints(begun: Sequence[Run], new: Sequence[Run]) -> bool:
+def killed_between_first_checkpoints(started: Sequence[Run], new: Sequence[Run]) -> bool:
     """Return True if a process was killed when only some seeds had saved their first checkpoint.
 
-    Then some seeds have exactly one checkpoint, and another seed has a config file, because it was
-    started, but no checkpoint. All of them must restart together.
+    Then each seed in `started` has exactly one checkpoint. At least one seed in `new` has a config
+    file but no checkpoint. All of them must restart together.
     """
-    first = bool(begun) and all(len(run.folder.checkpoints()) == 1 for run in begun)
-    return first and any(run.folder.config.is_file() for run in new)
+    only_first = bool(started) and all(len(run.folder.checkpoints()) == 1 for run in started)
+    return only_first and any(run.folder.config.is_file() for run in new)
 
 
 def extended_runs(prepared: Prepared) -> list[Run]:
@@ -257,14 +257,16 @@ def is_extension(prepared: Prepared, run: Run) -> bool:
     old_updates = stored.get("num_updates", num_updates)
     if not isinstance(old_updates, int) or not 0 < old_updates < num_updates:
         return False
-    of_run = {each.seed for each in prepared.runs if each.path == run.path}
-    if missing := sorted({*seed_numbers(run.path)} - of_run):
+    requested = {each.seed for each in prepared.runs if each.path == run.path}
+    if missing := sorted({*seed_numbers(run.path)} - requested):
         raise UserError(
             f"{run.path} has the seeds {seed_numbers(run.path)}, which must be extended together. "
             f"Add {missing} to seeds=, or use another name=…"
         )
     cls, spec, cfg = run.method.cls, prepared.spec, run.method.cfg
-    old, new = (cls(spec, cfg, updates).optimizers() for updates in (old_updates, num_updates))
+    old_optimizers, new_optimizers = (
+        cls(spec, cfg, updates).optimizers() for updates in (old_updates, num_updates)
+    )
     half = torch.tensor(old_updates // 2)
     for field in cls.decay_ends:
         if float(getattr(cfg, field)) < 1 and not run.budget.stretch:
@@ -273,8 +275,8 @@ def is_extension(prepared: Prepared, run: Run) -> bool:
                 f"algorithm.{field} decays a weight. With num_updates={num_updates} the weight "
                 "would rise again. Set stretch=true to continue anyway, or use another name=…"
             )
-    for name, adam in old.items():
-        new_schedule = new[name].schedule
+    for name, adam in old_optimizers.items():
+        new_schedule = new_optimizers[name].schedule
         differs = adam.schedule and new_schedule and adam.schedule(half) != new_schedule(half)
         if differs and not run.budget.stretch:
             raise UserError(

@@ -52,11 +52,11 @@ class Trainer:
 
         schedule: pieces of work, in order. curves: logs; checkpoints are saved in their folders.
         eval_every, checkpoint_every: work of a phase between two evaluations or checkpoints, in
-        updates, environment steps or rows. transform: of the data, stored in checkpoints. choices:
-        precision, compilation and threads, stored in checkpoints. evaluator: None without an
-        environment. collector: takes the environment steps, if the schedule has any. overlap: run
-        the updates of an environment step during the next step. watch: called after each
-        evaluation.
+        updates, environment steps or rows. transform: the transform of the data, stored in
+        checkpoints. choices: precision, compilation and threads, stored in checkpoints. evaluator:
+        None without an environment. collector: takes the environment steps, if the schedule has
+        any. overlap: run the updates of an environment step during the next step. watch: called
+        after each evaluation.
         """
         self.engine, self.curves, self.folders = engine, curves, curves.folders
         self.work = Work(
@@ -103,7 +103,7 @@ class Trainer:
                     before = work.reached
                     checkpoint_due = work.advance()
                     self.progress.wall_seconds = time.perf_counter() - started
-                    learned = work.reached[:2] != before[:2]  # no metrics belong to new rows
+                    learned = work.reached[:2] != before[:2]  # new rows alone have no metrics
                     if learned or (work.reached == before and not request()):
                         self._log()
                     if not request():
@@ -178,22 +178,22 @@ class Trainer:
         Raises UserError after MAX_FAILURES consecutive failures.
         """
         self._failed_evaluations, self.last = self._failed_evaluations + 1, []
-        who = "the base policy" if isinstance(error, BaseFault) else "the environment"
-        what = f"{who} failed in the evaluation after {moment} ({error})"
+        culprit = "the base policy" if isinstance(error, BaseFault) else "the environment"
+        problem = f"{culprit} failed in the evaluation after {moment} ({error})"
         if self._failed_evaluations >= MAX_FAILURES:
-            raise UserError(f"{what}, for the {MAX_FAILURES}th time in a row") from error
+            raise UserError(f"{problem}, for the {MAX_FAILURES}th time in a row") from error
         if self.work.current is not None or moment.done != self.work.reached:
-            self.curves.write(f"{what}; this evaluation is skipped")
+            self.curves.write(f"{problem}; this evaluation is skipped")
             return
-        self.curves.write(f"{what}; this was the final evaluation, so it is repeated")
+        self.curves.write(f"{problem}; this was the final evaluation, so it is repeated")
         self.evaluate()
         self._finish_evaluation()
 
     def save(self) -> None:
         """Save a checkpoint of every seed.
 
-        An evaluation that started here may continue: a resumed run repeats it if its log is not
-        complete.
+        An evaluation that started at this point may continue. A resumed run repeats it if its log
+        is incomplete.
         """
         done = self.work.reached
         if self._evaluating is not None and self._evaluating[0].done != done:

@@ -1,4 +1,4 @@
-"""Work on a schedule: updates, environment steps and rows, each with a counter in every phase."""
+"""Execution of a schedule: updates, environment steps and rows, counted separately per phase."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Progress:
 
 
 class Work:
-    """Work of a group of seeds on the pieces of a schedule, in order."""
+    """Execution of the pieces of a schedule, in order, for a group of seeds."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Work:
         before = getattr(counts, piece.unit)
         log_every = self._log_interval(piece.phase) if isinstance(piece, Learn) else LOG_EVERY
         intervals = log_every, self.eval_every, self.checkpoint_every
-        amount = min(*(every - before % every for every in intervals), piece.size - done)
+        amount = min(*(interval - before % interval for interval in intervals), piece.size - done)
         self._show()
         try:
             self._run(piece, amount, piece.size - done)
@@ -137,21 +137,21 @@ class Work:
         saves = piece.unit != "rows" and passed(before, after, self.checkpoint_every)
         return after > before and (self._ended or saves)
 
-    def _run(self, piece: Piece, amount: int, left: int) -> None:
-        """Do `amount` of the `left` work of a piece, or more to complete a period or decision."""
+    def _run(self, piece: Piece, amount: int, remaining: int) -> None:
+        """Do `amount` of the `remaining` work of a piece, and complete a period or decision."""
         counts = self.progress.counts(piece.phase)
         if isinstance(piece, Learn):
             period = self.engine.period(piece.phase)
-            self._learn(min(-(-amount // period) * period, left), piece.phase)
+            self._learn(min(-(-amount // period) * period, remaining), piece.phase)
         elif isinstance(piece, Interact):
-            self._interact(piece.phase, counts.env_steps + amount, counts.env_steps + left)
+            self._interact(piece.phase, counts.env_steps + amount, counts.env_steps + remaining)
         elif isinstance(piece, Collect):
             assert self.collector is not None
             end, steps = counts.env_steps + amount, self.collector.steps - counts.env_steps
             while counts.env_steps < end and not self.should_stop():
                 try:
                     self.collector.step(adds=piece.adds)
-                finally:  # the decision is complete if an environment failed repeatedly
+                finally:  # the decision is complete even if an environment failed repeatedly
                     counts.env_steps = self.collector.steps - steps
                 self._show()
         else:
@@ -162,7 +162,7 @@ class Work:
             self._show()
 
     def _interact(self, phase: str, stop: int, end: int) -> None:
-        """Take environment steps until the phase has `stop`, each followed by its updates.
+        """Take environment steps until the phase has taken `stop` steps. Updates follow each step.
 
         With overlap, the updates run during the next step. end: steps at the end of the piece.
         """
@@ -175,15 +175,15 @@ class Work:
             self.collector.begin()
             if self.overlap:
                 self._learn_owed(phase, complete=True)
-            before, failure = self.collector.steps, None
+            steps_before, failure = self.collector.steps, None
             try:
                 self.collector.end()
             except RepeatedFailure as error:  # raised below: the step may have succeeded
                 failure = error
-            counts.env_steps += self.collector.steps - before
-            last = counts.env_steps == end
-            if last or self.must_learn_first():
-                self._learn_owed(phase, complete=last)
+            counts.env_steps += self.collector.steps - steps_before
+            is_last = counts.env_steps == end
+            if is_last or self.must_learn_first():
+                self._learn_owed(phase, complete=is_last)
             if failure is not None:
                 raise failure
             self._show()
@@ -191,30 +191,30 @@ class Work:
     def must_learn_first(self) -> bool:
         """Return True if updates must run before the next environment step.
 
-        With overlap, the usual updates of one step run during the next step. More updates, such as
-        those of the critics alone after the warm-up, run before it.
+        With overlap, the usual updates of one step run during the next step. If more updates are
+        due, such as those of the critics alone after the warm-up, they run before it.
         """
         piece = self.current[0] if self.current is not None else None
         if not isinstance(piece, Interact) or not self._owed_updates(piece.phase):
             return False
         assert self.collector is not None
         steps = self.collector.steps_per_decision
-        now, before = (self._updates_due(piece.phase, since=k) for k in (0, steps))
+        due, due_before = (self._updates_due(piece.phase, ago=k) for k in (0, steps))
         utd = self.engine.for_phase(piece.phase)[0].interaction.online.utd
-        return not self.overlap or now - before > utd * steps + self.engine.period(piece.phase)
+        return not self.overlap or due - due_before > utd * steps + self.engine.period(piece.phase)
 
     def _owed_updates(self, phase: str) -> int:
-        """Return how many updates are due for the environment steps so far and not yet run."""
+        """Return the number of updates that are due for the steps so far but have not run."""
         assert self.collector is not None
         if not self.collector.can_sample(self.engine.batch_size):
             return 0
         return max(self._updates_due(phase) - self.progress.counts(phase).updates, 0)
 
-    def _updates_due(self, phase: str, since: int = 0) -> int:
-        """Return how many updates the environment steps of a phase require, `since` steps ago."""
+    def _updates_due(self, phase: str, ago: int = 0) -> int:
+        """Return the total updates that were due in a phase `ago` environment steps ago."""
         algorithm, _ = self.engine.for_phase(phase)
         steps, online = self.progress.counts(phase).env_steps, algorithm.interaction.online
-        return online.updates_due(steps - since, self.engine.batch_size, algorithm.period)
+        return online.updates_due(steps - ago, self.engine.batch_size, algorithm.period)
 
     def _learn_owed(self, phase: str, *, complete: bool = False) -> None:
         """Run the owed updates. complete: run all of them, even if a stop is requested."""
@@ -231,7 +231,7 @@ class Work:
             self.engine.programs(phase)  # build time is not part of the update rate
         except Abandoned:
             if complete or self.saved == self.reached:
-                raise  # a checkpoint cannot be written here, or is not needed
+                raise  # no checkpoint can be written here, or none is needed
             return
         self.curves.exclude(time.monotonic() - build_started)
         period, counts = self.engine.period(phase), self.progress.counts(phase)
@@ -244,24 +244,24 @@ class Work:
             done += updates
             counts.updates += updates
             self.progress.timed_updates += updates
-            doing = f"{done:,} of {number:,} updates before the next step"
-            self._show(doing if done < number else "")
+            activity = f"{done:,} of {number:,} updates before the next step"
+            self._show(activity if done < number else "")
         if self.engine.device.type == "cuda":
             torch.cuda.synchronize(self.engine.device)
         self.progress.seconds += time.perf_counter() - started
 
-    def _show(self, doing: str = "") -> None:
-        """Show the progress of the current phase. doing: updates of an environment step."""
+    def _show(self, activity: str = "") -> None:
+        """Show the progress of the current phase. activity: text about the updates of a step."""
         assert self.current is not None
         piece, _ = self.current
-        doing = doing if isinstance(piece, Interact) else ""
+        activity = activity if isinstance(piece, Interact) else ""
         done = getattr(self.progress.counts(piece.phase), piece.unit)
-        self.curves.show_progress(piece, done, self._totals[piece.phase, piece.unit], doing)
+        self.curves.show_progress(piece, done, self._totals[piece.phase, piece.unit], activity)
 
 
-def passed(before: int, after: int, every: int) -> bool:
+def passed(before: int, after: int, interval: int) -> bool:
     """Return True if a counter has passed a multiple of `every`."""
-    return after // every > before // every
+    return after // interval > before // interval
 
 
 def next_slice(number: int, period: int, rate: float) -> int:

@@ -132,16 +132,16 @@ class DecisionTransformer(Head):
 
     def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
         """See `Head.decide`. Drops the oldest step of the memory and appends the present step."""
-        past = {name: values for name, values in memory.items() if name != REWARDS}
-        last = {name: values[:, -1] for name, values in past.items()}
+        steps = {name: values for name, values in memory.items() if name != REWARDS}
+        last_step = {name: values[:, -1] for name, values in steps.items()}
         step = {
             "observations": observations[:, -1],
-            "actions": torch.zeros_like(last["actions"]),  # placeholder, not used
-            "returns": last["returns"] - memory[REWARDS],
-            "timesteps": last["timesteps"] + 1,
-            "real": torch.ones_like(last["real"]),
+            "actions": torch.zeros_like(last_step["actions"]),  # placeholder, not used
+            "returns": last_step["returns"] - memory[REWARDS],
+            "timesteps": last_step["timesteps"] + 1,
+            "real": torch.ones_like(last_step["real"]),
         }
-        context = {k: torch.cat([past[k][:, 1:], v[:, None]], 1) for k, v in step.items()}
+        context = {k: torch.cat([steps[k][:, 1:], v[:, None]], 1) for k, v in step.items()}
         actions = self(**context)[:, -1]
         context["actions"] = torch.cat([context["actions"][:, :-1], actions[:, None]], 1)
         return actions[:, None], context | {REWARDS: memory[REWARDS]}

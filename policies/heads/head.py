@@ -1,4 +1,4 @@
-"""The contract of all policies: heads, networks that map observations to actions in [-1, 1].
+"""The contract of all policies. A head is a network that maps observations to actions in [-1, 1].
 
     chunk, memory = head.decide(observations, memory, noise)
 

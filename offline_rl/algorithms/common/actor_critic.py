@@ -72,7 +72,7 @@ class CloningFirst(ActorCritic):
         return {"clone": self.cfg.bc_updates} if self.cfg.bc_updates else {}
 
     def clone(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Preliminary phase: train the policy by imitation, and the other networks as always."""
+        """Preliminary phase: train the policy by imitation, and the other networks as usual."""
         return self.learn(state, batch, clone=True)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:

@@ -87,14 +87,14 @@ class State:
 
 @dataclass(frozen=True)
 class Interaction:
-    """Settings of online training: the options of its interaction, and its config."""
+    """Settings of online training: its options, and the config of the online phase."""
 
     online: Online
     cfg: Any  # config of online training
     num_updates: int = 1  # updates of online training, for learning-rate schedules
-    fixed_online_fields: frozenset[str] = frozenset()  # cfg fields set for it only
+    fixed_online_fields: frozenset[str] = frozenset()  # fields of cfg that are set only online
 
-    def of(self, cfg: Any) -> Interaction:
+    def with_config(self, cfg: Any) -> Interaction:
         """Return the same settings for another config; `fixed_online_fields` keep their values."""
         return replace(
             self, cfg=replace(cfg, **{k: getattr(self.cfg, k) for k in self.fixed_online_fields})
@@ -136,7 +136,7 @@ class Algorithm:
 
     Config: type
     mode: ClassVar[Mode] = Mode()
-    targets: ClassVar[Mapping[str, str]] = {}  # target network -> network that it copies first
+    targets: ClassVar[Mapping[str, str]] = {}  # target network -> network copied at the start
     frozen_networks: ClassVar[tuple[str, ...]] = ()  # never trained, such as a teacher
     offline_networks: ClassVar[tuple[str, ...]] = ()  # unchanged by online training
     extra_columns: ClassVar[tuple[str, ...]] = ()  # additional batch columns that it needs
@@ -149,7 +149,7 @@ class Algorithm:
     # last of an episode. If "update" is one of them, no phase reads it.
     imitation_phases: ClassVar[tuple[str, ...]] = ()
     vector_only: ClassVar[bool] = True  # cannot use named channels, such as images
-    fixed_online_fields: frozenset[str] = frozenset()  # config fields set for this phase only
+    fixed_online_fields: frozenset[str] = frozenset()  # config fields set only for this phase
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
@@ -167,7 +167,8 @@ class Algorithm:
     def modules(self) -> dict[str, nn.Module]:
         """All networks by name, with target networks.
 
-        Copies for a phase or for per-seed values share them if they are built before.
+        Copies of the algorithm for a phase or for per-seed values share these networks, if the
+        networks are built before the copy.
         """
         modules = self.networks()
         for target, source in self.targets.items():
@@ -199,11 +200,11 @@ class Algorithm:
         """Return the algorithm for `phase`; its config may differ, its networks do not."""
         if phase != ONLINE:
             return self
-        other, online_cfg = copy.copy(self), self.interaction.cfg
+        algorithm, online_cfg = copy.copy(self), self.interaction.cfg
         changed = self.interaction.own_values(self.cfg).keys() | self.Online.config_changes.keys()
-        other.cfg, other.fixed_online_fields = online_cfg, frozenset(changed)
-        other.num_updates = self.interaction.num_updates
-        return other
+        algorithm.cfg, algorithm.fixed_online_fields = online_cfg, frozenset(changed)
+        algorithm.num_updates = self.interaction.num_updates
+        return algorithm
 
     def schedule(self, num_updates: int, num_env_steps: int, pretrain: int | None) -> list[Piece]:
         """Return the phases in order.
@@ -269,7 +270,7 @@ class Algorithm:
 
     @classmethod
     def unusable_rows(cls, dataset: Dataset) -> int:
-        """Return the number of rows without a known next observation, if it needs one."""
+        """Return the number of rows without a next observation; 0 if it reads none."""
         return 0 if "update" in cls.imitation_phases else int((~dataset.usable).sum())
 
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
@@ -303,9 +304,9 @@ class Algorithm:
         options, online = self.interaction.online, require(sources, "online")
         fraction = options.offline_fraction
         ratio = None if fraction == "rows" else float(fraction)
-        both = (sources.get("offline"), online)
-        parts = [x.with_n_step(options.n_step) for x in both if x is not None]
-        return parts[-1] if ratio == 0 or len(parts) == 1 else Mixture(parts[0], parts[1], ratio)
+        buffers = (sources.get("offline"), online)
+        views = [x.with_n_step(options.n_step) for x in buffers if x is not None]
+        return views[-1] if ratio == 0 or len(views) == 1 else Mixture(views[0], views[1], ratio)
 
     def updates_before_policy(self, phase: str) -> tuple[int, str]:
         """Return the updates at the start of `phase` that leave the policy unchanged.
@@ -332,7 +333,7 @@ class Algorithm:
     def initialize_from(
         self, initial: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return the state of a seed that continues from another algorithm's.
+        """Return the state of a seed that continues from another algorithm's state.
 
         initial: state of a new seed.  other: state to continue from. Both are flat, as in
         checkpoints. Networks, the update counter, and the moments of the optimizers in both states
@@ -354,7 +355,7 @@ class Algorithm:
                 problem = "is missing" if source is None else f"is {tuple(source.shape)}"
                 raise ValueError(f"{name} {problem}, here it is {tuple(tensor.shape)}")
         missing = (n for n in initial if n.startswith("optimizer/") and n not in other)
-        fresh = {network_name(n) for n in missing}  # their optimizers start anew
+        fresh = {network_name(n) for n in missing}  # their optimizers start from zero
         for name in initial:
             if network_name(name) not in fresh or not name.startswith("optimizer/"):
                 result[name] = other[name]
@@ -362,9 +363,9 @@ class Algorithm:
 
     @classmethod
     def config_from_run(cls, algorithm: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the config values that follow from another algorithm's run. hyper: of that run.
+        """Return the config values that follow from another algorithm's run.
 
-        Raises UserError for a run that it cannot continue from.
+        hyper: hyper-parameters of that run. Raises UserError if it cannot continue from that run.
         """
         return {}
 
@@ -380,10 +381,10 @@ class Algorithm:
 
     def with_values(self, values: Mapping[str, Tensor]) -> Algorithm:
         """Return this algorithm with some float fields of its config replaced by tensors."""
-        other = copy.copy(self)
+        algorithm = copy.copy(self)
         changed = {name: v for name, v in values.items() if name not in self.fixed_online_fields}
-        other.cfg = replace(self.cfg, **changed)
-        return other
+        algorithm.cfg = replace(self.cfg, **changed)
+        return algorithm
 
 
 class DelayedActor(Algorithm):
@@ -474,11 +475,11 @@ def update_targets(state: State) -> State:
     return state
 
 
-def keep_where(old: State, new: State, stays: Tensor) -> State:
-    """Return the state with `old`'s networks and optimizers if `stays` (0-d), else `new`'s."""
+def keep_where(old: State, new: State, keep: Tensor) -> State:
+    """Return the state with `old`'s networks and optimizers if `keep` (0-d), else `new`'s."""
 
     def select(old_tree: Any, new_tree: Any) -> Any:
-        return tree_map(lambda x, y: x if x is y else torch.where(stays, x, y), old_tree, new_tree)
+        return tree_map(lambda x, y: x if x is y else torch.where(keep, x, y), old_tree, new_tree)
 
     return replace(
         new,

@@ -58,7 +58,7 @@ class BaseConfig(Preprocessing):
         defaults = {field.name: field.default for field in fields(self)}
         for name in names:
             value, default = getattr(self, name), defaults[name]
-            if not isinstance(value, int | float | str | tuple) or value != default:  # or per seed
+            if not isinstance(value, int | float | str | tuple) or value != default:  # or a tensor
                 raise ValueError(
                     f"{name} is not used with {choice}={getattr(self, choice)}. Remove it, or set "
                     f"it to its default, {default}, if a per-task table sets it."

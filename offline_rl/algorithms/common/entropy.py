@@ -62,7 +62,7 @@ def update_policy(
     alpha: Tensor,
     bound: Callable[[Tensor], Tensor] = ensemble_min,
 ) -> tuple[State, Tensor, Metrics]:
-    """Update the policy on `soft_policy_loss` with `old`'s critics.
+    """Update the policy on `soft_policy_loss` with the critics of `old`.
 
     Also returns the mean log density of the policy before the update, 0-d.
     """

@@ -147,8 +147,8 @@ def gumbel_loss(u: Tensor, temperature: float | Tensor, clip: float | Tensor) ->
     It is exp(z) - z - 1 with z = u / temperature, divided by exp(max z). For u = Q - V its minimum
     over V is temperature * log E[exp(Q / temperature)]. As released (Div99/XQL:offline/critic.py):
     z above `clip` counts as `clip` and has no gradient, and the division by the batch's largest
-    exponential keeps float32 finite. The division gives batches with outliers less weight, so the
-    minimum over many batches is lower than over all of them as one.
+    exponential keeps float32 finite. The division gives batches with outliers less weight. The
+    minimum over many batches is therefore lower than the minimum over one batch of all rows.
     """
     z = (u / temperature).clamp(max=clip)
     top = z.detach().amax().clamp(min=-1)

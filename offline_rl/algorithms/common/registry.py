@@ -112,8 +112,8 @@ def load_module(path: Path) -> ModuleType:
         lines = [
             f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)
         ]
-        where = f"{path}, line {lines[-1]}" if lines else str(path)
-        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+        location = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise UserError(f"{location}: {type(error).__name__}: {error}") from error
 
 
 def algorithms_in(name: str, module: ModuleType, cls: str) -> list[type[Algorithm]]:
@@ -174,7 +174,8 @@ def table_of(name: str) -> str | None:
 def without_own_defaults(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table values that a user's algorithm does not override.
 
-    These are fields that its Config redefines or lacks. A built-in algorithm takes all values.
+    Values of fields that its Config redefines or lacks are left out. A built-in algorithm takes all
+    values.
     """
     owner = table_of(name)
     if name == owner or owner is None:
@@ -263,7 +264,7 @@ def interaction(name: str, task: str, cfg: Any, overrides: Mapping[str, Any]) ->
     """Return the settings of online training.
 
     Precedence: `overrides`, then table, then `Online.config_changes`. A name is a field of the
-    algorithm's `Online`, or a field of its Config. The value of the latter then holds online only.
+    algorithm's `Online` or of its Config. The value of a Config field then applies online only.
     """
     from offline_rl.algorithms.common.base import Interaction
     from offline_rl.algorithms.common.config import OFFLINE, structural_fields

@@ -69,7 +69,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class Fill:
-    """Rows that each seed's policy makes without an environment, from states of the data."""
+    """Rows that each seed's policy computes without an environment, from states of the data."""
 
     phase: str
     rows: int
@@ -94,7 +94,7 @@ class Counts:
 
     updates: int = 0
     env_steps: int = 0
-    rows: int = 0  # made without an environment
+    rows: int = 0  # computed without an environment
 
 
 class Position(NamedTuple):
@@ -117,10 +117,10 @@ def locate(schedule: Sequence[Piece], position: Position) -> Position:
 
 def axes(schedule: Sequence[Piece]) -> dict[str, Unit]:
     """Return the unit of each phase's curves: environment steps if it takes any, else updates."""
-    found = dict[str, Unit]()
+    units = dict[str, Unit]()
     for unit in get_args(Unit):  # a later unit replaces an earlier one
-        found |= {piece.phase: unit for piece in schedule if piece.unit == unit}
-    return found
+        units |= {piece.phase: unit for piece in schedule if piece.unit == unit}
+    return units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class Online(Checked):
 
     @classmethod
     def small(cls) -> Self:
-        """Return options of a short period, with which tests take little time."""
+        """Return options for fast tests."""
         values: dict[str, Any] = {"utd": 2.0, "critic_updates": 0}
         return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
 
@@ -157,11 +157,11 @@ class Online(Checked):
         return random.uniform(-1, 1, size) if self.warmup_policy == "random" else None
 
     def critic_only_updates(self, period: int) -> int:
-        """Return the updates before the first one of the policy, in complete periods."""
+        """Return the number of updates before the policy's first one, in complete periods."""
         return 0
 
     def updates_due(self, env_steps: int, batch_size: int, period: int) -> int:
-        """Return the total updates after `env_steps` steps, in complete periods."""
+        """Return the total number of updates due after `env_steps` steps, in complete periods."""
         counted_steps = max(env_steps - max(self.warmup_steps, batch_size), 0)
         return int(counted_steps * self.utd) // period * period
 

@@ -128,6 +128,17 @@ def test_seeds_stopped_at_different_updates_resume_from_their_own(
     assert [learned(path, seed) for seed in (0, 1)] == whole
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "option"), [("rebrac", "policy_bc_end"), ("spot", "support_end")]
+)
+def test_extending_a_finished_decay_of_a_weight_needs_stretch(keys, algorithm, option) -> None:
+    keys |= {"algorithm": algorithm, f"algorithm.{option}": 0.0}
+    train(**keys)
+    with pytest.raises(UserError, match=rf"algorithm\.{option} decays a weight.*stretch=true"):
+        train(**keys | {"num_updates": 40})
+    assert train(**keys | {"num_updates": 40}, stretch=True).results[0]["num_updates"] == 40
+
+
 def test_extending_a_finished_schedule_needs_stretch(keys) -> None:
     keys |= {"algorithm": "iql"}
     train(**keys)

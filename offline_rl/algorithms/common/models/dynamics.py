@@ -53,7 +53,10 @@ class Fit(nn.Module):
         self.error = nn.Parameter(torch.ones(members))
 
     def forward(self) -> Tensor:
-        """Return squared errors relative to the variance of changes, [E]; the mean change has 1."""
+        """Return squared errors relative to the variance of changes, [E].
+
+        A prediction of the mean change has the error 1.
+        """
         return self.error
 
 
@@ -77,10 +80,10 @@ def update_dynamics(
     state, value, error = minimize(state, "dynamics", loss)
     count, variance = held_out.sum(), change.var(0).sum()
     batch_error = (error * held_out).sum(-1) / count.clamp(min=1) / variance.clamp(min=1e-12)  # [E]
-    old = state.params["fit"]["error"]
-    new = torch.where(count > 0, torch.lerp(old, batch_error, ERROR_RATE), old)
-    state = replace(state, params={**state.params, "fit": {"error": new}})
-    return state, {"dynamics_loss": value, "held_out_error": new.min()}
+    old_error = state.params["fit"]["error"]
+    new_error = torch.where(count > 0, torch.lerp(old_error, batch_error, ERROR_RATE), old_error)
+    state = replace(state, params={**state.params, "fit": {"error": new_error}})
+    return state, {"dynamics_loss": value, "held_out_error": new_error.min()}
 
 
 def elite_members(state: State, count: int) -> Tensor:

@@ -35,10 +35,10 @@ def sample_consistency_std(random: Random, shape: tuple[int, ...]) -> Tensor:
     return torch.where(first, noisy, sample_std(random, shape))
 
 
-def denoise(network: Any, observations: Tensor, x: Tensor, std: Tensor, *rest: Any) -> Tensor:
+def denoise(network: Any, observations: Tensor, x: Tensor, std: Tensor, *arguments: Any) -> Tensor:
     """Return the denoised chunk for x [..., B, T, A] with noise of `std` [..., B]."""
     skip, out, scale = (expand_chunk(c) for c in boundary_coefficients(std))
-    return skip * x + out * network(observations, scale * x, EDM_TIME * std.log(), *rest)
+    return skip * x + out * network(observations, scale * x, EDM_TIME * std.log(), *arguments)
 
 
 def jump(
@@ -57,8 +57,8 @@ def heun_step(network: Any, observations: Tensor, x: Tensor, start: Tensor, end:
     """Return x after one second-order step of EDM's flow (arXiv:2206.00364, algorithm 1)."""
     step = expand_chunk(end - start)
     slope = (x - denoise(network, observations, x, start)) / expand_chunk(start)
-    near = x + step * slope
-    end_slope = (near - denoise(network, observations, near, end)) / expand_chunk(end)
+    euler_end = x + step * slope
+    end_slope = (euler_end - denoise(network, observations, euler_end, end)) / expand_chunk(end)
     return x + step * (slope + end_slope) / 2
 
 

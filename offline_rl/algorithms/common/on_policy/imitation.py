@@ -74,8 +74,8 @@ class Imitating(DenoisingRL):
             return require(sources, "rollouts")
         cfg, buffers = self.cfg, (self.offline_source(phase, sources), sources.get("online"))
         sizes = {name: getattr(cfg, name) for name in ("n_obs_steps", "horizon", "n_action_steps")}
-        parts: list[Any] = [Chunks(x, **sizes) for x in buffers if x is not None]
-        return Mixture(parts[0], parts[1], None) if len(parts) == 2 else parts[0]
+        chunks: list[Any] = [Chunks(x, **sizes) for x in buffers if x is not None]
+        return Mixture(chunks[0], chunks[1], None) if len(chunks) == 2 else chunks[0]
 
     def imitate(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update the model by denoising regression; the policy follows by a moving average."""

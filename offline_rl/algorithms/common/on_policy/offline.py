@@ -152,10 +152,12 @@ class OfflineImprovement(DenoisingRL):
         for name, accepted_name in ACCEPTED.items():
             if accepted_name not in params:
                 continue
-            old, new = params[accepted_name], params[name]
-            kept = {k: torch.where(accepted, new[k], old[k]) for k in old}
-            params[accepted_name] = kept
-            params[name] = kept if cfg.rollback else new
+            old_weights, new_weights = params[accepted_name], params[name]
+            accepted_weights = {
+                k: torch.where(accepted, new_weights[k], old_weights[k]) for k in old_weights
+            }
+            params[accepted_name] = accepted_weights
+            params[name] = accepted_weights if cfg.rollback else new_weights
             optimizer[name] = tree_map(torch.zeros_like, optimizer[name])  # the next loss differs
         metrics = {
             "score_before": old_score,

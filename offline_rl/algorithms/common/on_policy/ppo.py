@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST = 10.0  # bound on the magnitude of a scaled reward
+MAX_REWARD = 10.0  # bound on the magnitude of a scaled reward
 FIRST_COUNT = 1e-4  # weight of the initial variance, 1
 
 
@@ -26,10 +26,10 @@ def gae(
 ) -> Tensor:
     """Return generalized advantages, [T, E], like all arguments.
 
-    next_values: of the observation after each decision, also where the episode ended there.
-    discount: gamma**n after n steps, 0 where it terminated, so that a time-out bootstraps.
-    ended: 1 where the episode terminated or was truncated. Later decisions, and decisions after the
-    last one of the rollout, do not contribute.
+    next_values: values of the observation after each decision, even if the episode ended there.
+    discount: gamma**n after n steps, or 0 where the episode terminated. A time-out bootstraps.
+    ended: 1 where the episode terminated or was truncated. The sum over later decisions stops
+    there, and at the end of the rollout.
     trace: lambda.
     """
     td_error = rewards + discount * next_values - values
@@ -88,9 +88,9 @@ def running_returns(rewards: Tensor, ended: Tensor, previous: Tensor, discount: 
     previous: sums at the end of the last rollout, [E], 0 where an episode ended.
     """
     continues = torch.cat([torch.ones_like(ended[:1]), 1 - ended[:-1]])
-    first = torch.cat([rewards[:1] + discount[:1] * previous, rewards[1:]])
+    inputs = torch.cat([rewards[:1] + discount[:1] * previous, rewards[1:]])
     factor = torch.cat([torch.zeros_like(ended[:1]), continues[1:] * discount[1:]])
-    return reverse_scan(first.flip(0), factor.flip(0)).flip(0)
+    return reverse_scan(inputs.flip(0), factor.flip(0)).flip(0)
 
 
 def update_moments(moments: Tensor, values: Tensor) -> Tensor:
@@ -104,5 +104,5 @@ def update_moments(moments: Tensor, values: Tensor) -> Tensor:
 
 
 def normalize_rewards(rewards: Tensor, moments: Tensor) -> Tensor:
-    """Return rewards divided by the standard deviation of returns, clipped to +-MOST."""
-    return (rewards * (moments[2] + 1e-8).rsqrt()).clamp(-MOST, MOST)
+    """Return rewards divided by the standard deviation of returns, clipped to +-MAX_REWARD."""
+    return (rewards * (moments[2] + 1e-8).rsqrt()).clamp(-MAX_REWARD, MAX_REWARD)

@@ -1,4 +1,4 @@
-"""The gradient of a loop: its step and the gradient of the step, traced together and divided."""
+"""Gradient of a loop. The step and its gradient are traced as one graph, which is then split."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from offline_rl.algorithms.common.scan.loop import Gradient, Loop, Step, split, 
 
 
 def trace_gradient(
-    step: Step, sizes: tuple[int, int], length: int, examples: list[Tensor], wanted: list[bool]
+    step: Step, sizes: tuple[int, int], length: int, examples: list[Tensor], needs_grad: list[bool]
 ) -> tuple[Loop, Gradient]:
-    """Return the loop of `step` and its gradient. wanted: operands with a gradient.
+    """Return the loop of `step` and its gradient. needs_grad: one flag for each operand.
 
     The forward loop also returns residuals: the intermediate results that the gradient needs.
     """
@@ -25,37 +25,37 @@ def trace_gradient(
     size = len(examples)
     outputs = step(*examples)
     carry = [k for k in range(n) if examples[k].is_floating_point()]
-    constants = [k for k in range(n + m, size) if wanted[k]]
-    xs = [k for k in range(n, n + m) if wanted[k]]
+    constants = [k for k in range(n + m, size) if needs_grad[k]]
+    xs = [k for k in range(n, n + m) if needs_grad[k]]
     ys = [k for k in range(n, len(outputs)) if outputs[k].is_floating_point()]
     positions = [*carry, *constants, *xs]
     num_sums = len(carry) + len(constants)
 
     def forward_and_backward(*args: Tensor) -> tuple[Tensor, ...]:
-        every, sums, y_grads = split(args, size, num_sums)
+        operand_values, sums, y_grads = split(args, size, num_sums)
 
         def differentiated(*values: Tensor) -> tuple[tuple[Tensor, ...], Any]:
             replaced = dict(zip(positions, values, strict=True))
-            results = step(*(replaced.get(k, x) for k, x in enumerate(every)))
+            results = step(*(replaced.get(k, x) for k, x in enumerate(operand_values)))
             return tuple(results[k] for k in [*carry, *ys]), results
 
-        traced: Any = vjp(differentiated, *(every[k] for k in positions), has_aux=True)
+        traced: Any = vjp(differentiated, *(operand_values[k] for k in positions), has_aux=True)
         _, back, results = traced
-        found = list(back((*sums[: len(carry)], *y_grads)))
+        grads = list(back((*sums[: len(carry)], *y_grads)))
         for k in range(len(carry), num_sums):
-            found[k] = sums[k] + found[k]
-        return (*results, *found)
+            grads[k] = sums[k] + grads[k]
+        return (*results, *grads)
 
     like = [*(examples[k] for k in [*carry, *constants]), *(outputs[k] for k in ys)]
     inputs = [*examples, *(torch.zeros_like(x) for x in like)]
     joint = trace(forward_and_backward, inputs).graph
     operands, _, gradients = split([x for x in joint.nodes if x.op == "placeholder"], size, 0)
     joint_results: Any = joint.output_node().args[0]
-    results, found = joint_results[: len(outputs)], joint_results[len(outputs) :]
-    residuals = find_residuals(found, operands[:n], operands[n : n + m], gradients)
+    results, grads = joint_results[: len(outputs)], joint_results[len(outputs) :]
+    residuals = find_residuals(grads, operands[:n], operands[n : n + m], gradients)
     forward = extract(joint, operands, [*results, *residuals])
     each_step = [*residuals, *operands[n : n + m], *gradients[num_sums:]]
-    backward = extract(joint, [*gradients[:num_sums], *each_step, *operands[n + m :]], found)
+    backward = extract(joint, [*gradients[:num_sums], *each_step, *operands[n + m :]], grads)
     loop = Loop(backward, (num_sums, len(each_step)), length, reverse=True)
     return Loop(forward, sizes, length), Gradient(loop, carry, constants, xs, ys, len(outputs))
 

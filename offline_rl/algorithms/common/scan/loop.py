@@ -1,4 +1,4 @@
-"""A loop over a traced step: one node of an update's graph, with a gradient and batches."""
+"""A loop over a traced step: one node of an update's graph, with a gradient and a vmap rule."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class LoopFunction(torch.autograd.Function):
         residuals, xs, constants = split(ctx.saved_tensors, len(grads) - gradient.results, num_xs)
         first = ctx.size - len(constants)  # position of the first constant
         sums = [torch.zeros_like(constants[k - first]) for k in gradient.constants]
-        found = LoopFunction.apply(
+        gradients = LoopFunction.apply(
             gradient.loop,
             None,
             *(grads[k] for k in gradient.carry),
@@ -123,7 +123,7 @@ class LoopFunction(torch.autograd.Function):
         )
         results: list[Tensor | None] = [None] * ctx.size
         positions = [*gradient.carry, *gradient.constants, *gradient.xs]
-        for k, x in zip(positions, found, strict=True):
+        for k, x in zip(positions, gradients, strict=True):
             results[k] = x
         return None, None, *results
 

@@ -49,11 +49,11 @@ def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tu
 
         def step(*operands: Tensor) -> tuple[Tensor, ...]:
             c, x, constants = split(operands, n, m)
-            with _ReplaceTensors(dict(zip(used.found, constants, strict=True))):
+            with _ReplaceTensors(dict(zip(used.tensors, constants, strict=True))):
                 c, y = body(tree_unflatten(c, carry_tree), tree_unflatten(x, xs_tree))
             return (*tree_leaves(c), *tree_leaves(y))
 
-        results = run_steps(step, sizes, [*carry_leaves, *xs_leaves, *used.found.values()])
+        results = run_steps(step, sizes, [*carry_leaves, *xs_leaves, *used.tensors.values()])
     last, ys, _ = split(results, n, len(tree_leaves(y)))
     return tree_unflatten(last, carry_tree), tree_unflatten(ys, tree_flatten(y)[1])
 
@@ -68,12 +68,12 @@ def run_steps(step: Step, sizes: tuple[int, int], operands: list[Tensor]) -> tup
     length = len(operands[n])
     if get_proxy_mode() is None:
         return Loop(step, sizes, length).run(*operands)
-    wanted = [_requires_grad(x) for x in operands]
+    needs_grad = [_requires_grad(x) for x in operands]
     with disable_proxy_modes_tracing(), temporarily_clear_interpreter_stack():
         examples = [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in operands]
         examples[n : n + m] = [x[0] for x in examples[n : n + m]]
-        if any(wanted):
-            loop, gradient = trace_gradient(step, sizes, length, examples, wanted)
+        if any(needs_grad):
+            loop, gradient = trace_gradient(step, sizes, length, examples, needs_grad)
         else:
             loop, gradient = Loop(trace(step, examples), sizes, length), None
     return LoopFunction.apply(loop, gradient, *operands)
@@ -91,26 +91,26 @@ def _requires_grad(x: Tensor) -> bool:
 
 
 class _FindTensors(TorchFunctionMode):
-    """Collects the tensors that functions of torch get, except known ones and results."""
+    """Collects the tensors that torch functions receive, except known tensors and results."""
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()
         self.known = {id(x): x for x in known}  # tensors stay alive, so that ids stay unique
-        self.found: dict[int, Tensor] = {}
+        self.tensors: dict[int, Tensor] = {}
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         for x in _tensors((args, kwargs)):
             if id(x) not in self.known:
-                self.found[id(x)] = x
+                self.tensors[id(x)] = x
         results = function(*args, **(kwargs or {}))
-        self.known.update((id(x), x) for x in _tensors(results) if id(x) not in self.found)
+        self.known.update((id(x), x) for x in _tensors(results) if id(x) not in self.tensors)
         return results
 
 
 class _ReplaceTensors(TorchFunctionMode):
-    """Replaces the tensors that functions of torch get. replacements: id -> tensor."""
+    """Replaces the tensors that torch functions receive. replacements: id -> tensor."""
 
     def __init__(self, replacements: dict[int, Tensor]) -> None:
         super().__init__()
@@ -131,7 +131,9 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _check_operands(carry: list[Any], xs: list[Any]) -> None:
     if not carry or not xs or not all(isinstance(x, Tensor) for x in [*carry, *xs]):
-        raise ValueError("scan: carry and xs must be trees with at least one tensor and no others.")
+        raise ValueError(
+            "scan: carry and xs must be trees of tensors, each with at least one tensor."
+        )
     lengths = {len(x) if x.dim() else 0 for x in xs}
     if len(lengths) > 1 or lengths == {0}:
         raise ValueError(
@@ -140,11 +142,11 @@ def _check_operands(carry: list[Any], xs: list[Any]) -> None:
         )
 
 
-def _check_carry(old: list[Tensor], tree: Any, carry: Any) -> None:
-    new, new_tree = tree_flatten(carry)
+def _check_carry(old_leaves: list[Tensor], tree: Any, carry: Any) -> None:
+    new_leaves, new_tree = tree_flatten(carry)
     if new_tree != tree:
         raise ValueError(f"scan: body changes the structure of the carry: {tree} to {new_tree}.")
-    for before, after in zip(old, new, strict=True):
+    for before, after in zip(old_leaves, new_leaves, strict=True):
         if before.shape != after.shape or before.dtype != after.dtype:
             raise ValueError(
                 f"scan: body changes a tensor of the carry from {tuple(before.shape)} "
