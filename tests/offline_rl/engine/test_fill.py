@@ -171,6 +171,28 @@ def test_training_resumed_between_filling_and_learning_equals_an_undisturbed_one
             assert torch.equal(tensor, two.seed_state(s)[name]), name
 
 
+def test_a_checkpoint_returns_the_experience_and_the_memory_of_every_seed(tmp_path: Path) -> None:
+    class Collects:
+        """Has one tensor of experience and one of the policy's memory for each seed."""
+
+        def state(self, s: int) -> dict[str, int]:
+            return {"steps": 10 + s}
+
+        def tensors(self, s: int) -> dict[str, Tensor]:
+            return {"buffer/x": torch.tensor([1.0 + s]), "memory/y": torch.tensor([5.0 + s])}
+
+        def restore(self, states: Any, tensors: Any) -> None:
+            self.states, self.restored = states, tensors
+
+    e, one, two = engine(SEEDS), Collects(), Collects()
+    folders, progress = [SeedFolder(tmp_path, s) for s in SEEDS], Progress(diverged=[None, None])
+    collectors: list[Any] = [one, two]
+    checkpoint.save(folders, Done(), progress, e, collectors[0], {})
+    checkpoint.load(folders, Done(), e, collectors[1])
+    assert two.states == [{"steps": 10}, {"steps": 11}]
+    assert two.restored == [one.tensors(0), one.tensors(1)]
+
+
 def test_a_source_that_does_not_exist_or_stores_no_rows_is_refused() -> None:
     e = engine([0])
     with pytest.raises(ValueError, match="the run has no source 'dreams'"):
