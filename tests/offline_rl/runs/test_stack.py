@@ -151,9 +151,7 @@ def test_a_mistake_in_the_last_job_is_found_before_the_first_begins(tmp_path: Pa
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_data_of_a_sweep_are_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_data_of_a_sweep_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from offline_rl.training import prepare
 
     data, reads = save_small(tmp_path / "small.npz"), []
