@@ -74,8 +74,12 @@ def test_a_steered_policy_has_the_spec_of_its_base(tmp_path: Path) -> None:
     np.testing.assert_allclose(two, 2 + 2 * one, rtol=1e-6)
 
 
-def test_the_state_of_a_steered_episode_is_restored_in_mid_chunk(tmp_path: Path) -> None:
-    policy = load(tmp_path / "steered.bundle", seal(steering_bundle(base_bundle(NOISY))))
+@pytest.mark.parametrize("make", [steering_bundle, residual_bundle])
+def test_the_state_of_a_composed_episode_is_restored_in_mid_chunk(
+    tmp_path: Path, make: Any
+) -> None:
+    """The chunk is that of the outer policy with steering, and of the inner one otherwise."""
+    policy = load(tmp_path / "composed.bundle", seal(make(base_bundle(NOISY))))
     seen = np.random.default_rng(0).normal(size=(6, 2, OBS)).astype(np.float32)
     one, two = policy.new_episodes(), policy.new_episodes()
     one.reset(np.array([5, 6]))

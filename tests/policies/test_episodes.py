@@ -76,6 +76,17 @@ def test_noise_is_a_function_of_the_episodes_seed_and_the_number_of_chunks():
     assert len(np.unique(everything.round(6))) == everything.size
 
 
+def test_the_restart_of_an_episode_does_not_change_the_noise_of_the_others():
+    policy = Policy()
+    episodes = make_episodes(policy, n_action_steps=1, noise_shape=(2,))
+    run_steps(episodes, [1, 2], [3, 4])
+    episodes.reset(np.array([9]), np.array([1]))
+    run_steps(episodes, [5, 6])
+    for row, key in enumerate([[7, 2], [9, 0]]):  # seed and number of the decision
+        expected = np.random.Generator(np.random.Philox(key=key)).standard_normal(2, np.float32)
+        np.testing.assert_array_equal(policy.calls[-1][1][row], expected)
+
+
 def test_the_noise_of_a_deterministic_policy_is_empty():
     assert noise.normal(np.array([1, 2]), np.array([0, 0]), (0,)).shape == (2, 0)
 
@@ -188,3 +199,18 @@ def test_stored_episodes_continue_like_the_original():
         other.load(rows, episodes.state(rows))
     for _ in range(3):
         np.testing.assert_array_equal(episodes.step(nothing), other.step(nothing))
+
+
+def test_stored_episodes_continue_their_temporal_ensemble():
+    """The predictions before the copy are 0 and 10, and those after it are 20: means by hand."""
+    options = {"n_obs_steps": 1, "n_action_steps": 1, "temporal_ensemble_coeff": 0.0}
+    values = iter([0, 10, 20, 20])
+
+    def decide(observations, memory, noise, rows):
+        return np.full((len(rows), 3, 1), next(values), np.float32), memory
+
+    episodes, other = make_episodes(decide, **options), make_episodes(decide, **options)
+    assert run_steps(episodes, [0, 0], [0, 0]) == [[0, 0], [5, 5]]
+    other.load(np.arange(2), episodes.state(np.arange(2)))
+    assert run_steps(other, [0, 0]) == [[10, 10]]
+    assert run_steps(episodes, [0, 0]) == [[10, 10]]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,11 +12,15 @@ from torch import Tensor, nn
 
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimize
 from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.schedule import Counts
 from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Batch, Source, Sources, require
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.ring import Ring
+from offline_rl.runs.folder import Done, SeedFolder
+from offline_rl.training import checkpoint
+from offline_rl.training.work import Progress
 from policies.spec import Spec
 
 ROWS, CAPACITY, SEEDS = 8, 30, [3, 5]
@@ -138,7 +143,10 @@ def test_stacked_seeds_store_what_single_seeds_do() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_training_resumed_between_filling_and_learning_equals_an_undisturbed_one() -> None:
+def test_training_resumed_between_filling_and_learning_equals_an_undisturbed_one(
+    tmp_path: Path,
+) -> None:
+    """The checkpoint of each seed holds its networks, its counters and the rows of its ring."""
     one, two = engine(SEEDS), engine([8, 9])
     for _ in range(3):
         one.fill("update", ROWS, "states", "imagined")
@@ -147,10 +155,13 @@ def test_training_resumed_between_filling_and_learning_equals_an_undisturbed_one
     ring, other = (e.sources["imagined"] for e in (one, two))
     assert isinstance(ring, Ring)
     assert isinstance(other, Ring)
-    for s, state in enumerate(one.seed_states()):
-        two.load_seed_state(s, state)
-        other.load(s, ring.stream_state(s))
-    two.done = dict(one.done)
+    folders, done = [SeedFolder(tmp_path, seed) for seed in SEEDS], Done(updates=15)
+    progress = Progress(
+        counters={"update": Counts(updates=15, rows=4 * ROWS)}, diverged=[None, None]
+    )
+    checkpoint.save(folders, done, progress, one, None, {})
+    assert checkpoint.load(folders, done, two, None) == progress
+    assert two.done == one.done
     for e in (one, two):
         e.run(5)
         e.fill("update", ROWS, "states", "imagined")
@@ -168,6 +179,28 @@ def test_fills_between_two_updates_have_random_numbers_of_their_own() -> None:
         drawn[s] = [row[2] for row in rows_of(e.sources["imagined"], s)]
         assert len({*drawn[s]}) == len(drawn[s]) > ROWS
     assert not {*drawn[0]} & {*drawn[1]}
+
+
+def test_a_checkpoint_returns_the_experience_and_the_memory_of_every_seed(tmp_path: Path) -> None:
+    class Collects:
+        """Has one tensor of experience and one of the policy's memory for each seed."""
+
+        def state(self, s: int) -> dict[str, int]:
+            return {"steps": 10 + s}
+
+        def tensors(self, s: int) -> dict[str, Tensor]:
+            return {"buffer/x": torch.tensor([1.0 + s]), "memory/y": torch.tensor([5.0 + s])}
+
+        def restore(self, states: Any, tensors: Any) -> None:
+            self.states, self.restored = states, tensors
+
+    e, one, two = engine(SEEDS), Collects(), Collects()
+    folders, progress = [SeedFolder(tmp_path, s) for s in SEEDS], Progress(diverged=[None, None])
+    collectors: list[Any] = [one, two]
+    checkpoint.save(folders, Done(), progress, e, collectors[0], {})
+    checkpoint.load(folders, Done(), e, collectors[1])
+    assert two.states == [{"steps": 10}, {"steps": 11}]
+    assert two.restored == [one.tensors(0), one.tensors(1)]
 
 
 def test_a_source_that_does_not_exist_or_stores_no_rows_is_refused() -> None:

@@ -204,12 +204,13 @@ def test_rows_around_a_row_repeat_the_edges_of_its_episode():
 
 
 def test_a_batch_of_sequences_has_the_discount_and_next_observation_of_every_step():
-    """The discount is 0 where a step terminates, but not where it is truncated."""
+    """Discount and bootstrap mask are 0 where a step terminates, but not where it is truncated."""
     source = Sequences(ReplayBuffer.from_dataset(two_episodes()), 2)
     batch = source.sample({k: v[0] for k, v in source.tensors().items()}, random(), 100, GAMMA)
     rows, after = batch.observations[..., 0], batch.next_observations[..., 0]  # [B, H]
     assert set(rows[:, 0].tolist()) == set(range(7))
     assert torch.equal(batch.discount, torch.where(rows == 2, 0, GAMMA))
+    assert torch.equal(batch.bootstrap_mask, torch.where(rows == 2, 0.0, 1.0))
     expected = torch.where(rows == 2, 50, torch.where(rows == 6, 60, rows + 1))
     assert torch.equal(after, expected)
 

@@ -1,5 +1,6 @@
 """Runs of several jobs: one folder for each, stacked in as few programs as possible."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 from small_data import save_small
 
 from offline_rl.data import Dataset
-from offline_rl.runs.run import stack
+from offline_rl.runs.folder import Done
+from offline_rl.runs.run import runs_of, stack
+from offline_rl.runs.start import Start
 from offline_rl.training.train import launch, runs_of_jobs
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json
@@ -91,6 +94,44 @@ def test_datasets_in_memory_are_not_mixed_up() -> None:
     assert len(stacks([one, one])) == 1
     with pytest.raises(UserError, match="two jobs would write"):
         runs_of_jobs([one, two])
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "two"),
+    [
+        ("dataset", "a.npz", "b.npz"),
+        ("episodes", 1, 2),
+        ("num_updates", 4, 8),
+        ("num_env_steps", 400, 800),
+        ("eval_every", 5, 6),
+        ("checkpoint_every", 5, 6),
+        ("device", "cpu", "auto"),
+        ("compile", "never", "auto"),
+        ("out", "runs", "others"),
+        ("tracker", "none", "tensorboard"),
+        ("utd", 1, 2),
+        ("online.warmup_steps", 0, 10),
+        ("online.policy_delay", 1, 2),
+    ],
+)
+def test_runs_with_another_value_of_an_option_do_not_share_a_program(
+    key: str, one: Any, two: Any
+) -> None:
+    """A program has one data set, budget, device, and so on: those of its first run."""
+    common = {"algorithm": "td3", "task": "env:Pendulum-v1", "dataset": "a.npz"}
+    common |= {"num_updates": 4, "num_env_steps": 400}
+    jobs = [{**common, key: value, "seeds": [seed]} for value in (one, two) for seed in (0, 1)]
+    runs = [run for job in jobs for run in runs_of(job)]
+    assert [[run.seed for run in group] for group in stack(runs)] == [[0, 1], [0, 1]]
+
+
+def test_runs_that_start_from_different_runs_do_not_share_a_program() -> None:
+    """A program loads the transform of one earlier run."""
+    run = runs_of(IQL)[0]
+    starts = [
+        Start(Path(name), "none", "iql", 4, {}, {0: (Done(updates=4), name)}) for name in "ab"
+    ]
+    assert len(stack([replace(run, start=start) for start in starts])) == 2
 
 
 def test_duplicate_jobs_run_once() -> None:

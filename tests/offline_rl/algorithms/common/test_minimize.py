@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Algorithm, State, minimize
+from offline_rl.algorithms.common.base import Algorithm, State, keep_where, minimize
 from offline_rl.algorithms.common.config import BaseConfig
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.utils.random import Random
@@ -89,3 +89,15 @@ def test_networks_are_built_when_they_are_first_read_and_shared_by_later_copies(
     assert "modules" not in vars(learner)
     assert learner.modules is learner.for_phase("update").modules
     assert learner.modules is learner.with_values({}).modules
+
+
+def test_keep_where_returns_the_old_networks_and_optimizers_where_they_stay():
+    old = start()
+    new, _ = minimize(old, tuple(RATES), joint_loss)
+    for stays, expected in ((True, old), (False, new)):
+        state = keep_where(old, new, torch.tensor(stays))
+        for name in RATES:
+            weight = expected.params[name]["weight"]
+            assert torch.equal(state.params[name]["weight"], weight)
+            steps = expected.optimizer[name]["count"]["steps"]
+            assert torch.equal(state.optimizer[name]["count"]["steps"], steps)

@@ -97,6 +97,15 @@ def test_rates_equal_torchs_parameter_groups(schedule):
         torch.testing.assert_close(stepped[name], value, atol=1e-6, rtol=1e-6)
 
 
+def test_parameters_named_in_undecayed_have_no_weight_decay():
+    params, _ = problem()
+    adam = Adam(0.1, weight_decay=0.5, undecayed=("bia",))
+    zeros = {k: torch.zeros_like(v) for k, v in params.items()}
+    new, _ = adam.step(params, zeros, adam.init(params))
+    torch.testing.assert_close(new["weight"], 0.95 * params["weight"])  # 1 - 0.1 * 0.5
+    assert torch.equal(new["bias"], params["bias"])
+
+
 def test_a_step_changes_nothing_in_place():
     params, gradients = problem()
     state = Adam(1e-2).init(params)
