@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_rl.algorithms.common.config import stackable_fields
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
-from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, OnPolicy, Piece
+from offline_rl.algorithms.common.schedule import ONLINE, Fill, Interact, Learn, OnPolicy, Piece
 from offline_rl.data import Dataset
 from offline_rl.data.specs import describe_shape
 from offline_rl.utils import hardware
@@ -292,6 +292,13 @@ def wrong_learner(
         yield (
             f"{type(learner).__name__} relies on the phase {missing[0]}, which has 0 updates here. "
             "Raise pretrain_updates, or remove it to use the algorithm's default."
+        )
+    filled = {piece.target for piece in schedule if isinstance(piece, Fill)}
+    empty = [name for name in learner.rings() if name not in filled] if "update" in scheduled else []
+    if empty:
+        yield (
+            f"the ring {empty[0]!r} of {method} would stay empty: its schedule has no Fill(…, "
+            f"target={empty[0]!r}). Return one from `schedule`, before the updates that sample it."
         )
     for phase in dict.fromkeys(piece.phase for piece in schedule):
         frozen, key = learner.for_phase(phase).updates_before_policy(phase)

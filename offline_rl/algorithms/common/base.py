@@ -442,7 +442,11 @@ def minimize(
     the gradients of all these networks to this.
     """
     names = (names,) if isinstance(names, str) else names
-    modules = state.algorithm.modules
+    modules, adams = state.algorithm.modules, state.algorithm.optimizers()
+    for name in names:
+        for kind, known in (("network", modules), ("optimizer", adams)):
+            if name not in known:
+                raise ValueError(f"minimize: no {kind} is named {name!r}. There are {[*known]}.")
 
     def value_and_extra(trained: Mapping[str, Params]) -> tuple[Tensor, Any]:
         result = loss(*(Network(modules[name], trained[name]) for name in names))
@@ -454,7 +458,6 @@ def minimize(
     grads, (value, extra) = gradient({name: params[name] for name in names})
     if max_grad_norm is not None:
         grads = clip_norm(grads, max_grad_norm)
-    adams = state.algorithm.optimizers()
     for name in names:
         params[name], optimizer[name] = adams[name].step(params[name], grads[name], optimizer[name])
     state = replace(state, params=params, optimizer=optimizer)

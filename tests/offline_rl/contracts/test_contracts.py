@@ -21,6 +21,7 @@ import policies
 from offline_rl.cli.main import main
 from offline_rl.runs.folder import SeedFolder
 from offline_rl.training.trainer import Trainer
+from offline_rl.utils.errors import UserError
 from policies.heads.chunk import ChunkActor
 from policies.networks.mlp import MLP
 
@@ -131,6 +132,14 @@ def test_a_resumed_run_equals_an_undisturbed_one(
         assert one.keys() == two.keys()
         assert [k for k in one if not torch.equal(one[k], two[k])] == []
         assert evaluations(undisturbed, seed) == evaluations(resumed, seed)
+
+
+def test_a_ring_that_nothing_fills_is_refused(folder: Path, tmp_path: Path) -> None:
+    text = (HERE / "learned_model.py").read_text().replace("work += [fill, Learn", "work += [Learn")
+    (tmp_path / "unfilled.py").write_text(text)
+    keys = KEYS | OPTIONS["learned_model"] | {"dataset": str(folder / "data.npz")}
+    with pytest.raises(UserError, match=r"the ring 'imagined' of .* would stay empty"):
+        offline_rl.train(algorithm=str(tmp_path / "unfilled.py"), out=str(tmp_path), **keys)
 
 
 @pytest.mark.slow
