@@ -337,7 +337,7 @@ CASES = (
         "RL-100/rl_100/policy/rl100_3d.py",
         ("noise",),
         REINFORCED | {"one_step": "afterward"},
-        phase="distil",
+        phase="distill",
         variant="one_step",
         adapted=(
             VECTORS,

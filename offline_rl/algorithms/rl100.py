@@ -144,9 +144,9 @@ class RL100(OfflineImprovement, Imitating):
     def phases(self) -> Mapping[str, int]:
         """Number of updates of each phase; `schedule` repeats the phases."""
         cfg, pairs = self.cfg, self.cfg.decisions * self.cfg.tuned // self.cfg.batch_size
-        distil = cfg.student_updates if cfg.one_step == "afterward" else 0
+        distill = cfg.student_updates if cfg.one_step == "afterward" else 0
         phases = {"imitate": cfg.imitation_updates, "settle": 1, "judge": cfg.judge_updates}
-        return phases | {"improve": cfg.passes * pairs, "compare": 1, "distil": distil}
+        return phases | {"improve": cfg.passes * pairs, "compare": 1, "distill": distill}
 
     def schedule(
         self, num_updates: int, num_env_steps: int, pretrain: int | None
@@ -182,7 +182,7 @@ class RL100(OfflineImprovement, Imitating):
         offline = [learn["settle"], learn["judge"], *improved, gather, learn["imitate"]]
         work = [schedule.Learn("imitate", num_updates), *offline * cfg.iterations, learn["settle"]]
         work += [rollouts, schedule.Learn(online, self.updates)] * (count - cfg.iterations)
-        return [piece for piece in [*work, learn["distil"]] if piece.size]
+        return [piece for piece in [*work, learn["distill"]] if piece.size]
 
     def compute_advantages(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
         columns = super().compute_advantages(state, data)

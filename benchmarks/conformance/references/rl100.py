@@ -264,21 +264,21 @@ def rl100(job: Job) -> Learner:
         "improve": lambda b: update_policy_offline(agent, critics, b),
         "online": lambda b: update_policy_online(agent, b, c),
     }
-    if job.phase == "distil":
+    if job.phase == "distill":
         agent._policy = policy
         agent.cm_optimizer = torch.optim.Adam(
             policy.distilled_model.parameters(), c["imitation_lr"]
         )
         agent.cm_lr_scheduler = SimpleNamespace(step=lambda: None)
         links += policy.distilled_model.links("student")
-        updates["distil"] = lambda b: {
+        updates["distill"] = lambda b: {
             "student_loss": agent.distill_update({"obs": make_observations(b)})
         }
     chain = [("noise", lambda x, k=k: x[:, k]) for k in range(c["num_inference_steps"] + 1)]
     order = {
         "improve": [*chain, *[UNUSED] * c["num_inference_steps"]],
         "online": [UNUSED],
-        "distil": ["noise"],
+        "distill": ["noise"],
     }
     return Learner(links, updates[job.phase], order.get(job.phase, []))
 

@@ -129,14 +129,14 @@ def test_the_loss_equals_that_of_rl100s_head() -> None:
     torch.manual_seed(0)
     shape = SMALL | {"n_action_steps": 3, "num_train_timesteps": 10}
     sizes = {"environments": 1, "decisions": 6, "batch_size": 6, "tuned": 5}
-    made = RL100(Spec((3,), 2), rl100.Config(**shape, **sizes), 10).for_phase("distil")
+    made = RL100(Spec((3,), 2), rl100.Config(**shape, **sizes), 10).for_phase("distill")
     tree, random = made.initial(), Random(torch.tensor(0), torch.tensor(0))
     params = {name: dict(tensors) for name, tensors in tree["params"].items()}
     for name, value in params["policy"].items():
         params["policy"][name] = value + 0.3 * torch.randn_like(value)
     seen, actions, nothing = torch.randn(6, 2, 3), torch.rand(6, 4, 2), torch.zeros(6)
     batch = Batch(seen, actions, nothing, nothing, seen, nothing)
-    _, expected = made.distil(State(made, params, tree["optimizer"], random), batch, 0)
+    _, expected = made.distill(State(made, params, tree["optimizer"], random), batch, 0)
     own = OneStep(Spec((3,), 2), Config(**shape), 10)
     tree = own.initial()
     given = {**tree["params"], "teacher": params["policy"], "model": params["student"]}

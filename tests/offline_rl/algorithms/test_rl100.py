@@ -348,7 +348,7 @@ def test_phases_run_in_order():
     names = [piece.phase for piece in work]
     step = ["improve", "improve", "compare"]
     again = ["settle", "judge", *step, *step, "gather", "imitate"]
-    assert names == ["imitate", *again, *again, "settle", *4 * ["online"], "distil"]
+    assert names == ["imitate", *again, *again, "settle", *4 * ["online"], "distill"]
     assert [type(x) for x in work[3:6]] == [Fill, Learn, Learn]
     assert [x.adds for x in work if isinstance(x, Collect)] == [True, True, False, False]
     assert sum(x.size for x in work if isinstance(x, Collect)) == 4 * 48

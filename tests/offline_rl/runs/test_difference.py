@@ -1,12 +1,15 @@
 """Comparison of two runs: roles of options, and the difference of configs."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from offline_rl.runs.folder import Done
 from offline_rl.runs.options import TrainOptions, aliases, roles
-from offline_rl.runs.run import difference, runs_of
+from offline_rl.runs.run import difference, role_of, runs_of
+from offline_rl.runs.start import Start
 
 KEYS: dict[str, Any] = {"algorithm": "iql", "task": "none", "dataset": "a.npz"}
 
@@ -15,6 +18,37 @@ def test_every_option_has_a_role_or_is_an_alias() -> None:
     names = {f.name for f in fields(TrainOptions)}
     assert roles().keys() | aliases().keys() == names
     assert not roles().keys() & aliases().keys()
+
+
+def test_roles_state_which_options_make_another_run() -> None:
+    """All other options make another run if their value changes."""
+    by_role = {
+        role: {k for k, v in roles().items() if v == role} for role in ("changeable", "local")
+    }
+    files, intervals = {"dataset", "expert_dataset", "base"}, {"eval_every", "checkpoint_every"}
+    assert by_role["changeable"] == files | intervals | {"eval_episodes"}
+    speed = {"device", "precision", "compile", "stream", "eval_envs"}
+    assert by_role["local"] == speed | {
+        "seeds",
+        "data_dir",
+        "out",
+        "keep_data",
+        "tracker",
+        "stretch",
+    }
+
+
+def test_runs_from_different_runs_differ_but_their_location_does_not_matter() -> None:
+    (run,) = runs_of(KEYS)
+    starts = [
+        Start(Path(name), "none", "iql", updates, {}, {0: (Done(updates=updates), checksum)})
+        for name, updates, checksum in (("a", 4, "x"), ("b", 4, "x"), ("a", 8, "y"))
+    ]
+    one, moved, other = (replace(run, start=start).config() for start in starts)
+    assert difference(one, moved) == {"start.run": ("a", "b")}
+    assert role_of("start.run") == "changeable"
+    for config in (other, run.config()):
+        assert "identity" in {role_of(key) for key in difference(one, config)}
 
 
 def test_local_options_are_not_stored_and_all_others_are() -> None:

@@ -46,8 +46,7 @@ def test_seeds_and_numbers_become_one_program() -> None:
 def test_options_that_cannot_be_stacked_make_separate_runs_named_after_them() -> None:
     jobs = swept(algorithm__hidden=[[8], [16, 16]], seeds=[[0], [1]], batch_size=[32, 64])
     assert {tuple(group) for group in stacks(jobs)} == {
-        ((f"default-batch_size_{size}-hidden_{hidden}", 0),)
-        + ((f"default-batch_size_{size}-hidden_{hidden}", 1),)
+        tuple((f"default-batch_size_{size}-hidden_{hidden}", seed) for seed in (0, 1))
         for size in (32, 64)
         for hidden in ("8", "16-16")
     }

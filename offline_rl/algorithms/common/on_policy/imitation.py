@@ -48,10 +48,10 @@ class ImitationConfig(ChainConfig):
 
 
 class Imitating(DenoisingRL):
-    """Phases `imitate`, `settle` (prepare for RL) and, with a student, `distil`."""
+    """Phases `imitate`, `settle` (prepare for RL) and, with a student, `distill`."""
 
     initialized_from_run = ("model", "policy", "behavior", "student", "student_before")
-    imitation_phases = ("imitate", "settle", "compare", "distil")
+    imitation_phases = ("imitate", "settle", "compare", "distill")
 
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
         """Set each action's range from the data."""
@@ -113,7 +113,7 @@ class Imitating(DenoisingRL):
         state = replace(state, params=params, optimizer={**state.optimizer, "model": reset})
         return state, {"settled_by": change.sqrt()}
 
-    def distil(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+    def distill(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update the one-step student alone."""
         return student_step(state, self.cfg, batch.observations)
 
