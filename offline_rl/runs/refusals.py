@@ -310,15 +310,6 @@ def wrong_learner(
                 f"The policy would not change: all {updates:,} {kind} updates fall within {key} "
                 f"({frozen:,} updates). Raise {length} or lower {key}."
             )
-    for piece in schedule:
-        if isinstance(piece, Interact) and not phase_updates(learner, [piece], piece.phase):
-            of_phase = learner.for_phase(piece.phase)
-            first = max(of_phase.interaction.online.warmup_steps, of_phase.cfg.batch_size)
-            yield (
-                f"num_env_steps={piece.env_steps} gives no update: updates start after {first:,} "
-                "steps (the larger of online.warmup_steps and algorithm.batch_size). Raise "
-                "num_env_steps."
-            )
 
 
 def phase_updates(learner: Algorithm, schedule: Sequence[Piece], phase: str) -> int:

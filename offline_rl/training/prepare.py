@@ -1,7 +1,8 @@
 """Preparation of runs that train together.
 
 The stages read the data, merge the specs, complete the settings from the data, and build the
-learner. Everything that can be refused is refused here, before anything is written.
+learner. A run that cannot be trained is refused here. `train` compares it with earlier runs in its
+folder afterward, still before it writes anything.
 """
 
 from __future__ import annotations

@@ -45,9 +45,8 @@ class BestOfNSamples(ActorCritic):
     def actor(self) -> nn.Module:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         shape = {"n_obs_steps": 1, "horizon": cfg.horizon, "n_action_steps": cfg.horizon}
-        options = {"hidden": [*cfg.hidden], "time_size": 8}
-        table = euler(cfg.num_inference_steps)
-        return DiffusionActor(obs, act, network="mlp", options=options, table=table, **shape)
+        shape |= {"options": {"hidden": [*cfg.hidden]}, "table": euler(cfg.num_inference_steps)}
+        return DiffusionActor(obs, act, network="mlp", **shape)
 
     def critic(self) -> nn.Module:
         obs, act = self.spec.observation_dim, self.spec.action_dim

@@ -1,10 +1,9 @@
 """Model-based RL: TD3 on transitions of the data and on transitions that a model predicts.
 
-A model is fitted to the data. Then rounds repeat: it predicts one step of the policy from states
-of the data, and TD3 is trained on batches of real and predicted transitions.
+A model is fitted to the data. Then, in rounds, it predicts one step of the policy from states of
+the data, and TD3 is trained on batches of real and predicted transitions.
 
-Paper:   Janner et al., NeurIPS 2019, arXiv:1906.08253 (MBPO).
-Differs: an example; one deterministic model, fitted once, and TD3 instead of SAC.
+Paper: Janner et al., NeurIPS 2019, arXiv:1906.08253 (MBPO). Differs: one deterministic model.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from torch import Tensor, nn
 from offline_rl.algorithms import td3
 from offline_rl.algorithms.common.base import Metrics, Mode, State, minimize
 from offline_rl.algorithms.common.config import Preliminary
-from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.schedule import Fill, Learn, Piece
-from offline_rl.replay.batch import Batch, Source, Sources, require
+from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.mixtures import Mixture
 from offline_rl.utils.options import Count, frozen
 from policies.networks.mlp import MLP
@@ -45,35 +43,31 @@ class LearnedModel(td3.TD3):
     def schedule(self, num_updates: int, num_env_steps: int, pretrain: int | None) -> list[Piece]:
         *work, main = super().schedule(num_updates, num_env_steps, pretrain)
         fill = Fill("update", self.cfg.rows, states="fit_model", target="imagined")
-        for done in range(0, main.size, self.cfg.updates_per_round):
-            updates = min(self.cfg.updates_per_round, main.size - done)
-            work += [fill, Learn("update", updates, evaluate=False)]
+        for done in range(0, main.size, n := self.cfg.updates_per_round):
+            work += [fill, Learn("update", min(n, main.size - done), evaluate=False)]
         return work
 
     def rings(self) -> Mapping[str, int]:
         return {"imagined": self.cfg.capacity}
 
     def source(self, phase: str, sources: Sources) -> Source:
-        data = require(sources, "offline")
-        return data if phase == "fit_model" else Mixture(data, require(sources, "imagined"))
+        data = super().source(phase, sources)
+        return data if phase == "fit_model" else Mixture(data, sources["imagined"])
 
     def networks(self) -> dict[str, nn.Module]:
-        obs, act = self.spec.observation_dim, self.spec.action_dim
-        return super().networks() | {"model": MLP(obs + act, obs + 1, self.cfg.hidden)}
+        obs, inputs = self.spec.observation_dim, self.spec.observation_dim + self.spec.action_dim
+        return super().networks() | {"model": MLP(inputs, obs + 1, self.cfg.hidden)}
 
-    def optimizers(self) -> dict[str, Adam]:
+    def optimizers(self):
         return super().optimizers() | {"model": self.adam(self.cfg.critic_lr)}
 
     def fit_model(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update the model by regression on changes of the state and rewards."""
+        x = torch.cat([batch.observations, batch.actions], -1)
         change = batch.next_observations - batch.observations
-
-        def model_loss(model):
-            prediction = model(torch.cat([batch.observations, batch.actions], -1))
-            return (prediction - torch.cat([change, batch.rewards[:, None]], -1)).square().mean()
-
-        state, model_value = minimize(state, "model", model_loss)
-        return state, {"model_loss": model_value}
+        target = torch.cat([change, batch.rewards[:, None]], -1)
+        state, loss = minimize(state, "model", lambda model: (model(x) - target).square().mean())
+        return state, {"model_loss": loss}
 
     def fill(self, state: State, batch: Batch) -> dict[str, Tensor]:
         """Return a predicted transition from each state of the batch, as an episode of one step."""

@@ -129,10 +129,13 @@ def test_seeds_stopped_at_different_updates_resume_from_their_own(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "option"), [("rebrac", "policy_bc_end"), ("spot", "support_end")]
+    ("algorithm", "option", "others"),
+    [("rebrac", "policy_bc_end", {}), ("spot", "support_end", {"pretrain_updates": 2})],
 )
-def test_extending_a_finished_decay_of_a_weight_needs_stretch(keys, algorithm, option) -> None:
-    keys |= {"algorithm": algorithm, f"algorithm.{option}": 0.0}
+def test_extending_a_finished_decay_of_a_weight_needs_stretch(
+    keys, algorithm, option, others
+) -> None:
+    keys |= {"algorithm": algorithm, f"algorithm.{option}": 0.0, **others}
     train(**keys)
     with pytest.raises(UserError, match=rf"algorithm\.{option} decays a weight.*stretch=true"):
         train(**keys | {"num_updates": 40})
