@@ -25,7 +25,7 @@ def test_an_on_policy_method_refuses_options_of_a_replay_buffer(option: str, sen
         runs_of({**ONLINE, "algorithm": "dppo", option: True})
 
 
-def test_a_preliminary_phase_needs_updates_on_a_dataset() -> None:
+    """Without updates, the networks of the phase would stay as they were initialized."""
     """Its networks would stay as they were initialized."""
     for updates, refused in ((0, True), (100, False)):
         keys = {**ONLINE, "algorithm": "cql", "algorithm.bc_updates": 5, "dataset": "a.npz"}
