@@ -41,6 +41,7 @@ REPOSITORIES = {  # key of the command: repository, commit
         "66262b06a0caf159fb001504949b7b48ccda5f64",
     ),
     "dppo": ("irom-princeton/dppo", "cc7234ad7ff39a8f32de3af903606723a16f0648"),
+    "fql": ("seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -498,6 +499,21 @@ CASES = (
             "actor trained in the first of every two updates -> in the second",
         ),
         updates=6,
+    ),
+    Case(
+        "fql",
+        "fql",
+        "agents/fql.py",
+        ("next", "x0", "time", "z"),
+        {"alpha": 3.0, "normalize_q": False, "num_inference_steps": 4},
+    ),
+    Case(
+        "fql",
+        "fql",
+        "agents/fql.py",
+        ("next", "x0", "time", "z"),
+        {"q_aggregate": "min", "num_inference_steps": 4},
+        variant="normalized Q, min",
     ),
     Case(
         "rlpd",

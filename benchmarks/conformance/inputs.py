@@ -84,6 +84,16 @@ def chunks(update: int, n_obs_steps: int, horizon: int) -> Arrays:
     return columns
 
 
+def chunk_transitions(update: int, discount: float, horizon: int) -> Arrays:
+    """Return transitions of complete chunks.
+
+    Observations are [BATCH, 1, OBS], actions [BATCH, horizon, ACT], rewards [BATCH].
+    """
+    columns, steps = batch(update, discount**horizon), batch(update, 1.0, (BATCH, horizon))
+    columns |= {"actions": steps["actions"], "valid": np.ones((BATCH, horizon), bool)}
+    return columns | {k: columns[k][:, None] for k in ("observations", "next_observations")}
+
+
 class Tape:
     """Random numbers of one update. Our side samples and names them; the reference reads them."""
 

@@ -1,13 +1,16 @@
-"""A deterministic MLP head that predicts a chunk of actions."""
+"""MLP heads that predict a chunk of actions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from policies.heads.head import Head, Memory
 from policies.networks.dropout import Random
+from policies.networks.init import xavier_init
 from policies.networks.mlp import MLP, Activation
 
 
@@ -66,3 +69,43 @@ class ChunkActor(Head):
         """See `Head.explore`. Add Gaussian noise to each action, clipped to [-1, 1]."""
         chunks = self(observations)
         return (chunks + self.noise * random.normal(chunks.shape)).clamp(-1, 1), memory
+
+
+class OneStepActor(Head):
+    """The chunk clip(MLP(observation, z)) for standard normal noise z: a flow in one step.
+
+    Park, Li, Levine, ICML 2025, arXiv:2502.02538 (FQL).
+    """
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        hidden: Sequence[int],
+        *,
+        horizon: int = 1,
+        activation: Activation = "gelu_tanh",
+    ) -> None:
+        """Create the head, with Xavier's initialization.
+
+        horizon: number of actions in a chunk. All of them are executed.
+        """
+        super().__init__()
+        self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
+        self.arguments |= {"horizon": horizon, "activation": activation}
+        self.chunk_size = self.n_action_steps = horizon
+        self.noise_shape, size = (horizon, actions), horizon * actions
+        options: dict[str, Any] = {"activation": activation, "init": xavier_init}
+        self.trunk = MLP(observations + size, size, hidden, **options)
+
+    def forward(self, observations: Tensor, noise: Tensor) -> Tensor:
+        """Return the chunks before clipping, [B, horizon, A].
+
+        observations: [B, 1, O] or [B, O].  noise: [B, horizon, A].
+        """
+        inputs = torch.cat([observations.flatten(1), noise.flatten(1)], -1)
+        return self.trunk(inputs).unflatten(-1, self.noise_shape)
+
+    def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
+        """See `Head.decide`."""
+        return self(observations, noise).clip(-1, 1), memory

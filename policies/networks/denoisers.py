@@ -13,12 +13,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from policies.heads.schedules import FLOW_TIME
+from policies.networks.init import xavier_init
 from policies.networks.mlp import MLP, Activation
 from policies.networks.time import TimeEmbedding
 from policies.networks.transformer import ChunkTransformer
 from policies.networks.unet import UNet
 
-Kind = Literal["unet", "transformer", "mlp"]
+Kind = Literal["unet", "transformer", "mlp", "plain"]
 
 
 class DenoisingMLP(nn.Module):
@@ -56,6 +58,38 @@ class DenoisingMLP(nn.Module):
         return self.trunk(torch.cat(parts, -1), drop).unflatten(-1, x.shape[-2:])
 
 
+class PlainMLP(nn.Module):
+    """An MLP on the concatenated observation history, chunk and flow time in [0, 1].
+
+    The network of FQL's flow (seohongpark/fql:utils/networks.py).
+    """
+
+    def __init__(
+        self,
+        actions: int,
+        horizon: int,
+        observations: int,
+        *,
+        hidden: Sequence[int] = (512, 512, 512, 512),
+        activation: Activation = "gelu_tanh",
+        times: int = 1,
+    ) -> None:
+        """Create the network, with Xavier's initialization.
+
+        observations: size of the flattened observation history.  times: number of time inputs.
+        """
+        super().__init__()
+        sizes = observations + horizon * actions + times, horizon * actions
+        self.trunk = MLP(*sizes, hidden, activation=activation, init=xavier_init)
+
+    def forward(
+        self, x: Tensor, times: Tensor, features: Tensor, drop: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return the network's output; see `DenoisingMLP.forward`."""
+        parts = [features.flatten(-2), x.flatten(-2), times / FLOW_TIME]
+        return self.trunk(torch.cat(parts, -1), drop).unflatten(-1, x.shape[-2:])
+
+
 def build_denoiser(
     kind: Kind, actions: int, horizon: int, n_obs_steps: int, features: int, **options: Any
 ) -> nn.Module:
@@ -65,5 +99,5 @@ def build_denoiser(
     """
     if kind == "transformer":
         return ChunkTransformer(actions, horizon, n_obs_steps, features, **options)
-    network = UNet if kind == "unet" else DenoisingMLP
+    network = {"unet": UNet, "mlp": DenoisingMLP, "plain": PlainMLP}[kind]
     return network(actions, horizon, n_obs_steps * features, **options)

@@ -10,6 +10,7 @@ Shapes: B batch, E ensemble member, O observation, A action. Every module maps [
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -19,11 +20,12 @@ from torch.nn.functional import elu, gelu, layer_norm, mish, silu
 
 from policies.networks.init import Init, torch_init
 
-Activation = Literal["relu", "elu", "gelu", "silu", "tanh", "mish"]
+Activation = Literal["relu", "elu", "gelu", "gelu_tanh", "silu", "tanh", "mish"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "elu": elu,
     "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),  # the default in JAX
     "silu": silu,
     "tanh": torch.tanh,
     "mish": mish,
@@ -50,6 +52,7 @@ class MLP(nn.Module):
         ensemble: int | None = None,
         layer_norm: bool = False,
         norm_after_activation: bool = False,
+        norm_eps: float = 1e-5,
         inner: bool = False,
         init: Init = torch_init,
     ) -> None:
@@ -58,6 +61,7 @@ class MLP(nn.Module):
         ensemble: number of members; None: a single network without an ensemble axis.
         layer_norm: normalize each hidden layer before the activation.
         norm_after_activation: normalize after the activation instead.
+        norm_eps: number added to the variance in the layer normalization.
         inner: the MLP is part of a larger network. Its last layer also uses `compute_dtype`.
         """
         super().__init__()
@@ -72,7 +76,7 @@ class MLP(nn.Module):
             stacked = ensemble is not None
             self.weights.append(nn.Parameter(weight if stacked else weight[0]))
             self.biases.append(nn.Parameter(bias if stacked else bias[0, 0]))
-        norms = [LayerNorm(size, ensemble) for size in hidden] if layer_norm else []
+        norms = [LayerNorm(size, ensemble, norm_eps) for size in hidden] if layer_norm else []
         self.norms = nn.ModuleList(norms)
 
     def forward(
@@ -112,18 +116,19 @@ class MLP(nn.Module):
 class LayerNorm(nn.Module):
     """Layer normalization. Each member of an ensemble has its own gain and shift."""
 
-    def __init__(self, size: int, ensemble: int | None = None) -> None:
+    def __init__(self, size: int, ensemble: int | None = None, eps: float = 1e-5) -> None:
         super().__init__()
+        self.eps = eps
         shape = (size,) if ensemble is None else (ensemble, 1, size)
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
 
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
-        """Normalize x [..., size], or [E, R, size] for an ensemble, with torch's default eps.
+        """Normalize x [..., size], or [E, R, size] for an ensemble.
 
         members: see `MLP.forward`.
         """
         gain, shift = select_members(self.weight, members), select_members(self.bias, members)
-        return layer_norm(x, x.shape[-1:]) * gain + shift
+        return layer_norm(x, x.shape[-1:], eps=self.eps) * gain + shift
 
 
 def select_members(stacked: Tensor, members: Tensor | None) -> Tensor:
@@ -159,6 +164,7 @@ class Critic(nn.Module):
         ensemble: int = 2,
         layer_norm: bool = False,
         norm_after_activation: bool = False,
+        norm_eps: float = 1e-5,
         init: Init = torch_init,
     ) -> None:
         super().__init__()
@@ -167,6 +173,7 @@ class Critic(nn.Module):
             "ensemble": ensemble,
             "layer_norm": layer_norm,
             "norm_after_activation": norm_after_activation,
+            "norm_eps": norm_eps,
         }
         self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
         self.arguments |= options

@@ -12,13 +12,18 @@ import numpy as np
 from policies.bundle import Bundle
 from policies.runtimes.network import Inputs, Memory
 
-KINDS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor")
+KINDS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
     """Return x * Phi(x), computed with the error function."""
     erf = np.array([math.erf(v) for v in (x / math.sqrt(2)).ravel().tolist()], np.float32)
     return 0.5 * x * (1 + erf.reshape(x.shape))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    """Return x * Phi(x) with the approximation of Phi by tanh."""
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def silu(x: np.ndarray) -> np.ndarray:
@@ -30,6 +35,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
     "silu": silu,
     "tanh": np.tanh,
     "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
@@ -64,6 +70,8 @@ class NumpyNetwork:
         self._activation = ACTIVATIONS[arguments.get("activation", "relu")]
         self._squash = choose_squashing(bundle.kind, arguments)
         self._horizon = arguments.get("horizon", 1)
+        if bundle.kind == "OneStepActor":
+            self.noise_shape = (self._horizon, arguments["actions"])
 
     def initial_memory(self, batch: int) -> Memory:
         return {}
@@ -72,7 +80,8 @@ class NumpyNetwork:
         self, observations: Inputs, memory: Memory, noise: np.ndarray
     ) -> tuple[np.ndarray, Memory]:
         assert isinstance(observations, np.ndarray)
-        x = observations.reshape(len(observations), -1)
+        parts = [observations, noise] if self.noise_shape else [observations]
+        x = np.concatenate([part.reshape(len(observations), -1) for part in parts], -1)
         for k, (weight, bias) in enumerate(self._layers):
             x = (self._activation(x) if k else x) @ weight + bias
             x = normalize_layer(x, *self._norms[k]) if k < len(self._norms) else x
@@ -89,6 +98,7 @@ def choose_squashing(kind: str, arguments: dict[str, Any]) -> Callable[[np.ndarr
     """Return the function from MLP output to actions, as in the method `act` of the head."""
     if kind == "TanhGaussianActor":
         return lambda x: np.tanh(x[:, : arguments["actions"]])
-    if kind == "GaussianActor" and not arguments.get("tanh_mean", True):
+    unsquashed = kind == "GaussianActor" and not arguments.get("tanh_mean", True)
+    if unsquashed or kind == "OneStepActor":
         return lambda x: x.clip(-1, 1)
     return np.tanh

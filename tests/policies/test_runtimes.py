@@ -16,7 +16,7 @@ from policies import Bundle, BundleError, Normalizer, Player, Spec, bundle
 from policies.golden import seal
 from policies.heads.act import ActionChunkingTransformer
 from policies.heads.best_of_n import BestOfN
-from policies.heads.chunk import ChunkActor
+from policies.heads.chunk import ChunkActor, OneStepActor
 from policies.heads.decision_transformer import DecisionTransformer
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.diffusion import DiffusionActor
@@ -74,6 +74,17 @@ def test_numpy_gives_the_chunks_of_torch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     head = ChunkActor(5, 2, (16,), horizon=4, n_action_steps=2, n_obs_steps=3)
     path = write(tmp_path / "policy.bundle", head, n_obs_steps=3, chunk_size=4, n_action_steps=2)
+    ours, reference = (Player(policies.load(path, runtime=each)) for each in ("numpy", "torch"))
+    for player in (ours, reference):
+        player.reset(range(10))
+    for x in OBSERVATIONS.reshape(5, 10, 5):
+        np.testing.assert_allclose(ours.step(x), reference.step(x), atol=1e-5)
+
+
+def test_numpy_gives_the_chunks_of_torch_for_equal_noise(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    head = OneStepActor(5, 2, (16, 8), horizon=3)
+    path = write(tmp_path / "policy.bundle", head, chunk_size=3, n_action_steps=3)
     ours, reference = (Player(policies.load(path, runtime=each)) for each in ("numpy", "torch"))
     for player in (ours, reference):
         player.reset(range(10))

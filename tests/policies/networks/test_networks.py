@@ -11,6 +11,7 @@ from policies.networks.init import orthogonal_init
 from policies.networks.mlp import MLP, Activation
 
 BETWEEN = {"relu": nn.ReLU(), "elu": nn.ELU(), "gelu": nn.GELU(), "silu": nn.SiLU()}
+BETWEEN["gelu_tanh"] = nn.GELU("tanh")
 BETWEEN |= {"tanh": nn.Tanh(), "mish": nn.Mish()}
 
 
