@@ -34,7 +34,10 @@ def fql(job: Job) -> Learner:
         batch |= {"next_observations": b.next_observations[:, 0]}
         current.agent, info = current.agent.update(batch)
         distance, q_loss = info["actor/distill_loss"], info["actor/q_loss"]
-        losses = {"critic_loss": info["critic/critic_loss"], "flow_loss": info["actor/bc_flow_loss"]}
+        losses = {
+            "critic_loss": info["critic/critic_loss"],
+            "flow_loss": info["actor/bc_flow_loss"],
+        }
         losses |= {"policy_loss": c["alpha"] * distance + q_loss, "distance": distance}
         return {name: float(value) for name, value in losses.items()}
 
@@ -43,13 +46,18 @@ def fql(job: Job) -> Learner:
         network = network.replace(params=tree, opt_state=to_float64(network.opt_state))
         current.agent = current.agent.replace(network=network)
 
-    store = Store(
-        lambda: current.agent.network.params, write, lambda: current.agent.network.opt_state
-    )
+    def read() -> Any:
+        return current.agent.network.params
+
+    trained = Store(read, write, lambda: current.agent.network.opt_state)
+    copied = Store(read, write, dict)  # target networks have no moments
     links = []
     for ours, theirs in (("policy/trunk", "onestep_flow"), ("flow/network.trunk", "bc_flow")):
-        links += store.mlp(ours, layers(f"modules_actor_{theirs}/mlp/Dense", LAYERS))
-    for ours, theirs in (("critic", "critic"), ("critic_target", "target_critic")):
+        links += trained.mlp(ours, layers(f"modules_actor_{theirs}/mlp/Dense", LAYERS))
+    for ours, theirs, store in (
+        ("critic", "critic", trained),
+        ("critic_target", "target_critic", copied),
+    ):
         inside = f"modules_{theirs}/value_net"
         links += store.mlp(f"{ours}/net", layers(f"{inside}/Dense", LAYERS), stacked=True)
         norms = layers(f"{inside}/LayerNorm", LAYERS - 1)
