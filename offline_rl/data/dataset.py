@@ -11,6 +11,9 @@ uint8 images.
 `terminated` means that the task ended: the value of the next observation is 0. `truncated` means
 that only the recording stopped (time limit, end of file): algorithms bootstrap from the value of
 the next observation.
+
+A recording may go on after the task ended, such as after a success. The next observation of such a
+terminated row is the next row, and the episode goes on.
 """
 
 import hashlib
@@ -236,7 +239,14 @@ class Dataset:
     @cached_property
     def episode_ends(self) -> np.ndarray:
         """Last row of each episode (inclusive), [E] int64."""
-        return np.flatnonzero(self.terminated | self.truncated)
+        return np.flatnonzero((self.terminated & ~self.goes_on) | self.truncated)
+
+    @property
+    def goes_on(self) -> np.ndarray:
+        """Mask of the terminated rows after which the episode goes on, [N] bool."""
+        follows = self.next_index == np.arange(1, self.num_rows + 1)
+        follows[-1:] = False
+        return self.terminated & follows
 
     def episode_lengths(self) -> np.ndarray:
         """Return the number of steps of each episode, [E] int64."""
@@ -249,8 +259,8 @@ class Dataset:
     def monte_carlo_returns(self, discount: float, tail: np.ndarray | None = None) -> np.ndarray:
         """Return G_t = r_t + discount * G_{t+1} within each episode, [N] float32.
 
-        tail: [E], return after the last row of each episode, by default 0; ignored for episodes
-        that terminated.
+        G_t = r_t in terminated rows. tail: [E], return after the last row of each episode, by
+        default 0; ignored for episodes whose last row terminated.
         """
         tail = np.zeros(self.num_episodes) if tail is None else tail
         tail = np.where(self.terminated[self.episode_ends], 0, tail)
@@ -262,7 +272,8 @@ class Dataset:
         for back in range(lengths[0]):
             active = int(np.searchsorted(-lengths, -back, side="left"))  # lengths > back
             rows = ends[:active] - back
-            running[:active] = self.rewards[rows] + discount * running[:active]
+            following = np.where(self.terminated[rows], 0, running[:active])
+            running[:active] = self.rewards[rows] + discount * following
             returns[rows] = running[:active]
         return returns
 

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from offline_rl.replay.batch import Batch, Source
-from offline_rl.replay.buffer import Tensors, discount_of, observations_at, rows_around
+from offline_rl.replay.buffer import (
+    Tensors,
+    discount_of,
+    observations_at,
+    rows_around,
+    transition_rows,
+)
 from offline_rl.replay.columns import COLUMNS
 from offline_rl.utils.random import Random
 
@@ -76,14 +82,13 @@ class Chunks(Source):
         )
         observed, _ = rows_around(data, current, 1 - self.n_obs_steps, 0)
         rows, valid = rows_around(data, current, self.first, self.first + self.horizon - 1)
-        executed, inside = rows_around(data, current, 0, self.n_action_steps - 1)
-        terminated = data["terminated"][executed] * inside
-        bootstraps = 1 - terminated.amax(1)
-        weights = inside[:, -1].float() if self.drops_partial else None
-        if not self.drops_partial:  # rows after the first one that terminated do not count
-            inside = inside & (terminated.cumsum(1) == terminated)
-        count = inside.sum(1)
-        last_rows = executed.take_along_dim(count[:, None] - 1, 1)[:, 0]
+        if self.drops_partial:
+            executed, inside = rows_around(data, current, 0, self.n_action_steps - 1)
+            bootstraps = 1 - data["terminated"][executed].amax(1)
+        else:
+            executed, inside = transition_rows(data, current, self.n_action_steps)
+            bootstraps = 1 - data["terminated"][executed[:, -1]]
+        last_rows, count = executed[:, -1], inside.sum(1)
         power = torch.arange(self.n_action_steps, device=current.device)
         if "steps" in data:
             lengths = inside * data["steps"][executed]
@@ -107,7 +112,7 @@ class Chunks(Source):
             next_observations=observations_at(data, next_rows),
             bootstrap_mask=bootstraps.float(),
             valid=valid,
-            weights=weights,
+            weights=inside[:, -1].float() if self.drops_partial else None,
             **columns,
         )
 
