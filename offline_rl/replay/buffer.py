@@ -7,7 +7,7 @@ usually the next row, or an extra row at the end of an episode.
     next_index    |  1  2  x |   4   y | …
 
 Observation channels are tensors `observations/<channel>`; images are uint8. A data set in which
-an episode goes on after a terminated row has the tensor `goes_on`, 1 in these rows.
+an episode goes on after a terminated row has the tensor `continues`, 1 in these rows.
 
 `sample` consists of tensor operations on `tensors()`, so that it is part of the compiled update.
 """
@@ -141,9 +141,8 @@ class ReplayBuffer(Source):
             "oldest": torch.zeros(1, dtype=torch.int64, device=self.device),
             "newest": torch.full((1,), len(rows) - 1, dtype=torch.int64, device=self.device),
         }
-        goes_on = dataset.goes_on & np.append(usable[1:], False)
-        if goes_on.any():
-            self.data["goes_on"] = to_device(goes_on[rows], torch.uint8)
+        if dataset.continues is not None:
+            self.data["continues"] = to_device(dataset.continues[rows], torch.uint8)
         for name, values in (columns or {}).items():
             self.data[name] = to_device(values[rows])
         return self
@@ -361,7 +360,7 @@ def transition_rows(data: Tensors, rows: Tensor, n: int) -> tuple[Tensor, Tensor
     the data. This row is then repeated, and the mask is False.
     """
     around, inside = rows_around(data, rows, 0, n - 1)
-    if "goes_on" not in data:
+    if "continues" not in data:
         return around, inside
     terminated = data["terminated"][around] * inside
     inside = inside & (terminated.cumsum(1) == terminated)  # no earlier row has terminated
@@ -399,6 +398,6 @@ def steps_to_edge(data: Tensors, rows: Tensor, limit: int, direction: int) -> Te
         row = (rows[:, None] - offset - 1) % len(data["rewards"])
         edge = (row + 1) % len(data["rewards"]) == data["oldest"]
     ended = (data["terminated"][row] + data["truncated"][row]) > 0
-    if "goes_on" in data:
-        ended = ended & (data["goes_on"][row] == 0)
+    if "continues" in data:
+        ended = ended & (data["continues"][row] == 0)
     return ((ended | edge).cumsum(1) == 0).sum(1)

@@ -114,7 +114,8 @@ def demonstrations() -> Dataset:
     """Return rows 0-3 and 4-9, both truncated; the task is solved in rows 2, 5 and 6."""
     data, rows = episodes(), np.arange(10)
     solved = np.isin(rows, SUCCESSES)
-    return replace(data, terminated=solved, truncated=np.isin(rows, (3, 9)))
+    ends = np.isin(rows, (3, 9))
+    return replace(data, terminated=solved, truncated=ends, continues=solved)
 
 
 def test_an_episode_goes_on_after_a_terminated_row():
