@@ -35,7 +35,9 @@ class Config(FlowConfig):
     """Defaults: the authors' code."""
 
     horizon: Annotated[Count, BUILT] = 5  # actions of a chunk; all of them are executed
-    num_samples: Annotated[Count, BUILT] = 32  # chunks per decision (N); large N finds critic errors
+    num_samples: Annotated[Count, BUILT] = (
+        32  # chunks per decision (N); large N finds critic errors
+    )
 
 
 class QC(FlowCritic):

@@ -29,7 +29,9 @@ from policies.networks.mlp import Activation
 class FlowConfig(ActorCriticConfig):
     """Defaults: seohongpark/fql and ColinQiyangLi/qc."""
 
-    q_aggregate: Annotated[Literal["mean", "min"], BUILT] = "mean"  # value of an ensemble of critics
+    q_aggregate: Annotated[Literal["mean", "min"], BUILT] = (
+        "mean"  # value of an ensemble of critics
+    )
     rho: NonNegative = 0.0  # target values: mean - rho * standard deviation of the critics
     num_critics: Ensemble = 2  # number of critics (E)
     num_inference_steps: Count = 10  # integration steps of the flow from noise to a chunk
