@@ -515,6 +515,7 @@ CASES = (
         {"q_aggregate": "min", "num_inference_steps": 4},
         variant="normalized Q, min",
     ),
+    Case("ifql", "fql", "agents/ifql.py", ("x0", "time")),
     Case(
         "rlpd",
         "rlpd",

@@ -22,6 +22,7 @@ from offline_rl.algorithms.common.on_policy.denoising import replay_log_prob
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.algorithms.fql import FQL
+from offline_rl.algorithms.ifql import IFQL
 from offline_rl.replay.batch import Batch
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.errors import UserError
@@ -136,7 +137,7 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
         return decisions(algorithm, update)
     if isinstance(algorithm, ChunkCloning):
         return inputs.chunks(update, algorithm.cfg.n_obs_steps, algorithm.cfg.horizon)
-    if isinstance(algorithm, FQL):
+    if isinstance(algorithm, FQL | IFQL):
         return inputs.chunk_transitions(update, algorithm.cfg.discount, algorithm.cfg.horizon)
     if "timesteps" in algorithm.extra_columns:
         return inputs.windows(update, full=bool(case.draws))
