@@ -46,6 +46,7 @@ REPOSITORIES = {  # key of the command: repository, commit
     ),
     "dppo": ("irom-princeton/dppo", "cc7234ad7ff39a8f32de3af903606723a16f0648"),
     "fql": ("seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"),
+    "qc": ("ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -531,6 +532,31 @@ CASES = (
             variant=variant,
         )
         for variant, samples, max_grad_norm in (("", 1, 0.5), ("max_q_backup", 10, 100.0))
+    ),
+    Case(
+        "qc",
+        "qc",
+        "agents/acfql.py",
+        ("next", "x0", "time"),
+        {"horizon": 3, "partial": "drop", "num_inference_steps": 4},
+        aims=("rewards", "discount", "weights"),
+    ),
+    Case(
+        "qc",
+        "qc",
+        "agents/acfql.py",
+        ("next", "x0", "time"),
+        {"horizon": 3, "partial": "drop", "num_inference_steps": 4, "q_aggregate": "min"}
+        | {"num_critics": 3},
+        variant="min of 3 critics",
+    ),
+    Case(
+        "qc_fql",
+        "qc",
+        "agents/acfql.py",
+        ("next", "x0", "time", "z"),
+        {"horizon": 3, "partial": "drop", "num_inference_steps": 4}
+        | {"alpha": 3.0, "normalize_q": False},
     ),
     Case(
         "rlpd",

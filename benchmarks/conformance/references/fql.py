@@ -76,7 +76,8 @@ def fql(job: Job) -> Learner:
     def update_fql(b: Any) -> dict[str, float]:
         info = update(current, b)
         distance, q_loss = info["actor/distill_loss"], info["actor/q_loss"]
-        losses = {"critic_loss": info["critic/critic_loss"], "flow_loss": info["actor/bc_flow_loss"]}
+        losses = {"critic_loss": info["critic/critic_loss"]}
+        losses |= {"flow_loss": info["actor/bc_flow_loss"]}
         return losses | {"policy_loss": c["alpha"] * distance + q_loss, "distance": distance}
 
     store = make_store(current)
