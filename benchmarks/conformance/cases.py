@@ -40,6 +40,10 @@ REPOSITORIES = {  # key of the command: repository, commit
         "amazon-science/residual-offpolicy-rl",
         "66262b06a0caf159fb001504949b7b48ccda5f64",
     ),
+    "diffusion_ql": (
+        "Zhendong-Wang/Diffusion-Policies-for-Offline-RL",
+        "d871f5c6b4a3a3a19a10c662a54f32d5819dfcdb",
+    ),
     "dppo": ("irom-princeton/dppo", "cc7234ad7ff39a8f32de3af903606723a16f0648"),
     "fql": ("seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"),
     "qc": ("ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653"),
@@ -515,6 +519,19 @@ CASES = (
         ("next", "x0", "time", "z"),
         {"q_aggregate": "min", "num_inference_steps": 4},
         variant="normalized Q, min",
+    ),
+    Case("ifql", "fql", "agents/ifql.py", ("x0", "time")),
+    *(
+        Case(
+            "diffusion_ql",
+            "diffusion_ql",
+            "agents/ql_diffusion.py",
+            ("next", "noise", "level", "policy", "coin"),
+            {"average_start": 3, "average_every": 2, "num_target_samples": samples}
+            | {"max_grad_norm": max_grad_norm},
+            variant=variant,
+        )
+        for variant, samples, max_grad_norm in (("", 1, 0.5), ("max_q_backup", 10, 100.0))
     ),
     Case(
         "qc",

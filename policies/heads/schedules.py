@@ -73,6 +73,18 @@ def cosine_alphas(num_train_timesteps: int) -> tuple[float, ...]:
     return tuple(scheduler.alphas_cumprod.double().tolist())
 
 
+def variance_preserving_alphas(num_train_timesteps: int) -> tuple[float, ...]:
+    """Return alpha-bar of each training timestep in the variance-preserving schedule.
+
+    Song et al., arXiv:2011.13456, with beta_min 0.1 and beta_max 10, in discrete steps.
+    """
+    low, high, total = 0.1, 10.0, num_train_timesteps
+    return tuple(
+        math.exp(-low * t / total - (high - low) / 2 * (t / total) ** 2)
+        for t in range(1, total + 1)
+    )
+
+
 def ddpm(
     alphas: Sequence[float], num_inference_steps: int, prediction_type: Literal["epsilon", "sample"]
 ) -> Table:

@@ -35,15 +35,17 @@ class DenoisingMLP(nn.Module):
         hidden: Sequence[int] = (512, 512, 512),
         activation: Activation = "mish",
         time_size: int = 32,
+        time_hidden: int | None = None,
         times: int = 1,
     ) -> None:
         """Create the network.
 
         observations: size of the flattened observation history.
         time_size: size of the embedding of each time input.  times: number of time inputs.
+        time_hidden: hidden units of the time embedding; default 4 * time_size.
         """
         super().__init__()
-        self.embed_time = TimeEmbedding(time_size)
+        self.embed_time = TimeEmbedding(time_size, time_hidden)
         inputs = horizon * actions + times * time_size + observations
         self.trunk = MLP(inputs, horizon * actions, hidden, activation=activation)
 

@@ -289,22 +289,25 @@ def test_an_exported_policy_with_a_memory_gives_the_actions_of_torch(tmp_path: P
         policies.load(path)
 
 
-def make_best_of_n() -> BestOfN:
+def make_best_of_n(temperature: float = 0.0) -> BestOfN:
     policy, critic = make_sampler("flow"), Critic(10, 6, (16,), ensemble=3)
-    head = BestOfN("DiffusionActor", policy.arguments, critic.arguments, num_samples=4)
+    options: Any = {"num_samples": 4, "temperature": temperature}
+    head = BestOfN("DiffusionActor", policy.arguments, critic.arguments, **options)
     weights = {"policy": policy.state_dict(), "critic": critic.state_dict()}
     head.load_state_dict({f"{k}.{name}": x for k, v in weights.items() for name, x in v.items()})
     return head
 
 
-@pytest.mark.parametrize("kind", ["best of n", "recurrent"])
+@pytest.mark.parametrize("kind", ["best of n", "softmax of n", "recurrent"])
 def test_composed_heads_are_exported(tmp_path: Path, kind: str) -> None:
     """A policy with a critic, and a recurrent one, whose memory and noise are inputs."""
     from policies.export import export_bundle
 
     torch.manual_seed(0)
-    recurrent = RecurrentActor(5, 2, (16,), embedding=8, recurrent=8, latent=4)
-    head, sizes = (make_best_of_n(), PLANNED) if kind == "best of n" else (recurrent, {})
+    head: Any = RecurrentActor(5, 2, (16,), embedding=8, recurrent=8, latent=4)
+    sizes: Any = {}
+    if kind != "recurrent":
+        head, sizes = make_best_of_n(0.1 if kind == "softmax of n" else 0.0), PLANNED
     path = write(tmp_path / "policy.bundle", head, **sizes)
     exported, difference = export_bundle(bundle.read(path))
     assert difference < 1e-5

@@ -25,10 +25,13 @@ class Value(nn.Module):
         *,
         activation: Activation = "relu",
         layer_norm: bool = False,
+        norm_after_activation: bool = False,
+        norm_eps: float = 1e-5,
         init: Init = torch_init,
     ) -> None:
         super().__init__()
         options: dict[str, Any] = {"activation": activation, "layer_norm": layer_norm}
+        options |= {"norm_after_activation": norm_after_activation, "norm_eps": norm_eps}
         self.net = MLP(observations, 1, hidden, init=init, **options)
 
     def forward(self, observations: Tensor) -> Tensor:
