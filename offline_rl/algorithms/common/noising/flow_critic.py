@@ -19,6 +19,7 @@ from offline_rl.algorithms.common.noising.targets import flow_targets
 from offline_rl.data.transform import ActionClip
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
+from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, NonNegative, frozen
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import euler
@@ -61,6 +62,11 @@ class FlowCritic(ActorCritic):
     mode = DATA_THEN_ONLINE
 
     def source(self, phase: str, sources: Sources) -> Source:
+        if (n_step := self.interaction.online.n_step) > 1:
+            raise UserError(
+                f"online.n_step={n_step} is not used: rewards are summed over the horizon="
+                f"{self.cfg.horizon} actions of a chunk. Use 1."
+            )
         length, partial = self.cfg.horizon, self.cfg.partial
         shape: Any = {"n_obs_steps": 1, "horizon": length, "n_action_steps": length}
         chunks = {name: Chunks(x, partial=partial, **shape) for name, x in sources.items()}
