@@ -140,6 +140,9 @@ class ReplayBuffer(Source):
             "oldest": torch.zeros(1, dtype=torch.int64, device=self.device),
             "newest": torch.full((1,), len(rows) - 1, dtype=torch.int64, device=self.device),
         }
+        if dataset.continues is not None:
+            continues = dataset.continues & np.append(usable[1:], True)
+            self.data["continues"] = to_device(continues[rows], torch.uint8)
         for name, values in (columns or {}).items():
             self.data[name] = to_device(values[rows])
         return self
@@ -296,6 +299,9 @@ class ReplayBuffer(Source):
         rows = (data["oldest"] + random.integers(data["size"], (batch_size,))) % self.capacity
         columns, factor, last = n_step(data, rows, self.n_step, discount)
         bootstraps = 1 - data["terminated"][last]
+        if self.n_step > 1 and "continues" in data:
+            around, _ = rows_around(data, rows, 0, self.n_step - 1)
+            bootstraps = 1 - data["terminated"][around].amax(1)
         return Batch(
             observations=observations_at(data, rows),
             actions=data["actions"][rows],
@@ -379,4 +385,6 @@ def steps_to_edge(data: Tensors, rows: Tensor, limit: int, direction: int) -> Te
         row = (rows[:, None] - offset - 1) % len(data["rewards"])
         edge = (row + 1) % len(data["rewards"]) == data["oldest"]
     ended = (data["terminated"][row] + data["truncated"][row]) > 0
+    if "continues" in data:
+        ended = ended & (data["continues"][row] == 0)
     return ((ended | edge).cumsum(1) == 0).sum(1)

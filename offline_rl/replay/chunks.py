@@ -30,8 +30,9 @@ class Chunks(Source):
     Rewards are the discounted sum over m rows, starting with the current one. m is
     `n_action_steps`, or fewer if the episode ends before. Additional columns are combined as
     `columns.COLUMNS` declares. The next observations follow row m. The discount is gamma**m, or 0
-    where row m terminated. With the column `steps`, the exponent is the sum of `steps` over
-    these rows.
+    where one of the m rows terminated. In data that goes on after a success, the rewards of the
+    later rows count as well, as in ColinQiyangLi/qc:utils/datasets.py (sample_sequence). With the
+    column `steps`, the exponent is the sum of `steps` over these rows.
 
     A chunk that the end of the episode shortens therefore bootstraps from its last observation,
     unless the episode terminated. With partial="drop", `valid` is False in all steps of such a
@@ -92,7 +93,7 @@ class Chunks(Source):
         if self.n_obs_steps > 1:
             previous, _ = rows_around(data, last_rows, 2 - self.n_obs_steps, 0)
             next_rows = torch.cat([previous, next_rows], 1)
-        bootstraps = 1 - data["terminated"][last_rows]
+        bootstraps = 1 - data["terminated"][executed].amax(1)
         return Batch(
             observations=observations_at(data, observed),
             actions=data["actions"][rows],
