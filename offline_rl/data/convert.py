@@ -63,6 +63,11 @@ def convert(
         options["format"] = source_format
     data = load(source, data_dir, **options)
     notes = list(data.notes)
+    if data.continues is not None:
+        raise UserError(
+            f"{source}: {data.continues.sum():,} rows terminate while their episode goes on, which "
+            f"no layout can store. Convert the file itself, without a task: {data.path}."
+        )
     if drop_unusable and (unusable := int((~data.usable).sum())):
         notes.append(f"{unusable:,} time-out rows without a next observation left out")
         data = data.take(np.flatnonzero(data.usable))

@@ -38,7 +38,8 @@ from offline_rl.utils.text import (
 LEGEND = {
     "score": "normalized score, mean ± standard deviation over seeds (ddof 0, as in CORL). A "
     "seed's score is the mean over the episodes of its last evaluation, which belongs to the last "
-    "checkpoint, not to the best one.",
+    "checkpoint, not to the best one. On OGBench it is a success rate over the last three "
+    "evaluations, as published.",
     "return": "undiscounted return, averaged in the same way.",
     "published": "published score, mean ± standard deviation. A note below the table names the "
     "source.",

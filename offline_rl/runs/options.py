@@ -76,6 +76,9 @@ class DataOptions(Checked):
     max_episode_steps: Count | None = (
         None  # time limit of env:…, and of episodes in a file without time-outs
     )
+    success_timing: Literal["post", "pre"] | None = (
+        None  # OGBench: success is judged after or before the step; default: post, as published
+    )
     d4rl_compatible: bool = False  # use exactly the transitions of D4RL's qlearning_dataset
     terminate_on_end: bool = False  # D4RL's option of this name; needs d4rl_compatible=true
     data_dir: Annotated[str | None, LOCAL] = (

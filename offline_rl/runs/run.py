@@ -186,7 +186,9 @@ def runs_of(keys: Mapping[str, Any], start: Start | None = None) -> list[Run]:
     cls = algorithm_class(options.algorithm)
     try:
         task = envs.task(options.task)
-        task = task.with_options(options.max_episode_steps, options.observation_keys)
+        task = task.with_options(
+            options.max_episode_steps, options.observation_keys, options.success_timing
+        )
     except ValueError as error:
         raise UserError(str(error)) from None
     for alias, key in aliases().items():

@@ -105,7 +105,7 @@ def made_chunks(seed: int = 1, horizon: int = 3) -> Batch:
     batch = chunked(made_batch(seed), horizon)
     count = torch.arange(len(batch.rewards)) % (horizon + 1) + 1
     valid = torch.arange(horizon) < count[:, None]
-    actions = torch.rand(valid.shape + (2,)) * 1.8 - 0.9
+    actions = torch.rand((*valid.shape, 2)) * 1.8 - 0.9
     return replace(batch, actions=actions, valid=valid, weights=valid[:, -1].float())
 
 

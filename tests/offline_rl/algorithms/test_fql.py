@@ -82,12 +82,8 @@ def losses_by_hand(state: State, batch: Batch, leaves, random: Recorded):
         flow_action = x.clamp(-1, 1)
     mu = policy(s, z)
     frozen = {k: v.detach() for k, v in leaves["critic"].items()}
-    q = torch.stack(
-        [
-            gelu_perceptron(frozen, "net.", torch.cat([s, mu.clamp(-1, 1)], -1), k)[:, 0]
-            for k in (0, 1)
-        ]
-    ).mean(0)
+    x = torch.cat([s, mu.clamp(-1, 1)], -1)
+    q = torch.stack([gelu_perceptron(frozen, "net.", x, k)[:, 0] for k in (0, 1)]).mean(0)
     scale = 1 / q.abs().mean().detach() if cfg.normalize_q else 1
     losses = {
         "critic": (q_of("critic", s, a) - y).square().mean(),
