@@ -334,7 +334,8 @@ def test_actions_are_in_range_and_deterministic_without_exploration(name: str):
     assert actions.shape == (len(SEEDS), 8, 2)
     assert actions.abs().max() <= 1
     assert torch.equal(actions, e.stacked_policy(8)(observations, 5))
-    if e.algorithm.mode.online and e.algorithm.acting_head().chunk_size == 1:
+    head = e.algorithm.acting_head()
+    if e.algorithm.mode.online and head.chunk_size == 1 and not head.noise_shape:
         explore = e.stacked_policy(8, explore=True)
         assert explore(observations, 1).abs().max() <= 1
         near = min(far, 1) * near  # where not every action is at the edge of the box
