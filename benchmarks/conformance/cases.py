@@ -518,7 +518,7 @@ CASES = (
         "agents/fql.py",
         ("next", "x0", "time", "z"),
         {"q_aggregate": "min", "num_inference_steps": 4},
-        variant="normalized Q, min",
+        variant="normalized-min",
     ),
     Case("ifql", "fql", "agents/ifql.py", ("x0", "time")),
     *(
