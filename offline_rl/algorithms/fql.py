@@ -10,11 +10,12 @@ Paper:   Park, Li, Levine, ICML 2025, arXiv:2502.02538; chunks: Li, Zhou, Levine
          arXiv:2507.07969 (QC-FQL).
 Differs: no known difference from the authors' code (seohongpark/fql:agents/fql.py). As there, the
          squared distance to the flow is a mean over the dimensions of a chunk; in the paper it is
-         a sum. `alpha` refers to the mean. Target critics follow the critics of the previous update.
+         a sum. `alpha` refers to the mean. Target critics follow the critics before their update.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
@@ -98,15 +99,9 @@ class FQL(ActorCritic):
 
         state, critic_value = minimize(update_targets(state), "critic", critic_loss)
         state, flow_value = minimize(state, "flow", self.flow_loss(old, batch))
-        z = state.random.normal(batch.actions.shape)
-
-        def policy_loss(policy: Network) -> LossAndMetrics:
-            return self.policy_loss(policy, old, batch, z)
-
-        state, policy_value, metrics = minimize(state, "policy", policy_loss)
-        losses = {"critic": critic_value, "flow": flow_value, "policy": policy_value}
-        metrics |= {f"{name}_loss": value for name, value in losses.items()}
-        return state, metrics | {"target": target.mean()}
+        state, policy_value, metrics = minimize(state, "policy", self.policy_loss(old, batch))
+        metrics |= {"critic_loss": critic_value, "imitation_loss": flow_value}
+        return state, metrics | {"policy_loss": policy_value, "target": target.mean()}
 
     def target(self, state: State, batch: Batch) -> Tensor:
         """Return r + discount * Q(s', a') for actions a' of the policy, [B]."""
@@ -116,7 +111,7 @@ class FQL(ActorCritic):
         q = q.mean(0) if self.cfg.q_aggregate == "mean" else q.amin(0)
         return batch.rewards + batch.discount * q
 
-    def flow_loss(self, state: State, batch: Batch) -> Any:
+    def flow_loss(self, state: State, batch: Batch) -> Callable[[Network], Tensor]:
         """Return the loss of the flow: squared errors of velocities at uniform times."""
         x, times, velocity = flow_targets(state.random, batch.actions, 1, 1.0, 1.0)  # [1, B, T, A]
 
@@ -125,11 +120,17 @@ class FQL(ActorCritic):
 
         return loss
 
-    def policy_loss(self, policy: Network, state: State, batch: Batch, z: Tensor) -> LossAndMetrics:
-        """Return alpha * distance to the flow's chunks - Q, for the noise z [B, T, A]."""
+    def policy_loss(self, state: State, batch: Batch) -> Callable[[Network], LossAndMetrics]:
+        """Return the loss of the policy: alpha * distance to the flow's chunks - Q."""
+        z = state.random.normal(batch.actions.shape)  # [B, T, A]
         flow_chunks, _ = state.flow.decide(batch.observations, {}, z[:, None])
-        chunks = policy(batch.observations, z)  # not clipped, so that the distance pulls them back
-        distance = (chunks - flow_chunks).square().mean()
-        q = state.critic(batch.observations.flatten(1), chunks.clip(-1, 1).flatten(1)).mean(0)
-        scale = 1 / q.detach().abs().mean() if self.cfg.normalize_q else 1.0
-        return self.cfg.alpha * distance - scale * q.mean(), {"distance": distance, "q": q.mean()}
+
+        def loss(policy: Network) -> LossAndMetrics:
+            chunks = policy(batch.observations, z)  # not clipped: the distance pulls them back
+            distance = (chunks - flow_chunks).square().mean()
+            q = state.critic(batch.observations.flatten(1), chunks.clip(-1, 1).flatten(1)).mean(0)
+            scale = 1 / q.detach().abs().mean() if self.cfg.normalize_q else 1.0
+            metrics = {"student_loss": distance, "q": q.mean()}
+            return self.cfg.alpha * distance - scale * q.mean(), metrics
+
+        return loss

@@ -36,9 +36,9 @@ def fql(job: Job) -> Learner:
         distance, q_loss = info["actor/distill_loss"], info["actor/q_loss"]
         losses = {
             "critic_loss": info["critic/critic_loss"],
-            "flow_loss": info["actor/bc_flow_loss"],
+            "imitation_loss": info["actor/bc_flow_loss"],
         }
-        losses |= {"policy_loss": c["alpha"] * distance + q_loss, "distance": distance}
+        losses |= {"policy_loss": c["alpha"] * distance + q_loss, "student_loss": distance}
         return {name: float(value) for name, value in losses.items()}
 
     def write(tree: Any) -> None:
