@@ -548,7 +548,7 @@ CASES = (
         ("next", "x0", "time"),
         {"horizon": 3, "partial": "drop", "num_inference_steps": 4, "q_aggregate": "min"}
         | {"num_critics": 3},
-        variant="min of 3 critics",
+        variant="min",
     ),
     Case(
         "qc_fql",

@@ -7,7 +7,7 @@ the critics. So no gradient passes through the steps of the flow.
 Paper:   Park, Li, Levine, ICML 2025, arXiv:2502.02538.
 Differs: no known difference from the authors' code (seohongpark/fql:agents/fql.py). As there, the
          squared distance to the flow is a mean over the action dimensions; in the paper it is a
-         sum. `alpha` refers to the mean. Target critics follow the critics of the previous update.
+         sum. `alpha` refers to the mean. Target critics follow the critics before their update.
          With horizon > 1 it is `qc_fql`.
 """
 
