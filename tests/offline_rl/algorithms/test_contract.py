@@ -671,6 +671,7 @@ def test_the_activation_option_applies_to_all_networks(name: str):
             "act",
             "dppo",
             "rl100",
+            "idql",
         )  # Mish …
         assert name in ("cql", "cal_ql", "mcq", "decision_transformer", "resfit", *chunks)
         return
