@@ -97,8 +97,8 @@ def mean_and_std(dataset: Dataset) -> tuple[float, float]:
     mean, std = float(rewards.mean()), float(rewards.std(ddof=1))
     if std <= 1e-6 * abs(mean):
         raise UserError(
-            f"{dataset.path or dataset.name}: every reward is {mean:g}, so rewards cannot be divided "
-            "by their standard deviation. Set algorithm.standardize_rewards=false"
+            f"{dataset.path or dataset.name}: every reward is {mean:g}, so rewards cannot be "
+            "divided by their standard deviation. Set algorithm.standardize_rewards=false"
         )
     return mean, std
 

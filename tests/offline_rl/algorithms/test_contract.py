@@ -529,7 +529,7 @@ def test_rows_that_a_program_computes_are_stored_without_the_host():
 
 
 def new_tensor(like: torch.Tensor, data: Any, *, dtype: Any = None) -> torch.Tensor:
-    """Tensor.new_tensor, which torch.vmap does not support on `meta`; tensors there have no values."""
+    """Tensor.new_tensor, which torch.vmap does not support on `meta`; they have no values."""
     return torch.empty(np.shape(data), dtype=dtype or like.dtype, device=like.device)
 
 

@@ -164,13 +164,13 @@ def test_standardized_rewards_have_mean_zero_and_standard_deviation_one() -> Non
     cfg = Preprocessing(standardize_rewards=True, reward_scale=10.0, reward_shift=0.5)
     transform = Transform.fit(cfg, data, (2,))
     expected = 10 * (rewards - 3) / np.sqrt(14 / 3) + 0.5
-    np.testing.assert_allclose(transform.apply(data).rewards, expected, rtol=1e-6)
+    np.testing.assert_allclose(transform.apply(data).rewards, expected, rtol=1e-5)
     np.testing.assert_allclose(transform.apply_to_rewards(np.array([3.0])), 0.5, atol=1e-6)
     equal = Dataset.from_arrays(*rows, np.ones(4), np.arange(4) == 1)
     with pytest.raises(UserError, match=r"every reward is 1.*standardize_rewards=false"):
         Transform.fit(cfg, equal, (2,))
     for other in ("normalize_returns", "center_rewards"):
-        with pytest.raises(ValueError, match="already scales and centers rewards. Remove"):
+        with pytest.raises(ValueError, match="already scales and centers rewards"):
             Preprocessing(standardize_rewards=True, **{other: True})
 
 
