@@ -25,7 +25,7 @@ from offline_rl.algorithms.common.schedule import ONLINE, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.formats.common import NoArraysToChoose, ReadOptions
 from offline_rl.data.specs import map_to_range, merge_specs, spec_of, stated_spec
-from offline_rl.data.transform import center_of, range_of_returns
+from offline_rl.data.transform import center_of, mean_and_std, range_of_returns
 from offline_rl.data.validation import columns_of, find_warnings
 from offline_rl.evaluation.rollout import evaluation_seeds
 from offline_rl.online.composed import Base, BaseFault, Composed, base_of, label_dataset
@@ -297,6 +297,8 @@ def fit(run: Run, spec: Spec, dataset: Dataset) -> tuple[Dataset, Run]:
         range_of_returns(dataset)  # raises if all returns are equal
     if cfg.center_rewards:
         center_of(dataset)  # raises if episodes terminate
+    if cfg.standardize_rewards:
+        mean_and_std(dataset)  # raises if all rewards are equal
     return data, replace(run, method=run.method.with_config(cfg))
 
 

@@ -92,6 +92,32 @@ def test_numpy_gives_the_chunks_of_torch_for_equal_noise(tmp_path: Path) -> None
         np.testing.assert_allclose(ours.step(x), reference.step(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.1])
+@pytest.mark.parametrize("network", ["mlp", "plain"])
+def test_numpy_selects_the_samples_that_torch_selects(
+    tmp_path: Path, network: Any, temperature: float
+) -> None:
+    """A diffusion policy or a flow, and critics with layer normalization after the activation."""
+    torch.manual_seed(0)
+    norm: Any = {"layer_norm": True, "norm_after_activation": True, "norm_eps": 1e-3}
+    critic = Critic(10, 6, (16, 8), activation="silu", ensemble=3, **norm)
+    policy: Any = make_sampler("flow")
+    if network == "mlp":
+        policy = make_sampler("ddim", eta=1.0)
+    else:
+        arguments = policy.arguments | {"network": "plain", "options": {"hidden": [16, 8]}}
+        policy = DiffusionActor(**arguments)
+    for parameter in critic.parameters():  # gains other than 1, and samples of different values
+        parameter.data += 0.3 * torch.randn(parameter.shape)
+    head = compose(policy, critic, temperature)
+    path = write(tmp_path / "policy.bundle", head, **PLANNED)
+    ours, reference = (Player(policies.load(path, runtime=each)) for each in ("numpy", "torch"))
+    for player in (ours, reference):
+        player.reset(range(10))
+    for x in OBSERVATIONS.reshape(5, 10, 5):
+        np.testing.assert_allclose(ours.step(x), reference.step(x), atol=1e-5)
+
+
 def hide_packages(*hidden: str) -> str:
     """Return Python code that makes these packages impossible to import."""
     return (
@@ -290,7 +316,10 @@ def test_an_exported_policy_with_a_memory_gives_the_actions_of_torch(tmp_path: P
 
 
 def make_best_of_n(temperature: float = 0.0) -> BestOfN:
-    policy, critic = make_sampler("flow"), Critic(10, 6, (16,), ensemble=3)
+    return compose(make_sampler("flow"), Critic(10, 6, (16,), ensemble=3), temperature)
+
+
+def compose(policy: Any, critic: Critic, temperature: float) -> BestOfN:
     options: Any = {"num_samples": 4, "temperature": temperature}
     head = BestOfN("DiffusionActor", policy.arguments, critic.arguments, **options)
     weights = {"policy": policy.state_dict(), "critic": critic.state_dict()}
