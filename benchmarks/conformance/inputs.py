@@ -87,8 +87,8 @@ def chunks(update: int, n_obs_steps: int, horizon: int) -> Arrays:
 def chunk_transitions(update: int, discount: float, horizon: int, *, full: bool) -> Arrays:
     """Return transitions of chunks.
 
-    Observations are [BATCH, 1, OBS], actions [BATCH, horizon, ACT], rewards [BATCH]. full: all
-    chunks have `horizon` steps; otherwise some end early, with their episode, and have the weight 0.
+    Observations are [BATCH, 1, OBS], actions [BATCH, horizon, ACT], rewards [BATCH].
+    full: all chunks have `horizon` steps; otherwise some end with their episode and have weight 0.
     """
     columns, steps = batch(update, discount**horizon), batch(update, 1.0, (BATCH, horizon))
     columns |= {"actions": steps["actions"], "valid": np.ones((BATCH, horizon), bool)}

@@ -27,7 +27,7 @@ from offline_rl.algorithms.common.critics import aggregate_q
 from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, frozen
-from policies.heads.best_of_n import BestOfN
+from policies.heads.best_of_n import BestOfN, repeat_rows, select_rows
 
 
 @frozen
@@ -35,7 +35,7 @@ class Config(FlowConfig):
     """Defaults: the authors' code."""
 
     horizon: Annotated[Count, BUILT] = 5  # actions of a chunk; all of them are executed
-    num_samples: Annotated[Count, BUILT] = 32  # chunks per decision (N); large N finds critic errors
+    num_samples: Annotated[Count, BUILT] = 32  # sampled chunks per decision (N)
 
 
 class QC(FlowCritic):
@@ -63,10 +63,9 @@ class QC(FlowCritic):
     def best_chunks(self, state: State, observations: Tensor) -> Tensor:
         """Return the chunks that the policy executes, [B, H, A], for observations [B, 1, O]."""
         count = self.cfg.num_samples
-        s = observations.repeat_interleave(count, 0)  # [B * N, 1, O]
+        s = repeat_rows(observations, count)  # [B * N, 1, O]
         noise = state.random.normal((len(s), 1, self.cfg.horizon, self.spec.action_dim))
-        chunks, _ = state.policy.decide(s, {}, noise)
-        q = aggregate_q(state.critic(s.flatten(1), chunks.flatten(1)), self.cfg.q_aggregate)
-        best = q.unflatten(0, (-1, count)).argmax(1)  # [B]
-        chunks = chunks.unflatten(0, (-1, count))  # [B, N, H, A]
-        return chunks.take_along_dim(best[:, None, None, None], 1).squeeze(1)
+        chunks, _ = state.policy.decide(s, {}, noise)  # [B * N, H, A]
+        q = state.critic(s.flatten(1), chunks.flatten(1))  # [E, B * N]
+        values = aggregate_q(q, self.cfg.q_aggregate).unflatten(0, (-1, count))  # [B, N]
+        return select_rows(chunks, values.argmax(1), count)

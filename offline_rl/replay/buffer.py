@@ -328,8 +328,8 @@ def n_step(
     """Return transitions of n rows that start at `rows` [B].
 
     A transition has m <= n rows: it stops at the first row that terminates, and at the last row of
-    the episode or of the data. Returns the columns, combined over the rows as `columns.COLUMNS` declares; the product of the rows'
-    discounts; and the last row. All are [B].
+    the episode or of the data. Returns the columns, combined over the rows as `columns.COLUMNS`
+    declares; the product of the rows' discounts; and the last row. All are [B].
     """
     names = [name for name in COLUMNS if name in data]
     if n == 1:

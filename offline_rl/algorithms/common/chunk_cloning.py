@@ -327,7 +327,6 @@ class Student(Denoising):
 
 def with_action_ranges(cfg: Any, dataset: Dataset) -> Any:
     """Return `cfg` with null action limits set from the data. Raise UserError if not valid."""
-    check_length(cfg.num_future_actions, dataset)
     low, high = cfg.action_low, cfg.action_high
     low = tuple(dataset.actions.min(0).tolist()) if low is None else low
     high = tuple(dataset.actions.max(0).tolist()) if high is None else high
@@ -344,13 +343,3 @@ def with_action_ranges(cfg: Any, dataset: Dataset) -> Any:
             "every action. Limits that are not set are the data's."
         )
     return replace(cfg, action_low=low, action_high=high)
-
-
-def check_length(actions: int, dataset: Dataset) -> None:
-    """Raise UserError if no episode is as long as a chunk of `actions` actions."""
-    longest = int(dataset.episode_lengths().max())
-    if actions > longest:
-        raise UserError(
-            f"{dataset.path or dataset.name}: the longest episode has {longest} steps, a chunk has "
-            f"{actions}. Lower algorithm.horizon."
-        )

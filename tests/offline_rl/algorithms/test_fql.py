@@ -121,7 +121,7 @@ def test_the_policy_that_acts_is_the_clipped_network():
 
 def test_without_q_the_policy_learns_the_result_of_the_flow():
     state = start(FQL, spec=Spec((1,), 1), alpha=1e6, **SMALL | {"hidden": (32, 32)})
-    state, metrics = advance(state, *[chunked(two_actions())] * 300)
+    state, _ = advance(state, *[chunked(two_actions())] * 300)
     s, z = torch.zeros(64, 1, 1), torch.linspace(-2, 2, 64)[:, None, None]
     flow, _ = state.flow.decide(s, {}, z[:, None])
     policy, _ = state.policy.decide(s, {}, z)

@@ -16,6 +16,7 @@ from offline_rl.algorithms.common.base import DATA_THEN_ONLINE, Loss, Network, S
 from offline_rl.algorithms.common.config import BUILT, Ensemble, Sizes
 from offline_rl.algorithms.common.critics import Critic, aggregate_q
 from offline_rl.algorithms.common.noising.targets import flow_targets
+from offline_rl.data.transform import ActionClip
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
 from offline_rl.utils.options import Count, NonNegative, frozen
@@ -29,7 +30,9 @@ from policies.networks.mlp import Activation
 class FlowConfig(ActorCriticConfig):
     """Defaults: seohongpark/fql and ColinQiyangLi/qc."""
 
-    q_aggregate: Annotated[Literal["mean", "min"], BUILT] = "mean"  # value of an ensemble of critics
+    q_aggregate: Annotated[Literal["mean", "min"], BUILT] = (
+        "mean"  # value of an ensemble of critics
+    )
     rho: NonNegative = 0.0  # target values: mean - rho * standard deviation of the critics
     num_critics: Ensemble = 2  # number of critics (E)
     num_inference_steps: Count = 10  # integration steps of the flow from noise to a chunk
@@ -39,6 +42,7 @@ class FlowConfig(ActorCriticConfig):
     partial: Annotated[Literal["bootstrap", "drop"], BUILT] = "bootstrap"
     hidden: Sizes = (512, 512, 512, 512)
     activation: Activation = "gelu_tanh"
+    clip_actions: ActionClip = 1 - 1e-5  # clip the data's actions to +- this, as the authors do
 
     def __post_init__(self) -> None:
         super().__post_init__()
