@@ -132,6 +132,8 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
     refuse(refusals.wrong_observations(run, learner, spec))
     budget, head = run.budget, build_head(learner)
     schedule = learner.schedule(budget.num_updates, budget.num_env_steps, budget.pretrain_updates)
+    if data is not None:
+        refuse(refusals.wrong_chunks(learner, head, data))
     refuse(refusals.wrong_learner(run, learner, head, schedule, limit))
     return Prepared(
         runs=completed,

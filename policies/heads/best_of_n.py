@@ -13,8 +13,6 @@ from torch import Tensor
 from policies.heads.head import Head, Memory, load_kinds
 from policies.networks.mlp import Critic
 
-Aggregate = Literal["min", "mean"]
-
 
 class BestOfN(Head):
     """One of N chunks that `policy` samples, selected by the values of the ensemble `critic`.
@@ -30,7 +28,7 @@ class BestOfN(Head):
         critic_arguments: Mapping[str, Any],
         *,
         num_samples: int,
-        aggregate: Aggregate = "min",
+        aggregate: Literal["min", "mean"] = "min",
         temperature: float = 0.0,
     ) -> None:
         """Create the policy and the critic.
@@ -77,18 +75,14 @@ class BestOfN(Head):
         samples = {name: repeat_rows(x, count) for name, x in memory.items()}
         chunks, samples = self.policy.decide(s, samples, noise.flatten(0, 1))
         q = self.critic(s.flatten(1), chunks[:, : self.n_action_steps].flatten(1))  # [E, B * N]
-        values = aggregate_values(q, self.aggregate).unflatten(0, (-1, count))  # [B, N]
+        values = q.amin(0) if self.aggregate == "min" else q.mean(0)
+        values = values.unflatten(0, (-1, count))  # [B, N]
         if selection_noise is not None:
             values = values / self.temperature + gumbel(selection_noise)
         index = values.argmax(1)  # [B]
         return select_rows(chunks, index, count), {
             name: select_rows(x, index, count) for name, x in samples.items()
         }
-
-
-def aggregate_values(q: Tensor, aggregate: Aggregate) -> Tensor:
-    """Return the minimum or the mean over an ensemble of critics, [E, ...] -> [...]."""
-    return q.amin(0) if aggregate == "min" else q.mean(0)
 
 
 def repeat_rows(x: Tensor, count: int) -> Tensor:

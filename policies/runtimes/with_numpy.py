@@ -15,7 +15,7 @@ from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
 KINDS = (*ACTORS, "DiffusionActor", "BestOfN")
-DENOISERS = ("mlp", "plain")  # networks of a DiffusionActor
+DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]
 
 
@@ -157,30 +157,70 @@ class DenoisingActor(NumpyNetwork):
     """A denoising policy with an MLP; see `policies.heads.diffusion.DiffusionActor`."""
 
     def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
-        options, self._sampler = arguments["options"], Sampler(arguments)
-        self.noise_shape, self._embed_time = self._sampler.noise_shape, None
-        activation = options.get("activation", "mish")
-        if arguments["network"] == "mlp":
-            embedding = subtree(weights, "network.embed_time.perceptron.")
-            self._embed_time = Perceptron(embedding, "mish")
-            self._time_size = options.get("time_size", 32)
-        else:
-            activation = options.get("activation", "gelu_tanh")
-        self._trunk = Perceptron(subtree(weights, "network.trunk."), activation)
+        kind = {"mlp": DenoisingMLP, "plain": PlainMLP, "ln_resnet": LayerNormResNet}
+        self._sampler = Sampler(arguments)
+        self.noise_shape = self._sampler.noise_shape
+        network = subtree(weights, "network.")
+        self._network = kind[arguments["network"]](arguments["options"], network)
 
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         features = observations.reshape(len(observations), -1)
 
         def network(x: np.ndarray, time: float) -> np.ndarray:
-            chunk = x.reshape(len(x), -1)
-            if self._embed_time is None:
-                parts = [features, chunk, np.full((len(x), 1), time / FLOW_TIME, np.float32)]
-            else:
-                embedding = self._embed_time(sinusoids(time, self._time_size)[None])
-                parts = [chunk, np.repeat(embedding, len(x), 0), features]
-            return self._trunk(np.concatenate(parts, -1)).reshape(x.shape)
+            return self._network(x.reshape(len(x), -1), time, features).reshape(x.shape)
 
         return self._sampler(network, noise)
+
+
+class DenoisingMLP:
+    """See `policies.networks.denoisers.DenoisingMLP`."""
+
+    def __init__(self, options: Mapping[str, Any], weights: Weights) -> None:
+        self._embed_time = Perceptron(subtree(weights, "embed_time.perceptron."), "mish")
+        self._time_size = options.get("time_size", 32)
+        self._trunk = Perceptron(subtree(weights, "trunk."), options.get("activation", "mish"))
+
+    def __call__(self, x: np.ndarray, time: float, features: np.ndarray) -> np.ndarray:
+        """Return the network's output for x [R, T * A] and features [R, F]."""
+        embedding = self._embed_time(sinusoids(time, self._time_size)[None])
+        return self._trunk(np.concatenate([x, np.repeat(embedding, len(x), 0), features], -1))
+
+
+class PlainMLP:
+    """See `policies.networks.denoisers.PlainMLP`."""
+
+    def __init__(self, options: Mapping[str, Any], weights: Weights) -> None:
+        self._trunk = Perceptron(subtree(weights, "trunk."), options.get("activation", "gelu_tanh"))
+
+    def __call__(self, x: np.ndarray, time: float, features: np.ndarray) -> np.ndarray:
+        """See `DenoisingMLP`."""
+        times = np.full((len(x), 1), time / FLOW_TIME, np.float32)
+        return self._trunk(np.concatenate([features, x, times], -1))
+
+
+class LayerNormResNet:
+    """See `policies.networks.denoisers.LayerNormResNet`."""
+
+    def __init__(self, options: Mapping[str, Any], weights: Weights) -> None:
+        activation, self._frequencies = options.get("activation", "mish"), weights["frequencies"]
+        self._activation = ACTIVATIONS[activation]
+        self._embed_time, self._first, self._last = (
+            Perceptron(subtree(weights, f"{part}."), activation)
+            for part in ("embed_time", "first", "last")
+        )
+        blocks = [subtree(weights, f"blocks.{k}.") for k in range(options.get("blocks", 3))]
+        self._norms = [(block["norm.weight"], block["norm.bias"]) for block in blocks]
+        self._perceptrons = [Perceptron(subtree(x, "perceptron."), activation) for x in blocks]
+
+    def __call__(self, x: np.ndarray, time: float, features: np.ndarray) -> np.ndarray:
+        """See `DenoisingMLP`."""
+        waves = np.float32(2 * math.pi) * np.float32(time) * self._frequencies  # [1, size / 2]
+        embedding = self._embed_time(np.concatenate([np.cos(waves), np.sin(waves)], -1))
+        inputs = [x, features, np.repeat(embedding, len(x), 0)]
+        hidden = self._first(np.concatenate(inputs, -1))
+        for norm, perceptron in zip(self._norms, self._perceptrons, strict=True):
+            hidden = hidden + perceptron(normalize_layer(hidden, *norm, 1e-6))
+        return self._last(self._activation(hidden))
 
 
 class BestOfN(NumpyNetwork):
