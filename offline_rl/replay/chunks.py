@@ -64,6 +64,10 @@ class Chunks(Source):
         """See `Source`."""
         return self.buffer.tensors()
 
+    def prefetch(self, update: int) -> None:
+        """See `Source`."""
+        self.buffer.prefetch(update)
+
     def sample(
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
@@ -119,6 +123,10 @@ class Sequences(Source):
     def tensors(self) -> Tensors:
         """See `Source`."""
         return self.buffer.tensors()
+
+    def prefetch(self, update: int) -> None:
+        """See `Source`."""
+        self.buffer.prefetch(update)
 
     def sample(
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
