@@ -34,7 +34,7 @@ TIMINGS: dict[str, str] = {  # what each value means, for reports
 TIME_LIMITS = {  # environment -> steps of an episode
     **{f"pointmaze-{size}": 1000 for size in ("medium", "large", "giant", "teleport")},
     **{f"antmaze-{size}": 1000 for size in ("medium", "large", "giant", "teleport")},
-    **{f"humanoidmaze-{size}": 2000 for size in ("medium", "large")},
+    **{f"humanoidmaze-{size}": 2000 for size in ("medium", "large", "teleport")},
     "humanoidmaze-giant": 4000,
     **{f"antsoccer-{size}": 1000 for size in ("arena", "medium")},
     "cube-single": 200,

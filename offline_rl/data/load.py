@@ -1,13 +1,14 @@
 """Data sets of tasks, cards, paths and other libraries: find the file and load it."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.paths import share
-from offline_rl.data.cache import load_cached
+from offline_rl.data.cache import load_cached, load_shards
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.formats import ogbench
 from offline_rl.data.read import read
@@ -46,12 +47,15 @@ def load(
         if card.card is None:
             raise UserError(f"task {card.name} has no data set. Give a file with dataset=<path>.")
         card = card.card
-    path = find_file(card, data_dir, split=split)
+    file = card_file(card, split)
+    paths = [find_file(card, data_dir, split=split, shard=shard) for shard in file.shards]
     options = {"max_episode_steps": card.max_episode_steps, "name": card.name, **options}
     if card.layout == "ogbench":
         reward_task = reward_task or card.env
-    data = _labeled(_cached, path, reward_task, options)
-    count = card.files[split].first_episodes
+    path = paths[0]
+    open_file = _cached if len(paths) == 1 else partial(_joined, paths)
+    data = _labeled(open_file, path, reward_task, options)
+    count = file.first_episodes
     if count is None:
         return data
     if data.num_episodes < count:
@@ -94,13 +98,20 @@ Dataset.load = staticmethod(load_dataset)
 Dataset.from_minari = staticmethod(load_minari)
 
 
-def find_file(card: "Card", data_dir: str | Path | None = None, *, split: str = "train") -> Path:
+def find_file(
+    card: "Card",
+    data_dir: str | Path | None = None,
+    *,
+    split: str = "train",
+    shard: "File | None" = None,
+) -> Path:
     """Return the path of the card's file, in the data folder or among the embedded data sets.
 
-    Raises UserError if the file is missing, or does not have the card's checksum.
+    shard: one of several files of the split; default: the first. Raises UserError if the file is
+    missing, or does not have the card's checksum.
     """
-    file = card_file(card, split)
-    if path := find_stored(card, data_dir, split=split):
+    file = shard or card_file(card, split).shards[0]
+    if path := find_stored(card, data_dir, file):
         return path
     folders = ", nor ".join(str(path.parent) for path in _candidate_paths(file, data_dir))
     option = f" data_dir={data_dir}" if data_dir else ""
@@ -126,14 +137,11 @@ def recipe_of(card: "Card") -> str | None:
     return None
 
 
-def find_stored(
-    card: "Card", data_dir: str | Path | None = None, *, split: str = "train"
-) -> Path | None:
-    """Return the path of the card's file if it is on this machine, else None.
+def find_stored(card: "Card", data_dir: str | Path | None, file: "File") -> Path | None:
+    """Return the path of a file of the card if it is on this machine, else None.
 
     Raises UserError if a file of that name has another checksum.
     """
-    file = card_file(card, split)
     for path in _candidate_paths(file, data_dir):
         if path.is_file():
             if sentence := checksum_mismatch(path, file):
@@ -191,6 +199,11 @@ def _labeled(
     except ValueError as error:
         raise UserError(str(error)) from None
     return ogbench.relabel(data, goal, keep_states=options.get("infos", False))
+
+
+def _joined(paths: Sequence[Path], path: Path, **options: Any) -> Dataset:
+    """Return the rows of all `paths` as one data set. path: the first of them."""
+    return load_shards(paths, options, lambda shard: read(shard, **options), user_cache())
 
 
 def _cached(path: Path, **options: Any) -> Dataset:

@@ -134,6 +134,7 @@ class Run:
         method, groups = self.method, (self.data, self.budget, self.evaluation, self.output)
         config = {"algorithm": method.name, "task": self.task.name, **stored_options(*groups)}
         config |= {"name": self.name, "hyper": asdict(method.cfg), **self.checksums}
+        config["success_timing"] = self.task.success_timing  # also if it is the default
         if self.budget.num_env_steps:
             changed = asdict(method.interaction.cfg).items()
             config["online"] = asdict(method.interaction.online)

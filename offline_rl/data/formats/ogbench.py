@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from envs.suites.ogbench import Goal
 
 NAME = "OGBench"
+BLOCK_ROWS = 1 << 20  # rows that are relabeled at once
 SUPPORTED_OPTIONS = ("infos",)
 ARRAYS = ("observations", "actions", "terminals")
 MARKER_ARRAYS = ("qpos", "qvel")  # simulator states, in every file with continuous actions
@@ -109,7 +110,11 @@ def relabel(data: Dataset, goal: "Goal", *, keep_states: bool = False) -> Datase
             f"{list(expected[0])} and {list(expected[1])}: it is the data of another task. Use "
             f"that task, or another dataset=."
         )
-    rewards, solved = goal.label(qpos, buttons)
+    rewards, solved = np.empty(len(qpos), np.float32), np.empty(len(qpos), bool)
+    for start in range(0, len(qpos), BLOCK_ROWS):  # the states of large sets stay on disk
+        rows = slice(start, start + BLOCK_ROWS)
+        of_rows = None if buttons is None else buttons[rows]
+        rewards[rows], solved[rows] = goal.label(qpos[rows], of_rows)
     continues = solved & ~data.truncated
     notes = [note for note in data.notes if note not in (NO_REWARDS, NEVER_TERMINATES)]
     notes.append(
