@@ -34,10 +34,7 @@ def fql(job: Job) -> Learner:
         batch |= {"next_observations": b.next_observations[:, 0]}
         current.agent, info = current.agent.update(batch)
         distance, q_loss = info["actor/distill_loss"], info["actor/q_loss"]
-        losses = {
-            "critic_loss": info["critic/critic_loss"],
-            "flow_loss": info["actor/bc_flow_loss"],
-        }
+        losses = {"critic_loss": info["critic/critic_loss"], "flow_loss": info["actor/bc_flow_loss"]}
         losses |= {"policy_loss": c["alpha"] * distance + q_loss, "distance": distance}
         return {name: float(value) for name, value in losses.items()}
 
