@@ -8,6 +8,7 @@ Park et al., arXiv:2410.20092. `seohongpark/ogbench:data_gen_scripts` made the p
 random numbers are drawn in the order of these scripts.
 """
 
+# ruff: noqa: NPY002 - ogbench draws from NumPy's global generator
 from __future__ import annotations
 
 import importlib

@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from envs.experts.ogbench import Collector, collector_class
+from offline_rl.data.load import data_folder
 from offline_rl.data.writers.ogbench import write_ogbench
 from offline_rl.generation.options import GenerateOptions
 from offline_rl.utils import hardware, seeds
@@ -34,6 +35,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import (
     checksum,
     lock_folder,
+    make_folder,
     read_json_object,
     write_atomically,
     write_json,
@@ -92,43 +94,55 @@ def load_sets(plan: Collection, where: str = "") -> dict[str, OGBenchSet]:
     return {name: build(OGBenchSet, v, f"{where}sets.{name}.") for name, v in plan.sets.items()}
 
 
-def select_sets(plan: Collection, options: GenerateOptions) -> list[str]:
-    """Return the names of the sets that the options select. Raises UserError."""
-    if options.qualities is not None and options.task is not None:
+def select_sets(plan: Collection, options: GenerateOptions) -> dict[str, OGBenchSet]:
+    """Return the sets that the options select, in the size of the options. Raises UserError."""
+    sets = load_sets(plan)
+    names = options.qualities if options.task is None else [find_set(plan, options)]
+    if options.task is not None and options.qualities is not None:
         raise UserError("task= and qualities= both select sets. Remove one of them.")
-    if options.qualities is not None:
-        return options.qualities
-    if options.task is None:
+    if names is None:
         tasks = ", ".join(dict.fromkeys(split_name(name)[0] for name in plan.sets))
         raise UserError(f"recipe={options.recipe} needs a task. Add task=, one of {tasks}.")
-    types = [
-        kind for name in plan.sets for task, kind in [split_name(name)] if task == options.task
-    ]
-    if not types:
-        tasks = dict.fromkeys(split_name(name)[0] for name in plan.sets)
-        raise UserError(unknown("task", options.task, tasks))
-    kind = options.type or types[0]
-    if kind not in types:
-        raise UserError(f"{options.task} has no set of type {kind}. Use type={' or '.join(types)}.")
-    return [f"{options.task}-{kind}{VERSION}"]
+    if options.type is not None and options.task is None:
+        raise UserError(f"type={options.type} needs a task. Add task=.")
+    for name in names:
+        try:
+            collector_class(*split_name(name))
+        except ValueError as error:  # the package is missing, or the recipe has an unknown type
+            raise UserError(error) from None
+    return {name: resize(name, sets[name], options) for name in names}
+
+
+def find_set(plan: Collection, options: GenerateOptions) -> str:
+    """Return the set of task= and type=; by default, the first type. Raises UserError."""
+    types: dict[str, list[str]] = {}
+    for name in plan.sets:
+        environment, kind = split_name(name)
+        types.setdefault(environment, []).append(kind)
+    task = str(options.task)
+    if task not in types:
+        raise UserError(unknown("task", task, types))
+    kind = options.type or types[task][0]
+    if kind not in types[task]:
+        choices = " or ".join(types[task])
+        raise UserError(f"There is no set of type {kind} for task={task}. Use type={choices}.")
+    return f"{task}-{kind}{VERSION}"
 
 
 def resize(name: str, values: OGBenchSet, options: GenerateOptions) -> OGBenchSet:
-    """Return a set with the size of the options. Raises UserError for a part of a trajectory."""
+    """Return a set in the size of the options. Raises UserError for a part of a trajectory."""
     if options.rows is not None and options.episodes is not None:
         raise UserError("rows= and episodes= both set the size. Remove one of them.")
-    if options.val_episodes is not None:
-        values = replace(values, val_episodes=options.val_episodes)
-    if options.episodes is not None:
-        return replace(values, episodes=options.episodes)
-    if options.rows is None:
-        return values
-    if options.rows % values.steps:
-        raise UserError(
-            f"rows={options.rows} is not a multiple of {values.steps}, the transitions of a "
-            f"trajectory of {name}. Use a multiple, or set episodes=."
-        )
-    return replace(values, episodes=options.rows // values.steps)
+    episodes = options.episodes or values.episodes
+    if options.rows is not None:
+        if options.rows % values.steps:
+            raise UserError(
+                f"rows={options.rows} is not a multiple of {values.steps}, the transitions of a "
+                f"trajectory of {name}. Use a multiple, or set episodes=."
+            )
+        episodes = options.rows // values.steps
+    val_episodes = options.val_episodes or values.val_episodes
+    return replace(values, episodes=episodes, val_episodes=val_episodes)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -137,25 +151,22 @@ def split_name(name: str) -> tuple[str, str]:
     return environment, kind
 
 
-def make_ogbench_sets(
-    plan: Collection, recipe: str, folder: Path, options: GenerateOptions, show: bool
-) -> None:
-    """Collect the selected sets and write them to `folder`. Raises UserError."""
-    selected, sets = select_sets(plan, options), load_sets(plan)
-    sets = {name: resize(name, sets[name], options) for name in sets if name in selected}
-    for name in sets:
-        try:
-            collector_class(*split_name(name))
-        except ValueError as error:  # an unknown type, or the package is missing
-            raise UserError(error) from None
+def generate_collection(plan: Collection, recipe: str, options: GenerateOptions, show: bool) -> str:
+    """Collect the selected sets of a recipe and return their folder. Raises UserError."""
+    if options.format != "d4rl" or options.video:
+        raise UserError(f"recipe={recipe} writes OGBench's layout. Remove format= and video=.")
+    sets = select_sets(plan, options)
+    folder = Path(options.out) if options.out else data_folder() / plan.suite
+    make_folder(folder)
     for name, values in sets.items():
-        block = 2 * list(plan.sets).index(name)  # two blocks of seeds: train and val
+        block = len(SPLITS) * list(plan.sets).index(name)  # each split has a block of seeds
         card = {
             "set": name,
             "recipe": {"name": recipe, "collector": plan.collector, "suite": plan.suite},
             **asdict(replace(values, val_episodes=values.count("val"))),
         }
         make_set(name, values, block, card, folder, options.processes, show)
+    return str(folder)
 
 
 def make_set(

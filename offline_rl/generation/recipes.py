@@ -34,7 +34,7 @@ from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.data import Dataset
 from offline_rl.data.load import data_folder
 from offline_rl.evaluation.bundles import current_policy
-from offline_rl.generation.ogbench import Collection, load_sets, make_ogbench_sets
+from offline_rl.generation.ogbench import Collection, generate_collection, load_sets
 from offline_rl.generation.options import GenerateOptions
 from offline_rl.generation.scripted import Script, check_images, environment_of, make_scripted_sets
 from offline_rl.generation.store import Act, is_stored, record, store
@@ -102,12 +102,7 @@ def generate(*, show: bool = True, **keys: Any) -> str:
         if quality not in choices:
             raise UserError(unknown("quality", quality, choices))
     if isinstance(plan, Collection):
-        if options.format != "d4rl" or options.video:
-            raise UserError(f"{recipe} writes OGBench's layout. Remove format= and video=.")
-        folder = Path(out) if out else data_folder() / plan.suite
-        make_folder(folder)
-        make_ogbench_sets(plan, recipe, folder, options, show)
-        return str(folder)
+        return generate_collection(plan, recipe, options, show)
     for key in COLLECTION_ONLY:
         if key in keys:
             raise UserError(f"{key}= is only for recipe=ogbench. Remove it.")
