@@ -16,11 +16,13 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -262,15 +264,23 @@ def collect(
             for part in parts:
                 yield part, collect_part(collector, part)
         return
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
     pool = ProcessPoolExecutor(
         min(processes, len(parts)),
-        multiprocessing.get_context("spawn"),
+        context,
         initializer=start_worker,
-        initargs=(name, values),
+        initargs=(name, values, stop),
     )
     try:
         yield from zip(parts, pool.map(collect_in_worker, parts), strict=True)
+    except BrokenProcessPool:
+        raise UserError(
+            f"{name}: a process was killed, perhaps because memory ran out. Repeat the command to "
+            "continue, with fewer processes."
+        ) from None
     finally:
+        stop.set()
         pool.shutdown(cancel_futures=True)
 
 
@@ -282,17 +292,23 @@ def make_collector(name: str, values: OGBenchSet) -> Collector:
     )
 
 
-def collect_part(collector: Collector, part: Part) -> Columns:
-    """Return the columns of a part."""
-    trajectories = [collector.collect(seed) for seed in part.seeds]
+def collect_part(
+    collector: Collector, part: Part, is_stopped: Callable[[], bool] = lambda: False
+) -> Columns:
+    """Return the columns of a part. Raises KeyboardInterrupt when `is_stopped()`."""
+    trajectories = []
+    for seed in part.seeds:
+        if is_stopped():
+            raise KeyboardInterrupt
+        trajectories.append(collector.collect(seed))
     return {key: np.concatenate([t[key] for t in trajectories]) for key in trajectories[0]}
 
 
-_in_worker: list[Collector] = []  # the collector of a worker process
+_worker: dict[str, Any] = {}  # the collector of a worker process, and the event that stops it
 
 
-def start_worker(name: str, values: OGBenchSet) -> None:
-    """Prepare a worker process, which ends with its parent and at Ctrl-C."""
+def start_worker(name: str, values: OGBenchSet, stop: Event) -> None:
+    """Prepare a worker process. It ends with its parent, and leaves Ctrl-C to the parent."""
 
     def follow() -> None:
         parent = multiprocessing.parent_process()
@@ -300,14 +316,14 @@ def start_worker(name: str, values: OGBenchSet) -> None:
             parent.join()
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=follow, daemon=True).start()
-    _in_worker.append(make_collector(name, values))
+    _worker.update(collector=make_collector(name, values), stop=stop)
 
 
 def collect_in_worker(part: Part) -> Columns:
     """Return the columns of a part, in a worker process."""
-    return collect_part(_in_worker[0], part)
+    return collect_part(_worker["collector"], part, _worker["stop"].is_set)
 
 
 def save_part(columns: Columns, path: Path) -> None:

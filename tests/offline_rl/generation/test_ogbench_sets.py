@@ -96,7 +96,7 @@ def test_an_interrupted_set_continues_and_has_the_bytes_of_an_undisturbed_one(
     with pytest.raises(KeyboardInterrupt):
         generate(**torn)
     assert [path.name for path in (tmp_path / "torn").iterdir()] == [f".{NAME}.parts"]
-    with pytest.raises(UserError, match="interrupted set with other settings. Repeat its command"):
+    with pytest.raises(UserError, match=r"interrupted set with other settings. Repeat its command"):
         generate(**torn | {"rows": 200})
     stub.seeds, stub.stop_after = [], None
     generate(**torn)
@@ -120,7 +120,7 @@ def test_existing_files_of_another_size_or_damaged_ones_are_never_replaced(tmp_p
     keys = {**KEYS, "out": str(tmp_path)}
     generate(**keys, episodes=2)
     before = files(tmp_path)
-    with pytest.raises(UserError, match="damaged or was generated differently. Choose another"):
+    with pytest.raises(UserError, match=r"damaged or was generated differently. Choose another"):
         generate(**keys, episodes=3)
     assert files(tmp_path) == before
     for name in (f"{NAME}-val.npz", f"{NAME}.json"):
