@@ -5,7 +5,8 @@ plans with correlated noise. `noisy` acts on the current state, with independent
 mazes, `navigate` walks from goal to goal. `stitch` walks to one goal, four cells away, and stays.
 
 Park et al., arXiv:2410.20092. `seohongpark/ogbench:data_gen_scripts` made the published sets. The
-random numbers are drawn in the order of these scripts.
+random numbers are drawn in the order of these scripts. Only the uniform actions (`p_random`) differ
+in their generator: the scripts do not seed theirs.
 """
 
 # ruff: noqa: NPY002 - ogbench draws from NumPy's global generator
@@ -83,7 +84,7 @@ class Collector(ABC):
             ) from error
 
     def collect(self, seed: int) -> dict[str, np.ndarray]:
-        """Return the columns of one trajectory, [steps + 1, ...], in the dtypes of OGBench's files.
+        """Return the columns of one trajectory, [steps + 1, ...].
 
         The last row is the final state. Its action is executed, but the next state is not stored.
         """
@@ -93,7 +94,7 @@ class Collector(ABC):
             rows = self.rows(seed)
         finally:
             np.random.set_state(state)
-        return {key: np.array(values, DTYPES[key]) for key, values in rows.items()}
+        return {key: np.array(values) for key, values in rows.items()}
 
     @abstractmethod
     def rows(self, seed: int) -> dict[str, list[Any]]:
@@ -102,16 +103,6 @@ class Collector(ABC):
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
-
-
-DTYPES = {
-    "observations": np.float32,
-    "actions": np.float32,
-    "terminals": bool,
-    "qpos": np.float32,
-    "qvel": np.float32,
-    "button_states": np.int64,
-}
 
 
 def append(
@@ -276,13 +267,20 @@ def path_lengths(free: list[Cell], start: Cell) -> dict[Cell, int]:
 
 
 def collector_class(environment: str, kind: str) -> type[Collector]:
-    """Return the class of an environment's collector. Raises ValueError for an unknown type.
+    """Return the class of an environment's collector.
 
-    Raises ValueError also if ogbench is missing.
+    Raises ValueError for an unknown environment or type, and if ogbench is missing.
     """
-    found = PointMaze if environment.startswith("pointmaze") else Manipulation
-    if kind not in found.TYPES:
-        types = " or ".join(found.TYPES)
+    family = environment.split("-")[0]
+    classes: dict[str, type[Collector]] = dict.fromkeys(OBJECTS, Manipulation)
+    classes["pointmaze"] = PointMaze
+    if family not in classes:
+        raise ValueError(f"{environment} has no collector. Use one of {', '.join(classes)}.")
+    collector = classes[family]
+    if kind not in collector.TYPES:
+        types = " or ".join(collector.TYPES)
         raise ValueError(f"{environment} has no trajectories of type {kind!r}. Use {types}.")
-    found.load_package()
-    return found
+    collector.load_package()
+    if f"{environment}-v0" not in gymnasium.registry:
+        raise ValueError(f"ogbench has no environment {environment}-v0. Correct the set's name.")
+    return collector

@@ -112,8 +112,8 @@ def recipe_of(card: "Card") -> str | None:
     for path in sorted((share("configs") / "recipe").glob("*.yaml")):
         recipe = read_yaml(path)
         quality = name.removeprefix(f"{recipe.get('family')}-")
-        made = quality != name or name in recipe.get("sets", ())
-        if card.suite == recipe.get("suite", "gym") and made:
+        has_set = quality != name or name in recipe.get("sets", ())
+        if card.suite == recipe.get("suite", "gym") and has_set:
             return f"recipe={path.stem} 'qualities=[{quality}]'"
     return None
 

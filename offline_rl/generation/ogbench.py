@@ -26,11 +26,12 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import mujoco
 import numpy as np
 
 from envs.experts.ogbench import Collector, collector_class
 from offline_rl.data.load import data_folder
-from offline_rl.data.writers.ogbench import write_ogbench
+from offline_rl.data.writers.ogbench import DTYPES, write_ogbench
 from offline_rl.generation.options import GenerateOptions
 from offline_rl.utils import hardware, seeds
 from offline_rl.utils.errors import UserError
@@ -98,10 +99,9 @@ def load_sets(plan: Collection, where: str = "") -> dict[str, OGBenchSet]:
 
 def select_sets(plan: Collection, options: GenerateOptions) -> dict[str, OGBenchSet]:
     """Return the sets that the options select, in the size of the options. Raises UserError."""
-    sets = load_sets(plan)
-    names = options.qualities if options.task is None else [find_set(plan, options)]
     if options.task is not None and options.qualities is not None:
         raise UserError("task= and qualities= both select sets. Remove one of them.")
+    names = options.qualities if options.task is None else [find_set(plan, options)]
     if names is None:
         tasks = ", ".join(dict.fromkeys(split_name(name)[0] for name in plan.sets))
         raise UserError(f"recipe={options.recipe} needs a task. Add task=, one of {tasks}.")
@@ -110,8 +110,9 @@ def select_sets(plan: Collection, options: GenerateOptions) -> dict[str, OGBench
     for name in names:
         try:
             collector_class(*split_name(name))
-        except ValueError as error:  # the package is missing, or the recipe has an unknown type
+        except ValueError as error:  # the package is missing, or the recipe has an unknown set
             raise UserError(error) from None
+    sets = load_sets(plan)
     return {name: resize(name, sets[name], options) for name in names}
 
 
@@ -184,46 +185,47 @@ def make_set(
 
     block: the set's first block of seeds.
     """
-    temporary, stored = folder / f".{name}.parts", folder / f"{name}.json"
+    parts_folder, card_file = folder / f".{name}.parts", folder / f"{name}.json"
     paths = {split: folder / f"{name}{end}.npz" for split, end in SPLITS.items()}
-    if not temporary.exists() and is_complete(stored, paths, card):
+    if not parts_folder.exists() and is_complete(card_file, paths, card):
         if show:
             print(f"{paths['train']} already exists")
         return
     parts = list_parts(values, block)
-    with lock_folder(temporary):
-        check_parts(temporary, card)
-        missing = [part for part in parts if not (temporary / part.file).is_file()]
+    versions = {"mujoco": mujoco.__version__, "ogbench": version("ogbench")}
+    with lock_folder(parts_folder):
+        check_parts(parts_folder, {**card, **versions})
+        missing = [part for part in parts if not (parts_folder / part.file).is_file()]
         meter = Meter(name, values.steps, missing) if show else None
         for part, columns in collect(name, values, missing, processes):
-            save_part(columns, temporary / part.file)
+            save_part(columns, parts_folder / part.file)
             if meter:
                 meter.advance(part)
-        facts = {}
+        facts: dict[str, Any] = {}
         for split, path in paths.items():
-            files = [temporary / part.file for part in parts if part.split == split]
+            files = [parts_folder / part.file for part in parts if part.split == split]
             facts[split] = join_parts(files, path)
-        machine = {**hardware.describe_machine(), "ogbench": version("ogbench")}
-        write_json(
-            stored, {**card, **facts["train"], "validation": facts["val"], "made_with": machine}
-        )
-    shutil.rmtree(temporary)
+        machine = {**hardware.describe_machine(), **versions}
+        facts = {**facts["train"], "validation": facts["val"], "made_with": machine}
+        write_json(card_file, {**card, **facts})
+    shutil.rmtree(parts_folder)
     if show:
         for split, path in paths.items():
-            rows, episodes = facts[split]["rows"], facts[split]["episodes"]
-            print(f"{path}: {rows:,} transitions in {episodes:,} trajectories")
+            count = values.count(split)
+            print(f"{path}: {values.steps * count:,} transitions in {count:,} trajectories")
 
 
-def is_complete(stored: Path, paths: Mapping[str, Path], card: Mapping[str, Any]) -> bool:
+def is_complete(card_file: Path, paths: Mapping[str, Path], card: Mapping[str, Any]) -> bool:
     """Return True if both files of a set are complete and were collected as in `card`.
 
-    stored: the set's card. Raises UserError if the files are another set, or damaged.
+    Raises UserError if the files are another set, or damaged.
     """
-    if not any(path.exists() for path in (stored, *paths.values())):
+    if not any(path.exists() for path in (card_file, *paths.values())):
         return False
-    found = read_json_object(stored) if stored.is_file() else {}
-    sizes = {"train": found.get("size_bytes"), "val": found.get("validation", {}).get("size_bytes")}
-    same = all(found.get(name) == value for name, value in card.items())
+    stored = read_json_object(card_file) if card_file.is_file() else {}
+    facts = {"train": stored, "val": stored.get("validation", {})}
+    sizes = {split: facts[split].get("size_bytes") for split in SPLITS}
+    same = all(stored.get(name) == value for name, value in card.items())
     if not same or any(not p.is_file() or p.stat().st_size != sizes[s] for s, p in paths.items()):
         raise UserError(
             f"{paths['train']} already exists, but is damaged or was generated differently. Choose "
@@ -239,20 +241,20 @@ def list_parts(values: OGBenchSet, block: int) -> list[Part]:
         count = values.count(split)
         for first in range(0, count, PART):
             indices = range(first, min(first + PART, count))
-            own = tuple(seeds.episode_seed("scripted sets", block + k, i) for i in indices)
-            parts.append(Part(split, first, own))
+            numbers = [seeds.episode_seed("scripted sets", block + k, i) for i in indices]
+            parts.append(Part(split, first, tuple(numbers)))
     return parts
 
 
-def check_parts(folder: Path, card: Mapping[str, Any]) -> None:
-    """Write the card to the folder of parts. Raises UserError if there are parts of another set."""
-    path = folder / "card.json"
-    if path.is_file() and read_json_object(path) != card:
+def check_parts(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings and versions of the parts. Raises UserError if they have others."""
+    path = folder / "settings.json"
+    if path.is_file() and read_json_object(path) != settings:
         raise UserError(
-            f"{folder} holds an interrupted set with other settings. Repeat its command, or remove "
-            "the folder."
+            f"{folder} holds an interrupted set with other settings or versions. Repeat its "
+            "command, or remove the folder."
         )
-    write_json(path, card)
+    write_json(path, settings)
 
 
 def collect(
@@ -301,7 +303,10 @@ def collect_part(
         if is_stopped():
             raise KeyboardInterrupt
         trajectories.append(collector.collect(seed))
-    return {key: np.concatenate([t[key] for t in trajectories]) for key in trajectories[0]}
+    return {
+        key: np.concatenate([t[key] for t in trajectories]).astype(DTYPES[key], copy=False)
+        for key in trajectories[0]
+    }
 
 
 _worker: dict[str, Any] = {}  # the collector of a worker process, and the event that stops it
@@ -338,10 +343,14 @@ def save_part(columns: Columns, path: Path) -> None:
 
 def join_parts(files: Sequence[Path], path: Path) -> dict[str, Any]:
     """Write the parts of a split as one file, and return the entries that describe it in a card."""
-    parts = [np.load(file) for file in files]
-    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0].files}
-    for part in parts:
-        part.close()
+
+    def read(file: Path, key: str) -> np.ndarray:
+        with np.load(file) as part:
+            return part[key]
+
+    with np.load(files[0]) as part:
+        keys = part.files
+    columns = {key: np.concatenate([read(file, key) for file in files]) for key in keys}
     write_ogbench(columns, path)
     episodes = int(columns["terminals"].sum())
     return {
