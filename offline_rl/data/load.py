@@ -118,7 +118,7 @@ def find_file(
     remedy = f"offline-rl data download {card.name}{option}, or " if file.urls else ""
     if recipe := None if file.urls else recipe_of(card):
         target = f" out={data_dir}/{card.suite}" if data_dir else ""
-        remedy = f"make it with offline-rl generate {recipe}{target}, or "
+        remedy += f"make it with offline-rl generate {recipe}{target}, or "
     raise MissingData(
         f"{card.name}: {file.name} is not in {folders}. Remedy: {remedy}name another folder with "
         f"data_dir=<folder>, or a file with dataset=<path>."
@@ -127,12 +127,12 @@ def find_file(
 
 def recipe_of(card: "Card") -> str | None:
     """Return the arguments of `offline-rl generate` for the card's file; None without a recipe."""
+    name = Path(card_file(card, "train").name).stem
     for path in sorted((share("configs") / "recipe").glob("*.yaml")):
         recipe = read_yaml(path)
-        suite = recipe.get("suite", "gym")
-        name = card.name.removeprefix(f"{suite}/")
         quality = name.removeprefix(f"{recipe.get('family')}-")
-        if card.suite == suite and (quality != name or name in recipe.get("sets", ())):
+        has_set = quality != name or name in recipe.get("sets", ())
+        if card.suite == recipe.get("suite", "gym") and has_set:
             return f"recipe={path.stem} 'qualities=[{quality}]'"
     return None
 

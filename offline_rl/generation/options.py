@@ -18,4 +18,9 @@ class GenerateOptions(Checked):
     format: Literal["d4rl", "lerobot"] = "d4rl"  # lerobot: LeRobotDataset v3, scripted sets only
     video: bool = False  # with format=lerobot: store images as videos
     qualities: list[str] | None = None  # sets to generate; default: all but full-replay
-    rows: Count | None = None  # minimum steps of a scripted set, which then has complete episodes
+    rows: Count | None = None  # steps of a scripted set (a minimum) or of an OGBench set (exactly)
+    task: str | None = None  # recipe=ogbench: environment of the set, for example cube-single
+    type: str | None = None  # recipe=ogbench: play or noisy; in mazes navigate or stitch
+    episodes: Count | None = None  # recipe=ogbench: training trajectories; default: as published
+    val_episodes: Count | None = None  # recipe=ogbench: validation trajectories; default: a tenth
+    processes: Count = 1  # recipe=ogbench: parallel processes; the files do not depend on it
