@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from offline_rl.utils.options import Checked, Count
+from offline_rl.data.convert import Options
+from offline_rl.utils.options import Checked, Count, NonNegative, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,3 +20,19 @@ class GenerateOptions(Checked):
     video: bool = False  # with format=lerobot: store images as videos
     qualities: list[str] | None = None  # sets to generate; default: all but full-replay
     rows: Count | None = None  # minimum steps of a scripted set, which then has complete episodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterOptions(Checked):
+    """Options of `offline-rl data filter`."""
+
+    window: Count | None = None  # filter: steps in which progress must not fall; default: horizon
+    delta: NonNegative | None = None  # filter: largest fall of progress that is kept
+    quantile: Share = 0.9  # filter: without delta=, share of the frames that is kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataVerbOptions(FilterOptions, Options):
+    """Options of `offline-rl data`."""
+
+    mirror: str | None = None  # mirror: YAML file of the mirror; default: the mirror of the card
