@@ -11,11 +11,13 @@ Differs: from the paper. Networks are MLPs; the paper's critic is a transformer 
          value for each step of a chunk. The reward is the same: a chunk that contains the end, k
          steps after its start, has the reward gamma^k. The paper does not publish the form of its
          labels, the number of bins or the weight of TD3+BC's terms; HL-Gauss labels are used, and
-         TD3+BC's weight. The online part, which steers the noise of a flow policy, is not here.
+         TD3+BC's weight. The actor's chunks are evaluated, not the demonstrated ones; see
+         `progress`. The online part, which steers the noise of a flow policy, is not here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from offline_rl.algorithms.common.base import (
     LossAndMetrics,
     Metrics,
     Network,
+    Params,
     State,
     minimize,
     update_targets,
@@ -119,20 +122,16 @@ class GRRL(td3_bc.TD3BC):
         return error / batch.valid.sum() - scale * q.mean(), {}
 
 
-def progress(algorithm: GRRL, params: Any, data: Dataset) -> np.ndarray:
-    """Return the progress of each row's chunk of actions, mean over the critics, [N].
+def progress(algorithm: GRRL, params: Mapping[str, Params], observations: np.ndarray) -> np.ndarray:
+    """Return the progress of normalized observations [N, O]: mean over the critics, [N].
 
-    data: preprocessed. At the end of an episode, the last action is repeated.
+    params: of all networks. The action is that of the actor: the value of a demonstrated mistake
+    would be low from its first frame on, so that it would not fall within the mistake.
     """
-    critic = Network(algorithm.modules["critic"], params)
-    last = np.repeat(data.episode_ends, data.episode_lengths())
-    steps = np.arange(algorithm.cfg.horizon)
+    nets = {name: Network(algorithm.modules[name], params[name]) for name in ("policy", "critic")}
     values = []
-    for rows in np.array_split(np.arange(data.num_rows), -(-data.num_rows // 8192)):
-        chunks = data.actions[np.minimum(rows[:, None] + steps, last[rows, None])]
-        inputs = (
-            torch.from_numpy(x) for x in (data.observations[rows], chunks.reshape(len(rows), -1))
-        )
-        with torch.inference_mode():
-            values.append(critic(*inputs).mean(0).numpy())
+    with torch.inference_mode():
+        for s in torch.from_numpy(observations).split(8192):
+            chunks = nets["policy"](s[:, None]).flatten(1)
+            values.append(nets["critic"](s, chunks).mean(0).numpy())
     return np.concatenate(values)

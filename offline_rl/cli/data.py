@@ -38,6 +38,8 @@ def data(arguments: Sequence[str]) -> None:
     from offline_rl.data.formats.common import ReadOptions
     from offline_rl.data.load import locate
     from offline_rl.data.validation import validate
+    from offline_rl.generation import filtering
+    from offline_rl.generation.options import FilterOptions, MirrorOptions
     from offline_rl.utils.options import build
     from offline_rl.utils.text import format_count
 
@@ -55,7 +57,8 @@ def data(arguments: Sequence[str]) -> None:
     minimum, maximum = actions[action]
     if not minimum <= len(names) <= maximum or (options and action in ("list", "download")):
         raise UserError(f"data {action}: wrong arguments. See offline-rl data --help.")
-    built = build(convert.Options if action == "convert" else ReadOptions, options)
+    kinds = {"convert": convert.Options, "filter": FilterOptions, "mirror": MirrorOptions}
+    built = build(kinds.get(action, ReadOptions), options)
     passed = {key: value for key, value in asdict(built).items() if key in options}
     if action == "list":
         print(describe.list_cards(data_dir))
@@ -63,6 +66,12 @@ def data(arguments: Sequence[str]) -> None:
         print(describe.info(names[0], data_dir, **passed))
     elif action == "download":
         print(*download(names, data_dir), sep="\n")
+    elif action == "filter":
+        print(filtering.filter_dataset(names[0], names[1], **passed))
+        print(names[1])
+    elif action == "mirror":
+        print(filtering.mirror_dataset(names[0], names[1], data_dir=data_dir, **passed))
+        print(names[1])
     elif action == "convert":
         print(convert.convert(names[0], names[1], data_dir=data_dir, **passed))
         print(names[1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,15 +27,14 @@ from offline_rl.training.prepare import prepare
 from offline_rl.utils.errors import UserError
 
 
-def filter_dataset(
-    run: str | Path, target: str | Path, options: FilterOptions, format: str | None = None
-) -> str:
+def filter_dataset(run: str | Path, target: str | Path, **options: Any) -> str:
     """Write the run's data set without the frames before which progress falls; return a summary.
 
     run: folder of a `gr_rl` run. Progress is the mean over its seeds and critics.
-    target, format: as in `convert`. Raises UserError.
+    target: as in `convert`. options: those of `FilterOptions`. Raises UserError.
     """
-    path, layout = new_target(target, format)
+    passed = FilterOptions(**options)
+    path, layout = new_target(target, passed.format)
     start, config = start_of(run)
     if start.algorithm != "gr_rl":
         raise UserError(f"{run} is a run of {start.algorithm}. Filter with a run of gr_rl.")
@@ -44,7 +44,7 @@ def filter_dataset(
     seeds = [Trained(SeedFolder(start.run, seed)) for seed in start.checkpoints]
     mean = np.mean([progress_of(seed, data) for seed in seeds], 0)
     horizon, reward = config["hyper"]["horizon"], config["hyper"]["success_reward"]
-    keep, sentence = select(mean, data, options, horizon, reward)
+    keep, sentence = select(mean, data, passed, horizon, reward)
     filtered = data.take(np.flatnonzero(keep))
     if not filtered.usable.all():  # D4RL's layout has next observations for all rows, or for none
         index = np.where(filtered.truncated, -1, filtered.next_index)
@@ -54,9 +54,10 @@ def filter_dataset(
 
 def progress_of(trained: Trained, data: Dataset) -> np.ndarray:
     """Return the progress of each row of raw data, [N], by the critics of one seed."""
-    algorithm = trained.algorithm
+    algorithm, rows = trained.algorithm, slice(data.num_rows)
     assert isinstance(algorithm, GRRL)
-    return progress(algorithm, trained.parameters["critic"], trained.transform.apply(data))
+    observations = trained.transform.normalizer(data.observations[rows])
+    return progress(algorithm, trained.parameters, observations)
 
 
 def select(
@@ -66,7 +67,7 @@ def select(
     horizon: int,
     success_reward: float | None,
 ) -> tuple[np.ndarray, str]:
-    """Return the rows to keep, [N] bool, and a sentence about them. Raises UserError if none is.
+    """Return the rows to keep, [N] bool, and a sentence about the others.
 
     progress: [N].  horizon: default of the option `window`.
     """
@@ -79,8 +80,6 @@ def select(
     if delta is None:
         delta = float(np.quantile(falls[before_end], options.quantile))
     keep = falls <= delta
-    if not keep.any():
-        raise UserError(f"delta={delta:g}: progress falls by more in every frame. Increase delta.")
     dropped, episodes = np.flatnonzero(~keep), data.num_episodes
     affected = len(np.unique(np.searchsorted(data.episode_ends, dropped)))
     return keep, (
@@ -97,11 +96,12 @@ def mirror_dataset(
     mirror: str | Path | None = None,
     data_dir: str | Path | None = None,
     format: str | None = None,
-    **options: object,
+    source_format: str | None = None,
+    **options: Any,
 ) -> str:
     """Write a data set and the mirror images of its episodes; return a summary.
 
-    source, target, format, options: as in `convert`. mirror: YAML file of the mirror; by default
+    source, target, format, source_format, options: as in `convert`. mirror: YAML file of the mirror; by default
     the mirror of the card `source`. Raises UserError.
     """
     path, layout = new_target(target, format)
@@ -111,4 +111,6 @@ def mirror_dataset(
         parts = parse_mirror(card.mirror, f"card {card.name}")
     else:
         raise UserError(f"{source} has no mirror in a dataset card. Give one with mirror=<file>.")
+    if source_format is not None:
+        options["format"] = source_format
     return save(with_mirror(load(source, data_dir, **options), parts), path, layout)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from offline_rl.data.convert import Options
-from offline_rl.utils.options import Checked, Count, NonNegative, Share
+from offline_rl.data.convert import Format, Options
+from offline_rl.data.formats.common import Reading
+from offline_rl.utils.options import Checked, Count, FileFormat, NonNegative, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +27,21 @@ class GenerateOptions(Checked):
 class FilterOptions(Checked):
     """Options of `offline-rl data filter`."""
 
+    format: Format | None = None  # layout to write
     window: Count | None = None  # filter: steps in which progress must not fall; default: horizon
-    delta: NonNegative | None = None  # filter: largest fall of progress that is kept
-    quantile: Share = 0.9  # filter: without delta=, share of the frames that is kept
+    delta: NonNegative | None = None  # filter: largest fall of progress in a frame that is kept
+    quantile: Share = 0.9  # filter: without delta=, delta is this quantile of the falls
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataVerbOptions(FilterOptions, Options):
-    """Options of `offline-rl data`."""
+class MirrorOptions(Reading):
+    """Options of `offline-rl data mirror`."""
 
+    format: Format | None = None  # layout to write
+    source_format: FileFormat | None = None  # layout of the file
     mirror: str | None = None  # mirror: YAML file of the mirror; default: the mirror of the card
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataVerbOptions(Options, MirrorOptions, FilterOptions):
+    """Options of all actions of `offline-rl data`."""
