@@ -28,9 +28,9 @@ from offline_rl.utils.errors import UserError
 
 
 def filter_dataset(run: str | Path, target: str | Path, **options: Any) -> str:
-    """Write the run's data set without the frames before which progress falls; return a summary.
+    """Write a run's data set without the frames before which progress falls; return a summary.
 
-    run: folder of a `gr_rl` run. Progress is the mean over its seeds and critics.
+    run: folder of a run of gr_rl. Progress is the mean over its seeds and critics.
     target: as in `convert`. options: those of `FilterOptions`. Raises UserError.
     """
     passed = FilterOptions(**options)
@@ -41,6 +41,8 @@ def filter_dataset(run: str | Path, target: str | Path, **options: Any) -> str:
     keys = continued_keys(config, {"num_updates": config["num_updates"]}, start)
     data = prepare(runs_of(keys)).dataset
     assert data is not None
+    if data.sha256 != config["data"]:
+        raise UserError(f"{data.path} has changed since {run} was trained on it. Train a new run.")
     seeds = [Trained(SeedFolder(start.run, seed)) for seed in start.checkpoints]
     mean = np.mean([progress_of(seed, data) for seed in seeds], 0)
     horizon, reward = config["hyper"]["horizon"], config["hyper"]["success_reward"]
@@ -83,8 +85,8 @@ def select(
     dropped, episodes = np.flatnonzero(~keep), data.num_episodes
     affected = len(np.unique(np.searchsorted(data.episode_ends, dropped)))
     return keep, (
-        f"{len(dropped):,} of {data.num_rows:,} frames left out ({len(dropped) / len(keep):.1%}), in "
-        f"{affected:,} of {episodes:,} episodes: within the next {window} steps, progress falls by "
+        f"{len(dropped):,} of {data.num_rows:,} frames left out ({len(dropped) / len(keep):.1%}), "
+        f"in {affected:,} of {episodes:,} episodes: within the next {window} steps, progress falls by "
         f"more than delta={delta:.3g}"
     )
 
@@ -101,8 +103,8 @@ def mirror_dataset(
 ) -> str:
     """Write a data set and the mirror images of its episodes; return a summary.
 
-    source, target, format, source_format, options: as in `convert`. mirror: YAML file of the mirror; by default
-    the mirror of the card `source`. Raises UserError.
+    source, target, format, source_format, options: as in `convert`. mirror: YAML file of the
+    mirror; by default the mirror of the card `source`. Raises UserError.
     """
     path, layout = new_target(target, format)
     if mirror is not None:

@@ -8,8 +8,8 @@ A mirror lists, for `actions` and for each observation channel, how its columns 
     left_wrist: {source: right_wrist, flip: columns}     the mirrored image of the other camera
     right_wrist: {source: left_wrist, flip: columns}
 
-`observations` is the name of a single vector. A channel that is not listed stays unchanged. A task's
-mirror is in its dataset card.
+`observations` is the name of a single vector. A channel that is not listed stays unchanged. The
+mirror of a task is in its dataset card.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""GR-RL's critic: two periods by hand, the progress that it learns, and the frames it leaves out."""
+"""GR-RL's critic: two periods by hand, the progress that it learns, and the frames to leave out."""
 
 from dataclasses import replace
 from math import erf, sqrt
@@ -22,7 +22,9 @@ from offline_rl.replay.batch import Batch
 def label(y: float, bins: int, smoothing: float) -> list[float]:
     """Return the probability of each bin under a Gaussian around y, truncated to [0, 1]."""
     width = 1 / bins
-    below = [0.5 * (1 + erf((k * width - y) / (smoothing * width * sqrt(2)))) for k in range(bins + 1)]
+    below = [
+        0.5 * (1 + erf((k * width - y) / (smoothing * width * sqrt(2)))) for k in range(bins + 1)
+    ]
     total = below[-1] - below[0]
     return [(b - a) / total for a, b in zip(below[:-1], below[1:], strict=True)]
 
@@ -43,7 +45,14 @@ def made_chunks(seed: int) -> Batch:
 
 
 def test_two_periods_equal_plain_pytorch():
-    config = {"actor_lr": 1e-3, "critic_lr": 1e-3, "tau": 0.1, "alpha": 1.5, "horizon": 2, "bins": 7}
+    config = {
+        "actor_lr": 1e-3,
+        "critic_lr": 1e-3,
+        "tau": 0.1,
+        "alpha": 1.5,
+        "horizon": 2,
+        "bins": 7,
+    }
     first = start(GRRL, **config, **SMALL)
     critic = {k: 3 * v for k, v in first.params["critic"].items()}
     first = replace(first, params=first.params | {"critic": critic, "critic_target": critic})
@@ -136,6 +145,9 @@ def test_the_frames_of_wrong_actions_are_left_out_and_no_others(tmp_path, capsys
     with h5py.File(target) as file:
         wrong = file["actions"][:, 0] < 0
     assert wrong.sum() <= 1
+    write(data.select(range(29)), tmp_path / "walks.hdf5")
+    assert main(["data", "filter", str(run.path), str(tmp_path / "other.hdf5")]) == 2
+    assert "has changed since" in capsys.readouterr().err
     assert len(wrong) == pytest.approx((~back).sum(), abs=1)
 
 
@@ -145,14 +157,14 @@ def test_the_filter_keeps_frames_up_to_delta_and_ignores_those_after_the_task():
     data = Dataset.from_arrays(zeros[:, None], zeros[:, None], rewards, zeros, np.arange(6) == 5)
     values = np.array([0.1, 0.4, 0.3, 0.5, 0.9, 0.2])
 
-    def kept(**options) -> list[int]:
+    def rows_of(**options) -> list[int]:
         keep, _ = select(values, data, FilterOptions(**options), horizon=1, success_reward=1.0)
         return np.flatnonzero(keep).tolist()
 
-    assert kept(delta=0.05) == [0, 2, 3, 4, 5]
-    assert kept(delta=0.05, window=2) == [2, 3, 4, 5]
-    assert kept(delta=0.2, window=2) == [0, 1, 2, 3, 4, 5]
-    assert kept(quantile=0.5, window=2) == [2, 3, 4, 5]
+    assert rows_of(delta=0.05) == [0, 2, 3, 4, 5]
+    assert rows_of(delta=0.05, window=2) == [2, 3, 4, 5]
+    assert rows_of(delta=0.2, window=2) == [0, 1, 2, 3, 4, 5]
+    assert rows_of(quantile=0.5, window=2) == [2, 3, 4, 5]
 
 
 def test_only_runs_of_gr_rl_can_filter(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Mirror images of episodes: they obey the simulator's dynamics, and mirroring twice changes nothing."""
+"""Mirror images of episodes: they obey the simulator, and mirroring twice changes nothing."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ ROWS = np.arange(3)
 
 
 def episodes(observations, actions) -> Dataset:
-    """Return a data set of the observations [T + 1, B, *obs] and actions [T, B, A] of B episodes."""
+    """Return the data set of B episodes. observations: [T + 1, B, *obs], actions: [T, B, A]."""
     count, batch = actions.shape[:2]
 
     def rows(x, start=0):
