@@ -115,6 +115,8 @@ class Card:
     reference: Reference | None = None
     max_episode_steps: int | None = None
     preprocessing: dict[str, float] = field(default_factory=dict)  # applied before training
+    # columns to negate or swap in a mirror image; see offline_rl/data/augment/mirror.py
+    mirror: dict[str, dict[str, list | str | dict[int, float]]] = field(default_factory=dict)
     note: str | None = None
     variant_of: str | None = None  # the card of the same data in another task; it is listed instead
 

@@ -72,6 +72,7 @@ class DataOptions(Checked):
     )
     subset: str | None = None  # a named split of the data file, such as train
     format: FileFormat | None = None  # layout of the data file; default: recognized by its content
+    infos: bool = False  # also read other per-step arrays of the file, such as infos/retry
     episodes: Count | None = None  # use only this many episodes, from the start; default: all
     max_episode_steps: Count | None = (
         None  # time limit of env:…, and of episodes in a file without time-outs
