@@ -42,6 +42,7 @@ REPOSITORIES = {  # key of the command: repository, commit
     ),
     "dppo": ("irom-princeton/dppo", "cc7234ad7ff39a8f32de3af903606723a16f0648"),
     "fql": ("seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"),
+    "qam": ("ColinQiyangLi/qam", "f93efd22520a79f6819f458dffe9c075eacc786f"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -514,6 +515,21 @@ CASES = (
         ("next", "x0", "time", "z"),
         {"q_aggregate": "min", "num_inference_steps": 4},
         variant="normalized Q, min",
+    ),
+    Case(
+        "dsrl",
+        "qam",
+        "agents/dsrl.py",
+        ("next", "noise", "x0", "time", "policy"),
+        {"num_inference_steps": 4, "noise_scale": 0.8},
+    ),
+    Case(
+        "dsrl",
+        "qam",
+        "agents/dsrl.py",
+        ("next", "noise", "x0", "time", "policy"),
+        {"num_inference_steps": 3, "horizon": 2, "rho": 0.0, "noise_scale": 1.4},
+        variant="chunks",
     ),
     Case(
         "rlpd",

@@ -80,10 +80,14 @@ class FQL(ActorCritic):
         return DiffusionActor(obs, act, network="plain", options=options, table=table, **shape)
 
     def critic(self) -> nn.Module:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        return self.q_network(self.spec.observation_dim, self.spec.action_dim * self.cfg.horizon)
+
+    def q_network(self, observations: int, actions: int) -> nn.Module:
+        """Return critics for inputs of these sizes, as many as the config has."""
         norm: dict[str, Any] = {"layer_norm": True, "norm_after_activation": True, "norm_eps": 1e-6}
-        options = norm | {"activation": cfg.activation, "init": xavier_init}
-        return Critic(obs, act * cfg.horizon, cfg.hidden, **options)
+        options = norm | {"activation": self.cfg.activation, "init": xavier_init}
+        options |= {"ensemble": getattr(self.cfg, "num_critics", 2)}
+        return Critic(observations, actions, self.cfg.hidden, **options)
 
     def optimizers(self) -> dict[str, Any]:
         return super().optimizers() | {"flow": self.adam(self.cfg.actor_lr)}

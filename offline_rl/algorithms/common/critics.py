@@ -63,6 +63,11 @@ def sampled_q(state: State, q: Tensor, count: int | None) -> Tensor:
     return torch.where(is_drawn.reshape(*is_drawn.shape, *[1] * (q.dim() - 1)), q, 0).sum(1)
 
 
+def lower_bound(q: Tensor, rho: float | Tensor) -> Tensor:
+    """Return the mean minus `rho` population standard deviations over critics, [E, B] -> [B]."""
+    return q.mean(0) - rho * q.std(0, correction=0)
+
+
 def candidate_values(state: State, cfg: Any, s: Tensor) -> tuple[Tensor, Tensor]:
     """Return target values and log densities of the policy's actions in states s, both [N, B].
 
