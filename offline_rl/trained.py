@@ -141,8 +141,8 @@ class Trained:
                 f"Q values are only available for observations that are one vector. {self.path} "
                 f"was trained on {names}."
             )
-        hyper = self.config["hyper"]
-        if hyper.get("n_obs_steps", 1) * hyper.get("n_action_steps", 1) > 1:
+        head = self.algorithm.acting_head()
+        if head.n_obs_steps * head.n_action_steps > 1:
             raise UserError(
                 f"The Q function of {self.path} takes observation histories and action chunks, not "
                 "single steps."

@@ -66,14 +66,22 @@ class Config(SoftConfig):
     predictor: Annotated[Literal["gaussian", "deterministic"], BUILT] = (
         "gaussian"  # gaussian: SAC; deterministic: one noise per state, of limited norm (GR-RL)
     )
-    norm_weight: NonNegative = 1.0  # deterministic: weight of max(|noise|^2 / 2 - norm_limit, 0)
-    norm_limit: NonNegative | None = None  # deterministic: null is half of the noise's dimensions
+    norm_weight: NonNegative = 1.0  # deterministic: weight of max(|noise|^2 / 2 - limit, 0)
+    norm_limit: NonNegative = 0.5  # deterministic: limit of |noise|^2 / 2, per dimension of noise
     predicted_share: Share = 0.5  # deterministic: share of the policy's noise in distillation
     exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # deterministic: std, / noise_scale
     horizon: Annotated[Count, BUILT] = 1  # executed actions of a chunk; not with `base`
     num_inference_steps: Count = 10  # integration steps of the flow; not with `base`
     hidden: Sizes = (512, 512, 512, 512)
     activation: Activation = "gelu_tanh"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.predictor == "gaussian":
+            unread = "norm_weight", "norm_limit", "predicted_share", "exploration_noise"
+        else:
+            unread = "entropy_scale", "alpha_lr"
+        self.refuse_unread("predictor", *unread)
 
 
 class DSRL(FQL):
@@ -200,8 +208,8 @@ class DSRL(FQL):
 
     def predict(self, state: State, old: State, s: Tensor) -> tuple[State, Metrics]:
         """Update the deterministic policy: noise critics' mean, and a penalty on large noise."""
-        cfg, size = self.cfg, prod(self.modules["sampler"].noise_shape)
-        limit = size / 2 if cfg.norm_limit is None else cfg.norm_limit
+        cfg = self.cfg
+        limit = cfg.norm_limit * prod(self.modules["sampler"].noise_shape)
 
         def policy_loss(policy: Network) -> LossAndMetrics:
             noise = cfg.noise_scale * policy.act(s)
