@@ -532,6 +532,21 @@ CASES = (
         variant="chunks",
     ),
     Case(
+        "expo",
+        "qam",
+        "agents/fedit.py",
+        ("next", "x0", "time", "noise", "edit"),
+        {"num_inference_steps": 4},
+    ),
+    Case(
+        "expo",
+        "qam",
+        "agents/fedit.py",
+        ("next", "x0", "time", "noise", "edit"),
+        {"num_inference_steps": 3, "horizon": 2, "rho": 0.0, "num_samples": 4, "edit_scale": 0.5},
+        variant="best of 4 chunks",
+    ),
+    Case(
         "rlpd",
         "rlpd",
         "rlpd/agents/sac/sac_learner.py",

@@ -27,10 +27,32 @@ def dsrl(job: Job) -> Learner:
     averages = perceptron(store, "sampler/network.trunk", "modules_target_actor_bc_flow/mlp")
     links += critics(store, "critic", "critic")
     links += untrained(averages + critics(store, "critic_target", "target_critic"))
-    links += critics(store, "noise_critic", "z_critic") + gaussian(store, "policy", "actor", job)
+    links += critics(store, "noise_critic", "z_critic") + gaussian(store, "policy/", "actor", job)
     links.append(store.link("log_alpha/value", "modules_alpha/log_value"))
     order: list[Draw] = [dimensions_first("next", 1), "noise", *FLOW_DRAWS]
     order.append(dimensions_first("policy"))
+    return Learner(links, lambda b: update(agent, b, names), order)
+
+
+def expo(job: Job) -> Learner:
+    """Return the learner. Its times are 1 minus ours."""
+    count, options = job.config["num_samples"], {"edit_scale": job.config["edit_scale"]}
+    agent = create(job, "FEditAgent", options | {"best_of_n": count})
+    names = {"critic_loss": "critic/critic_loss", "flow_loss": "actor/bc_flow_loss"}
+    names["policy_loss"] = "actor/bc_flow_loss actor/edit_q_loss actor/edit_entropy_loss"
+    store = store_of(agent)
+    links = perceptron(store, "policy/flow.network.trunk", "modules_actor_bc_flow/mlp")
+    links += critics(store, "critic", "critic")
+    links += untrained(critics(store, "critic_target", "target_critic"))
+    links += gaussian(store, "policy/edit.", "edit_actor", job)
+    links.append(store.link("log_alpha/value", "modules_alpha/log_value"))
+
+    def part(index: int) -> Draw:  # of [B * N, 2, H, A]: the flow's noise, and the edit's
+        name, arrange = dimensions_first("next", count) if index else ("next", np.asarray)
+        return name, lambda x: arrange(x[:, index].reshape(len(x), -1))
+
+    order = [part(0), part(1), *FLOW_DRAWS, ("noise", lambda x: x.reshape(len(x), -1))]
+    order.append(dimensions_first("edit"))
     return Learner(links, lambda b: update(agent, b, names), order)
 
 
@@ -61,18 +83,19 @@ def create(job: Job, name: str, options: dict[str, Any]) -> SimpleNamespace:
     values |= dict.fromkeys(("actor_hidden_dims", "value_hidden_dims"), (WIDTH,) * (LAYERS - 1))
     for key, value in values.items():
         config[key] = value
-    examples = np.zeros((1, OBS)), np.zeros((1, ACT))
+    lead = (1,) if name == "DSRLAgent" else ()  # the other agents expect single examples
+    examples = np.zeros((*lead, OBS)), np.zeros((*lead, ACT))
     return SimpleNamespace(agent=getattr(module, name).create(0, *examples, config))
 
 
 def update(holder: SimpleNamespace, b: Any, names: dict[str, str]) -> dict[str, float]:
-    """Update the agent and return its losses. names: of a loss there, by our name."""
+    """Update the agent and return its losses. names: of the terms there, by our name."""
     ones = np.ones((len(b.rewards), 1))
     batch = {"rewards": b.rewards[:, None], "masks": 1 - b.terminated[:, None], "valid": ones}
     batch |= {"actions": b.actions, "observations": b.observations[:, 0]}
     batch |= {"next_observations": b.next_observations}
     holder.agent, info = holder.agent.update(batch)
-    return {ours: float(info[theirs]) for ours, theirs in names.items()}
+    return {ours: sum(float(info[x]) for x in theirs.split()) for ours, theirs in names.items()}
 
 
 def store_of(holder: SimpleNamespace) -> Store:
@@ -83,9 +106,7 @@ def store_of(holder: SimpleNamespace) -> Store:
         network = network.replace(params=tree, opt_state=to_float64(network.opt_state))
         holder.agent = holder.agent.replace(network=network)
 
-    return Store(
-        lambda: holder.agent.network.params, write, lambda: holder.agent.network.opt_state
-    )
+    return Store(lambda: holder.agent.network.params, write, lambda: holder.agent.network.opt_state)
 
 
 def perceptron(store: Store, ours: str, theirs: str) -> list[Link]:
@@ -108,10 +129,10 @@ def untrained(links: list[Link]) -> list[Link]:
 def gaussian(store: Store, ours: str, theirs: str, job: Job) -> list[Link]:
     """Return links of a tanh-Gaussian policy, whose mean and log std are layers of their own."""
     inside, size = f"modules_{theirs}", ACT * job.config["horizon"]
-    links = store.mlp(f"{ours}/trunk", [f"{inside}/MLP_0/Dense_{i}" for i in range(LAYERS - 1)])
+    links = store.mlp(f"{ours}trunk", [f"{inside}/MLP_0/Dense_{i}" for i in range(LAYERS - 1)])
     for half, layer in enumerate(("OutputDenseMean", "OutputDenseLogStd")):
         part = slice(half * size, (half + 1) * size)
         for name, kind in (("weights", "kernel"), ("biases", "bias")):
-            full = f"{ours}/trunk.{name}.{LAYERS - 1}"
+            full = f"{ours}trunk.{name}.{LAYERS - 1}"
             links.append(store.link(full, f"{inside}/{layer}/{kind}", (..., part)))
     return links

@@ -334,7 +334,8 @@ def test_actions_are_in_range_and_deterministic_without_exploration(name: str):
     assert actions.shape == (len(SEEDS), 8, 2)
     assert actions.abs().max() <= 1
     assert torch.equal(actions, e.stacked_policy(8)(observations, 5))
-    if e.algorithm.mode.online and e.algorithm.acting_head().chunk_size == 1:
+    head = e.algorithm.acting_head()
+    if e.algorithm.mode.online and head.chunk_size == 1 and not head.noise_shape:
         explore = e.stacked_policy(8, explore=True)
         assert explore(observations, 1).abs().max() <= 1
         near = min(far, 1) * near  # where not every action is at the edge of the box
@@ -678,7 +679,8 @@ def test_the_activation_option_applies_to_all_networks(name: str):
     found = {k: {block.activation for block in blocks} for k, blocks in inside.items() if blocks}
     assert found.pop("vae", {"relu"}) == {"relu"}
     assert set.union(*found.values()) == {"tanh"}
-    assert modules["policy"].arguments["activation"] == "tanh"
+    arguments: Any = modules["policy"].arguments
+    assert arguments.get("edit_arguments", arguments)["activation"] == "tanh"
 
 
 @every_algorithm

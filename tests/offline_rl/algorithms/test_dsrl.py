@@ -34,12 +34,11 @@ def chunked(batch: Batch, horizon: int = 1, n_obs_steps: int = 1) -> Batch:
     """Return the batch as `Chunks` gives it; histories and chunks repeat a step, scaled."""
     scales = torch.linspace(1, 0.5, horizon)[:, None]
     actions = batch.actions[:, None] * scales
-    histories = {
-        name: getattr(batch, name)[:, None] * torch.linspace(0.5, 1, n_obs_steps)[-n_obs_steps:, None]
-        for name in ("observations", "next_observations")
-    }
+    scales = torch.linspace(0.5, 1, n_obs_steps)[:, None]
+    s, s2 = batch.observations[:, None] * scales, batch.next_observations[:, None] * scales
     valid = torch.ones(actions.shape[:2], dtype=torch.bool)
-    return replace(batch, actions=actions, valid=valid, **histories)
+    return replace(batch, actions=actions, valid=valid, observations=s, next_observations=s2)
+
 
 
 def perceptron(params: dict[str, Tensor], prefix: str, x: Tensor, member: int | None = None):
