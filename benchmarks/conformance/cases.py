@@ -48,6 +48,7 @@ REPOSITORIES = {  # key of the command: repository, commit
     "fql": ("seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"),
     "qc": ("ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653"),
     "idql": ("philippe-eecs/IDQL", "7582571ce686c77b4ee0f592dd639ab8151295fa"),
+    "qam": ("ColinQiyangLi/qam", "f93efd22520a79f6819f458dffe9c075eacc786f"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -583,6 +584,36 @@ CASES = (
         ("next", "x0", "time", "z"),
         {"horizon": 3, "partial": "drop", "num_inference_steps": 4}
         | {"alpha": 3.0, "normalize_q": False},
+    ),
+    Case(
+        "dsrl",
+        "qam",
+        "agents/dsrl.py",
+        ("next", "noise", "x0", "time", "policy"),
+        {"num_inference_steps": 4, "noise_scale": 0.8},
+    ),
+    Case(
+        "dsrl",
+        "qam",
+        "agents/dsrl.py",
+        ("next", "noise", "x0", "time", "policy"),
+        {"num_inference_steps": 3, "horizon": 2, "rho": 0.0, "noise_scale": 1.4},
+        variant="chunks",
+    ),
+    Case(
+        "expo",
+        "qam",
+        "agents/fedit.py",
+        ("next", "x0", "time", "noise", "edit"),
+        {"num_inference_steps": 4},
+    ),
+    Case(
+        "expo",
+        "qam",
+        "agents/fedit.py",
+        ("next", "x0", "time", "noise", "edit"),
+        {"num_inference_steps": 3, "horizon": 2, "rho": 0.0, "num_samples": 4, "edit_scale": 0.5},
+        variant="best-of-4",
     ),
     Case(
         "rlpd",

@@ -61,7 +61,7 @@ class DataOptions(Checked):
         None  # expert demonstrations, in addition to dataset (recoil)
     )
     base: Annotated[str | None, CHANGEABLE] = (
-        None  # frozen base policy of resfit: a bundle or module:function
+        None  # frozen base policy: a bundle (dsrl, resfit) or module:function (resfit)
     )
     action_scale: Positive | None = None  # divide the actions of the data by this number
     action_range: ActionRange | None = (

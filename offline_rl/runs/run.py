@@ -49,7 +49,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, coerce, to_python, unknown
 from offline_rl.utils.seeds import TRAINING_SEEDS
 from offline_rl.utils.trees import flatten, to_json_values
-from policies import Spec
+from policies import Bundle, Spec
 
 IN_MEMORY = "in memory"  # value of dataset= in the config if a Dataset object was passed
 GROUPS = ("algorithm.", "online.", "wandb.")  # prefixes of keys
@@ -148,11 +148,16 @@ class Run:
         config = flatten(to_json_values(self.config()), ".")
         return {key: value for key, value in config.items() if role_of(key) == IDENTITY}
 
-    def learner(self, spec: Spec) -> Algorithm:
-        """Return the algorithm for the observations and actions of `spec`, without its networks."""
+    def learner(self, spec: Spec, base: Bundle | None = None) -> Algorithm:
+        """Return the algorithm for the observations and actions of `spec`, without its networks.
+
+        base: the policy of base=, if it becomes part of the networks.
+        """
         start_updates = self.start.num_updates if self.start is not None else 0
         total = self.budget.num_updates or start_updates or self.method.interaction.num_updates
-        return self.method.cls(spec, self.method.cfg, total, self.method.interaction)
+        algorithm = self.method.cls(spec, self.method.cfg, total, self.method.interaction)
+        algorithm.base = base
+        return algorithm
 
     @property
     def has_dataset(self) -> bool:

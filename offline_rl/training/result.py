@@ -129,6 +129,9 @@ def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choi
     }
     if composed is not None and (digests := composed.base.digests()):
         result["base_weights"] = digests
+    if prepared.base is not None:
+        current = {k: v[s].cpu() for k, v in trainer.engine.state["params"]["sampler"].items()}
+        result["base_weights"] = prepared.base.digests(current)
     collector = trainer.collector
     if run.output.keep_data and collector is not None and collector.buffer.added[s]:
         raw = trainer.transform.invert(collector.buffer.all_rows(s))
