@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 import torch
-from by_hand import SPEC, Recorded, advance, close, hill, made_batch
+from by_hand import SPEC, Recorded, advance, close, gelu_perceptron, hill, made_batch
 from steered import ECHO, base_bundle
 from torch import Tensor
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
@@ -38,22 +38,6 @@ def chunked(batch: Batch, horizon: int = 1, n_obs_steps: int = 1) -> Batch:
     s, s2 = batch.observations[:, None] * scales, batch.next_observations[:, None] * scales
     valid = torch.ones(actions.shape[:2], dtype=torch.bool)
     return replace(batch, actions=actions, valid=valid, observations=s, next_observations=s2)
-
-
-def perceptron(params: dict[str, Tensor], prefix: str, x: Tensor, member: int | None = None):
-    """Return an MLP's output in plain PyTorch: GELU by tanh, then layer normalization if any."""
-    for k in range(3):
-        weight, bias = params[f"{prefix}weights.{k}"], params[f"{prefix}biases.{k}"]
-        weight, bias = (weight, bias) if member is None else (weight[member], bias[member, 0])
-        x = x @ weight + bias
-        if k < 2:
-            x = 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
-        if k < 2 and member is not None:
-            variance = x.var(-1, correction=0, keepdim=True)
-            x = (x - x.mean(-1, keepdim=True)) / (variance + 1e-6).sqrt()
-            norm = [params[f"{prefix}norms.{k}.{word}"][member, 0] for word in ("weight", "bias")]
-            x = x * norm[0] + norm[1]
-    return x
 
 
 @pytest.mark.parametrize("options", [{"noise_scale": 0.7}, {"horizon": 2, "rho": 2.0}, PREDICTOR])
@@ -89,13 +73,13 @@ def losses_by_hand(state: State, batch: Batch, leaves, random: Recorded) -> dict
 
     def q_of(params, s: Tensor, a: Tensor) -> Tensor:
         x = torch.cat([s, a], -1)
-        return torch.stack([perceptron(params, "net.", x, k)[:, 0] for k in range(3)])
+        return torch.stack([gelu_perceptron(params, "net.", x, k)[:, 0] for k in range(3)])
 
     def frozen(name: str):
         return {k: v.detach() for k, v in leaves[name].items()}
 
     def velocity(name: str, s: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        return perceptron(leaves[name], "network.trunk.", torch.cat([s, x, t], -1))
+        return gelu_perceptron(leaves[name], "network.trunk.", torch.cat([s, x, t], -1))
 
     def chunk(s: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -104,7 +88,7 @@ def losses_by_hand(state: State, batch: Batch, leaves, random: Recorded) -> dict
         return x.clamp(-1, 1)
 
     def policy(s: Tensor) -> tuple[Tensor, Tensor]:
-        out = perceptron(leaves["policy"], "trunk.", s)
+        out = gelu_perceptron(leaves["policy"], "trunk.", s)
         if not is_gaussian:
             return out.tanh(), torch.tensor(0.0)
         mean, log_std = out.chunk(2, -1)
