@@ -12,9 +12,9 @@ Paper:   Wagenmaker et al., CoRL 2025, arXiv:2506.15799. predictor=deterministic
          arXiv:2512.01801, section on online RL.
 Use:     finetune algorithm=dsrl base=<bundle of a flow or diffusion policy> task=…
 Differs: without `base`, no known difference in updates from ColinQiyangLi/qam:agents/dsrl.py, with
-         best_of_n=1 and complete chunks. When evaluated, the policy chooses its mean; that code
-         samples. A chunk that the end of an episode shortens bootstraps, and repeats its last
-         action; that code leaves it out. Like that code, and unlike the paper's (ajwagen/dsrl):
+         best_of_n=1. When evaluated, the policy chooses its mean; that code samples. Chunks that
+         the end of an episode shortens bootstrap; that code leaves them out of the losses of critic
+         (partial=drop) and flow. Like that code, and unlike the paper's (ajwagen/dsrl):
          targets are the mean minus rho deviations of ten critics, without an entropy term, instead
          of the minimum of two; the noise critic takes one step per update; discounts count
          environment steps, not chunks. GR-RL has distributional critics, and does not publish its
@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
     LossAndMetrics,
     Metrics,
@@ -40,28 +41,27 @@ from offline_rl.algorithms.common.base import (
     soft_update,
     update_targets,
 )
-from offline_rl.algorithms.common.config import BUILT, Ensemble, Sizes
-from offline_rl.algorithms.common.critics import lower_bound
-from offline_rl.algorithms.common.entropy import SoftConfig
-from offline_rl.algorithms.fql import FQL
+from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate
+from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
-from offline_rl.utils.options import Count, NonNegative, Number, Positive, Share, frozen
+from offline_rl.utils.options import NonNegative, Number, Positive, Share, frozen
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.gaussian import TanhGaussianActor
 from policies.heads.head import load_kinds
 from policies.heads.residual import SteeredActor
 from policies.networks.init import xavier_init
-from policies.networks.mlp import Activation, Scalar
+from policies.networks.mlp import Scalar
 
 
 @frozen
-class Config(SoftConfig):
-    """Defaults: ColinQiyangLi/qam:agents/dsrl.py."""
+class Config(FlowConfig):
+    """Defaults: ColinQiyangLi/qam:agents/dsrl.py. With base, its chunks and sampler are used."""
 
     noise_scale: Positive = 1.0  # largest start noise that the policy chooses, per dimension
     num_critics: Ensemble = 10  # number of critics (E), and of noise critics
-    rho: NonNegative = 0.5  # targets are the critics' mean minus this many standard deviations
+    rho: NonNegative = 0.5  # target values: mean - rho * standard deviation of the critics
+    alpha_lr: Rate = 3e-4  # learning rate of the temperature
     entropy_scale: Number = 0.5  # target entropy is -entropy_scale * dimensions of the noise
     predictor: Annotated[Literal["gaussian", "deterministic"], BUILT] = (
         "gaussian"  # gaussian: SAC; deterministic: one noise per state, of limited norm (GR-RL)
@@ -70,22 +70,19 @@ class Config(SoftConfig):
     norm_limit: NonNegative = 0.5  # deterministic: limit of |noise|^2 / 2, per dimension of noise
     predicted_share: Share = 0.5  # deterministic: share of the policy's noise in distillation
     exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # deterministic: std, / noise_scale
-    horizon: Annotated[Count, BUILT] = 1  # executed actions of a chunk; not with `base`
-    num_inference_steps: Count = 10  # integration steps of the flow; not with `base`
-    hidden: Sizes = (512, 512, 512, 512)
-    activation: Activation = "gelu_tanh"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.predictor == "gaussian":
-            unread = "norm_weight", "norm_limit", "predicted_share", "exploration_noise"
+        if self.predictor == "deterministic":
+            self.refuse_unread("predictor", "entropy_scale", "alpha_lr")
         else:
-            unread = "entropy_scale", "alpha_lr"
-        self.refuse_unread("predictor", *unread)
+            unread = "norm_weight", "norm_limit", "predicted_share", "exploration_noise"
+            self.refuse_unread("predictor", *unread)
 
 
-class DSRL(FQL):
+class DSRL(FlowCritic):
     Config: type = Config
+    Online = schedule.Chunked
     mode = Mode(learns=("data", "environment"), takes_base=True)
     acts = ("policy", "sampler")
 
@@ -97,10 +94,18 @@ class DSRL(FQL):
         spec = self.base.spec
         return {"n_obs_steps": spec.n_obs_steps, "n_action_steps": spec.n_action_steps}
 
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """The shape of the start noise, which has D values."""
+        sampler: Any = self.modules["sampler"]
+        shape: tuple[int, ...] = sampler.noise_shape
+        return shape
+
     def source(self, phase: str, sources: Sources) -> Source:
         shape: Any = self.steps | {"horizon": self.steps["n_action_steps"]}
-        chunks = {k: Chunks(x, chunk_start="present", **shape) for k, x in sources.items()}
-        return super(FQL, self).source(phase, chunks)
+        shape |= {"chunk_start": "present", "partial": self.cfg.partial}
+        chunks = {name: Chunks(x, **shape) for name, x in sources.items()}
+        return super(FlowCritic, self).source(phase, chunks)
 
     def networks(self) -> dict[str, nn.Module]:
         sampler: Any = self.flow() if self.base is None else self.base_network()
@@ -135,23 +140,20 @@ class DSRL(FQL):
 
     def optimizers(self) -> dict[str, Any]:
         rates = {"noise_critic": self.cfg.critic_lr, "log_alpha": self.cfg.alpha_lr}
+        rates["flow"] = self.cfg.actor_lr
         return super().optimizers() | {name: self.adam(rate) for name, rate in rates.items()}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update all networks; every loss uses the other networks from before the update."""
-        old, histories = state, batch.observations
-        s, chunks = histories.flatten(1), batch.actions.flatten(1)
-        y = self.target(old, batch)
+        old, histories, s = state, batch.observations, batch.observations.flatten(1)
+        y = self.target(old, batch, self.next_chunks(old, batch.next_observations))
         noise = self.distillation_noise(old, s)
-        values = old.critic(s, self.sample_chunks(old, histories, noise))  # [E, B]
-
-        def critic_loss(critic: Network) -> Tensor:  # [E, B] - [B]
-            return (critic(s, chunks) - y).square().mean()
+        values = old.critic(s, self.sample_chunks(old, histories, noise).flatten(1))  # [E, B]
 
         def noise_critic_loss(noise_critic: Network) -> Tensor:
             return (noise_critic(s, noise) - values).square().mean()
 
-        state, critic_value = minimize(update_targets(state), "critic", critic_loss)
+        state, critic_value = minimize(update_targets(state), "critic", self.critic_loss(batch, y))
         state, noise_value = minimize(state, "noise_critic", noise_critic_loss)
         metrics = {"critic_loss": critic_value, "noise_critic_loss": noise_value}
         if self.base is None:
@@ -162,14 +164,10 @@ class DSRL(FQL):
         state, policy_metrics = steer(state, old, s)
         return state, metrics | policy_metrics | {"target": y.mean()}
 
-    def target(self, state: State, batch: Batch) -> Tensor:
-        """Return r + discount * lower bound of Q(s', a'), [B]; a' follows from the policy."""
-        histories = batch.next_observations
-        s2 = histories.flatten(1)
-        u = self.policy_actions(state, s2)
-        chunks = self.sample_chunks(state, histories, self.cfg.noise_scale * u)
-        q = lower_bound(state.critic_target(s2, chunks), self.cfg.rho)
-        return batch.rewards + batch.discount * q
+    def next_chunks(self, state: State, histories: Tensor) -> Tensor:
+        """Return the chunks that follow from the policy, [B, H, A], for [B, n_obs_steps, O]."""
+        noise = self.cfg.noise_scale * self.policy_actions(state, histories.flatten(1))
+        return self.sample_chunks(state, histories, noise)
 
     def policy_actions(self, state: State, s: Tensor) -> Tensor:
         """Return the policy's actions [B, D], in [-1, 1], for states [B, O]."""
@@ -178,14 +176,14 @@ class DSRL(FQL):
         return state.policy.act(s)
 
     def sample_chunks(self, state: State, histories: Tensor, noise: Tensor) -> Tensor:
-        """Return the executed actions [B, n_action_steps * A] for start noise [B, D]."""
-        noise = noise.reshape(-1, *self.modules["sampler"].noise_shape)
+        """Return the executed actions [B, n_action_steps, A] for start noise [B, D]."""
+        noise = noise.reshape(-1, *self.noise_shape)
         chunks, _ = state.sampler.decide(histories, {}, noise)
-        return chunks[:, : self.steps["n_action_steps"]].flatten(1)
+        return chunks[:, : self.steps["n_action_steps"]]
 
     def distillation_noise(self, state: State, s: Tensor) -> Tensor:
         """Return standard normal noise [B, D]; deterministic: a share of it is the policy's."""
-        size = prod(self.modules["sampler"].noise_shape)
+        size = prod(self.noise_shape)
         noise = state.random.normal((len(s), size))
         if self.cfg.predictor == "gaussian":
             return noise
@@ -202,14 +200,14 @@ class DSRL(FQL):
             return (alpha * log_pi - q).mean(), log_pi.mean()
 
         state, value, log_pi = minimize(state, "policy", policy_loss)
-        excess = log_pi - cfg.entropy_scale * prod(self.modules["sampler"].noise_shape)
+        excess = log_pi - cfg.entropy_scale * prod(self.noise_shape)
         state, _ = minimize(state, "log_alpha", lambda log_alpha: -log_alpha().exp() * excess)
         return state, {"policy_loss": value, "entropy": -log_pi, "alpha": alpha.detach()}
 
     def predict(self, state: State, old: State, s: Tensor) -> tuple[State, Metrics]:
         """Update the deterministic policy: noise critics' mean, and a penalty on large noise."""
         cfg = self.cfg
-        limit = cfg.norm_limit * prod(self.modules["sampler"].noise_shape)
+        limit = cfg.norm_limit * prod(self.noise_shape)
 
         def policy_loss(policy: Network) -> LossAndMetrics:
             noise = cfg.noise_scale * policy.act(s)

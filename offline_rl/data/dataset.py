@@ -10,7 +10,8 @@ uint8 images.
 
 `terminated` means that the task ended: the value of the next observation is 0. `truncated` means
 that only the recording stopped (time limit, end of file): algorithms bootstrap from the value of
-the next observation.
+the next observation. An episode ends at both, except at a terminated row that `continues`: there
+the recording goes on after the task has ended, as in OGBench.
 """
 
 import hashlib
@@ -46,7 +47,7 @@ class Summary(NamedTuple):
     rows: int
     usable: int  # rows whose next observation is stored or not needed
     episodes: int
-    terminated: int
+    terminated: int  # episodes that ended so
     truncated: int
     length_min: int
     length_mean: float
@@ -80,6 +81,8 @@ class Dataset:
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # [N, ...] each, e.g. costs
     notes: tuple[str, ...] = ()  # what was left out or assumed in reading, and warnings
     spec: Spec | None = None  # names, units, control rate, and the range of the actions
+    # [N] bool, True in terminated rows whose episode goes on; None: no episode does
+    continues: np.ndarray | None = None
 
     # Constructors that read files. `data/load.py` defines them, because it imports this module.
     load: ClassVar[Callable[..., "Dataset"]]  # see `data.load.load_dataset`
@@ -228,6 +231,12 @@ class Dataset:
             )
         return channels.take(self.observations, self.next_index)
 
+    @property
+    def is_last(self) -> np.ndarray:
+        """Mask of the last row of each episode, [N] bool."""
+        last = self.terminated | self.truncated
+        return last if self.continues is None else last & ~self.continues
+
     @cached_property
     def episode_starts(self) -> np.ndarray:
         """First row of each episode, [E] int64."""
@@ -236,7 +245,7 @@ class Dataset:
     @cached_property
     def episode_ends(self) -> np.ndarray:
         """Last row of each episode (inclusive), [E] int64."""
-        return np.flatnonzero(self.terminated | self.truncated)
+        return np.flatnonzero(self.is_last)
 
     def episode_lengths(self) -> np.ndarray:
         """Return the number of steps of each episode, [E] int64."""
@@ -249,8 +258,8 @@ class Dataset:
     def monte_carlo_returns(self, discount: float, tail: np.ndarray | None = None) -> np.ndarray:
         """Return G_t = r_t + discount * G_{t+1} within each episode, [N] float32.
 
-        tail: [E], return after the last row of each episode, by default 0; ignored for episodes
-        that terminated.
+        G_t = r_t where the row terminated. tail: [E], return after the last row of each episode, by
+        default 0; ignored for episodes that terminated.
         """
         tail = np.zeros(self.num_episodes) if tail is None else tail
         tail = np.where(self.terminated[self.episode_ends], 0, tail)
@@ -262,7 +271,8 @@ class Dataset:
         for back in range(lengths[0]):
             active = int(np.searchsorted(-lengths, -back, side="left"))  # lengths > back
             rows = ends[:active] - back
-            running[:active] = self.rewards[rows] + discount * running[:active]
+            bootstraps = discount * ~self.terminated[rows]
+            running[:active] = self.rewards[rows] + bootstraps * running[:active]
             returns[rows] = running[:active]
         return returns
 
@@ -310,6 +320,7 @@ class Dataset:
         truncated = self.truncated[rows].copy()
         gap = np.append(np.diff(rows) != 1, True)  # the next row is not selected
         truncated[gap & ~self.terminated[rows]] = True
+        continues = None if self.continues is None else self.continues[rows] & ~gap
         return replace(
             self,
             observations=channels.take(self.observations, np.concatenate([rows, outside])),
@@ -318,12 +329,14 @@ class Dataset:
             rewards=self.rewards[rows],
             terminated=self.terminated[rows],
             truncated=truncated,
+            continues=continues,
             extras={key: array[rows] for key, array in self.extras.items()},
         )
 
     def checksum(self) -> str:
         """Return the SHA-256 of all arrays, including their names, types and shapes."""
         arrays = channels.flatten({name: getattr(self, name) for name in ARRAYS}) | {**self.extras}
+        arrays |= {} if self.continues is None else {"continues": self.continues}
         digest = hashlib.sha256()
         for name, array in sorted(arrays.items()):
             digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
@@ -337,7 +350,7 @@ class Dataset:
             rows=self.num_rows,
             usable=int(self.usable.sum()),
             episodes=self.num_episodes,
-            terminated=int(self.terminated.sum()),
+            terminated=int(self.terminated[self.episode_ends].sum()),
             truncated=int(self.truncated.sum()),
             length_min=int(lengths.min()),
             length_mean=float(lengths.mean()),

@@ -25,7 +25,7 @@ from offline_rl.algorithms.common.schedule import ONLINE, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.formats.common import NoArraysToChoose, ReadOptions
 from offline_rl.data.specs import map_to_range, merge_specs, spec_of, stated_spec
-from offline_rl.data.transform import center_of, range_of_returns
+from offline_rl.data.transform import center_of, mean_and_std, range_of_returns
 from offline_rl.data.validation import columns_of, find_warnings
 from offline_rl.evaluation.rollout import evaluation_seeds
 from offline_rl.online.composed import (
@@ -143,6 +143,8 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
     refuse(refusals.wrong_observations(run, learner, spec))
     budget, head = run.budget, build_head(learner)
     schedule = learner.schedule(budget.num_updates, budget.num_env_steps, budget.pretrain_updates)
+    if data is not None:
+        refuse(refusals.wrong_chunks(learner, head, data))
     refuse(refusals.wrong_learner(run, learner, head, schedule, limit))
     return Prepared(
         runs=completed,
@@ -309,6 +311,8 @@ def fit(run: Run, spec: Spec, dataset: Dataset) -> tuple[Dataset, Run]:
         range_of_returns(dataset)  # raises if all returns are equal
     if cfg.center_rewards:
         center_of(dataset)  # raises if episodes terminate
+    if cfg.standardize_rewards:
+        mean_and_std(dataset)  # raises if all rewards are equal
     return data, replace(run, method=run.method.with_config(cfg))
 
 

@@ -40,7 +40,6 @@ def chunked(batch: Batch, horizon: int = 1, n_obs_steps: int = 1) -> Batch:
     return replace(batch, actions=actions, valid=valid, observations=s, next_observations=s2)
 
 
-
 def perceptron(params: dict[str, Tensor], prefix: str, x: Tensor, member: int | None = None):
     """Return an MLP's output in plain PyTorch: GELU by tanh, then layer normalization if any."""
     for k in range(3):
