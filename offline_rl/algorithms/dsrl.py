@@ -12,9 +12,9 @@ Paper:   Wagenmaker et al., CoRL 2025, arXiv:2506.15799. predictor=deterministic
          arXiv:2512.01801, section on online RL.
 Use:     finetune algorithm=dsrl base=<bundle of a flow or diffusion policy> task=…
 Differs: without `base`, no known difference in updates from ColinQiyangLi/qam:agents/dsrl.py, with
-         best_of_n=1 and complete chunks. When evaluated, the policy chooses its mean; that code
-         samples. A chunk that the end of an episode shortens bootstraps, and repeats its last
-         action; that code leaves it out. Like that code, and unlike the paper's (ajwagen/dsrl):
+         best_of_n=1. When evaluated, the policy chooses its mean; that code samples. Chunks that
+         the end of an episode shortens bootstrap; that code leaves them out of the losses of critic
+         (partial=drop) and flow. Like that code, and unlike the paper's (ajwagen/dsrl):
          targets are the mean minus rho deviations of ten critics, without an entropy term, instead
          of the minimum of two; the noise critic takes one step per update; discounts count
          environment steps, not chunks. GR-RL has distributional critics, and does not publish its
@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.actor_critic import ActorCritic
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
     LossAndMetrics,
     Metrics,
@@ -43,10 +43,9 @@ from offline_rl.algorithms.common.base import (
 )
 from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate
 from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
-from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
-from offline_rl.utils.options import Count, NonNegative, Number, Positive, Share, frozen
+from offline_rl.utils.options import NonNegative, Number, Positive, Share, frozen
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.gaussian import TanhGaussianActor
 from policies.heads.head import load_kinds
@@ -57,7 +56,7 @@ from policies.networks.mlp import Scalar
 
 @frozen
 class Config(FlowConfig):
-    """Defaults: ColinQiyangLi/qam:agents/dsrl.py."""
+    """Defaults: ColinQiyangLi/qam:agents/dsrl.py. With base, its chunks and sampler are used."""
 
     noise_scale: Positive = 1.0  # largest start noise that the policy chooses, per dimension
     num_critics: Ensemble = 10  # number of critics (E), and of noise critics
@@ -71,20 +70,19 @@ class Config(FlowConfig):
     norm_limit: NonNegative = 0.5  # deterministic: limit of |noise|^2 / 2, per dimension of noise
     predicted_share: Share = 0.5  # deterministic: share of the policy's noise in distillation
     exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # deterministic: std, / noise_scale
-    horizon: Annotated[Count, BUILT] = 1  # executed actions of a chunk; not with `base`
-    num_inference_steps: Count = 10  # integration steps of the flow; not with `base`
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.predictor == "gaussian":
-            unread = "norm_weight", "norm_limit", "predicted_share", "exploration_noise"
+        if self.predictor == "deterministic":
+            self.refuse_unread("predictor", "entropy_scale", "alpha_lr")
         else:
-            unread = "entropy_scale", "alpha_lr"
-        self.refuse_unread("predictor", *unread)
+            unread = "norm_weight", "norm_limit", "predicted_share", "exploration_noise"
+            self.refuse_unread("predictor", *unread)
 
 
 class DSRL(FlowCritic):
     Config: type = Config
+    Online = schedule.Chunked
     mode = Mode(learns=("data", "environment"), takes_base=True)
     acts = ("policy", "sampler")
 
@@ -96,11 +94,18 @@ class DSRL(FlowCritic):
         spec = self.base.spec
         return {"n_obs_steps": spec.n_obs_steps, "n_action_steps": spec.n_action_steps}
 
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """The shape of the start noise, which has D values."""
+        sampler: Any = self.modules["sampler"]
+        shape: tuple[int, ...] = sampler.noise_shape
+        return shape
+
     def source(self, phase: str, sources: Sources) -> Source:
         shape: Any = self.steps | {"horizon": self.steps["n_action_steps"]}
         shape |= {"chunk_start": "present", "partial": self.cfg.partial}
         chunks = {name: Chunks(x, **shape) for name, x in sources.items()}
-        return ActorCritic.source(self, phase, chunks)
+        return super(FlowCritic, self).source(phase, chunks)
 
     def networks(self) -> dict[str, nn.Module]:
         sampler: Any = self.flow() if self.base is None else self.base_network()
@@ -135,16 +140,15 @@ class DSRL(FlowCritic):
 
     def optimizers(self) -> dict[str, Adam]:
         rates = {"noise_critic": self.cfg.critic_lr, "log_alpha": self.cfg.alpha_lr}
-        rates |= {"flow": self.cfg.actor_lr}
+        rates["flow"] = self.cfg.actor_lr
         return super().optimizers() | {name: self.adam(rate) for name, rate in rates.items()}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update all networks; every loss uses the other networks from before the update."""
-        old, histories = state, batch.observations
-        s = histories.flatten(1)
-        y = self.target(old, batch, self.next_chunks(old, batch))
+        old, histories, s = state, batch.observations, batch.observations.flatten(1)
+        y = self.target(old, batch, self.next_chunks(old, batch.next_observations))
         noise = self.distillation_noise(old, s)
-        values = old.critic(s, self.sample_chunks(old, histories, noise))  # [E, B]
+        values = old.critic(s, self.sample_chunks(old, histories, noise).flatten(1))  # [E, B]
 
         def noise_critic_loss(noise_critic: Network) -> Tensor:
             return (noise_critic(s, noise) - values).square().mean()
@@ -160,11 +164,10 @@ class DSRL(FlowCritic):
         state, policy_metrics = steer(state, old, s)
         return state, metrics | policy_metrics | {"target": y.mean()}
 
-    def next_chunks(self, state: State, batch: Batch) -> Tensor:
-        """Return the chunks [B, H * A] for the policy's start noise in the next states."""
-        histories = batch.next_observations
-        u = self.policy_actions(state, histories.flatten(1))
-        return self.sample_chunks(state, histories, self.cfg.noise_scale * u)
+    def next_chunks(self, state: State, histories: Tensor) -> Tensor:
+        """Return the chunks that follow from the policy, [B, H, A], for [B, n_obs_steps, O]."""
+        noise = self.cfg.noise_scale * self.policy_actions(state, histories.flatten(1))
+        return self.sample_chunks(state, histories, noise)
 
     def policy_actions(self, state: State, s: Tensor) -> Tensor:
         """Return the policy's actions [B, D], in [-1, 1], for states [B, O]."""
@@ -173,14 +176,14 @@ class DSRL(FlowCritic):
         return state.policy.act(s)
 
     def sample_chunks(self, state: State, histories: Tensor, noise: Tensor) -> Tensor:
-        """Return the executed actions [B, n_action_steps * A] for start noise [B, D]."""
-        noise = noise.reshape(-1, *self.modules["sampler"].noise_shape)
+        """Return the executed actions [B, n_action_steps, A] for start noise [B, D]."""
+        noise = noise.reshape(-1, *self.noise_shape)
         chunks, _ = state.sampler.decide(histories, {}, noise)
-        return chunks[:, : self.steps["n_action_steps"]].flatten(1)
+        return chunks[:, : self.steps["n_action_steps"]]
 
     def distillation_noise(self, state: State, s: Tensor) -> Tensor:
         """Return standard normal noise [B, D]; deterministic: a share of it is the policy's."""
-        size = prod(self.modules["sampler"].noise_shape)
+        size = prod(self.noise_shape)
         noise = state.random.normal((len(s), size))
         if self.cfg.predictor == "gaussian":
             return noise
@@ -197,14 +200,14 @@ class DSRL(FlowCritic):
             return (alpha * log_pi - q).mean(), log_pi.mean()
 
         state, value, log_pi = minimize(state, "policy", policy_loss)
-        excess = log_pi - cfg.entropy_scale * prod(self.modules["sampler"].noise_shape)
+        excess = log_pi - cfg.entropy_scale * prod(self.noise_shape)
         state, _ = minimize(state, "log_alpha", lambda log_alpha: -log_alpha().exp() * excess)
         return state, {"policy_loss": value, "entropy": -log_pi, "alpha": alpha.detach()}
 
     def predict(self, state: State, old: State, s: Tensor) -> tuple[State, Metrics]:
         """Update the deterministic policy: noise critics' mean, and a penalty on large noise."""
         cfg = self.cfg
-        limit = cfg.norm_limit * prod(self.modules["sampler"].noise_shape)
+        limit = cfg.norm_limit * prod(self.noise_shape)
 
         def policy_loss(policy: Network) -> LossAndMetrics:
             noise = cfg.noise_scale * policy.act(s)

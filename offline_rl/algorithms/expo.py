@@ -5,17 +5,19 @@ The flow policy imitates the data. The edit policy observes the flow's chunk and
 the targets of the critics, N edited chunks are sampled, and that of the highest value counts.
 
 Paper:   Dong et al., 2025, arXiv:2507.07986.
-Differs: no known difference in updates from ColinQiyangLi/qam:agents/fedit.py, for complete chunks.
-         A chunk that the end of an episode shortens bootstraps, and repeats its last action; that
-         code leaves it out. In the paper, the chunks before the edit are candidates, too.
+Differs: no known difference in updates from ColinQiyangLi/qam:agents/fedit.py. Chunks that the end
+         of an episode shortens bootstrap; that code leaves them out of the losses of critics
+         (partial=drop) and flow. In the paper, the chunks before the edit are candidates, too.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Annotated, Any
 
 from torch import Tensor, nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
     LossAndMetrics,
     Metrics,
@@ -25,8 +27,8 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate
+from offline_rl.algorithms.common.critics import aggregate_q
 from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
-from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Number, frozen
 from policies.heads.best_of_n import BestOfN, repeat_rows, select_rows
@@ -50,14 +52,19 @@ class Config(FlowConfig):
 
 class EXPO(FlowCritic):
     Config: type = Config
+    Online = schedule.Chunked
     acts = ("policy", "critic")
 
     def networks(self) -> dict[str, nn.Module]:
         return super().networks() | {"log_alpha": Scalar(0.0)}
 
+    @property
+    def chunk_shape(self) -> tuple[int, int]:
+        """The shape of a chunk, [H, A]."""
+        return self.cfg.horizon, self.spec.action_dim
+
     def actor(self) -> nn.Module:
-        flow: Any = self.flow()
-        size, cfg = self.spec.action_dim * self.cfg.horizon, self.cfg
+        flow, size, cfg = self.flow(), prod(self.chunk_shape), self.cfg
         sizes = self.spec.observation_dim + size, size, cfg.hidden
         edit = TanhGaussianActor(*sizes, activation=cfg.activation, init=xavier_init)
         scale = float(cfg.edit_scale)
@@ -67,7 +74,7 @@ class EXPO(FlowCritic):
 
     def acting_head(self) -> BestOfN:
         arguments: Any = [self.modules[name].arguments for name in self.acts]
-        options: Any = {"num_samples": self.cfg.num_samples, "aggregate": "mean"}
+        options: Any = {"num_samples": self.cfg.num_samples, "aggregate": self.cfg.q_aggregate}
         return BestOfN("EditedActor", *arguments, **options)
 
     def optimizers(self) -> dict[str, Adam]:
@@ -75,32 +82,31 @@ class EXPO(FlowCritic):
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update all networks; every loss uses the other networks from before the update."""
-        old, y = state, self.target(state, batch, self.best_chunks(state, batch.next_observations))
-        histories, alpha = batch.observations, old.log_alpha().exp()
-        s, size = histories.flatten(1), self.spec.action_dim * self.cfg.horizon
-        critic_loss = self.critic_loss(batch, y)
-        state, critic_value = minimize(update_targets(state), "critic", critic_loss)
-        flow_loss = self.flow_loss(old, batch)
-        noise = state.random.normal(batch.actions.shape)[:, None]  # [B, 1, T, A]
-        flow_chunks = old.policy.sample_flow(histories, noise)
+        old, s, alpha = state, batch.observations, state.log_alpha().exp()
+        y = self.target(old, batch, self.best_chunks(old, batch.next_observations))
+        critic_loss, flow_loss = self.critic_loss(batch, y), self.flow_loss(old, batch)
+        noise = old.random.normal(batch.actions.shape)[:, None]  # [B, 1, T, A]
+        flow_chunks = old.policy.sample_flow(s, noise)
 
         def policy_loss(policy: Network) -> LossAndMetrics:
-            edited, log_pi = policy.sample_edited(histories, flow_chunks, state.random)
-            q = old.critic(s, edited.flatten(1)).mean(0)
-            parts = {"imitation_loss": flow_loss(policy.flow), "entropy": -log_pi.mean()}
-            return parts["imitation_loss"] + (alpha * log_pi - q).mean(), parts
+            edited, log_pi = policy.sample_edited(s, flow_chunks, old.random)
+            q = old.critic(s.flatten(1), edited.flatten(1)).mean(0)
+            parts = {"flow_loss": flow_loss(policy.flow), "entropy": -log_pi.mean()}
+            return parts["flow_loss"] + (alpha * log_pi - q).mean(), parts
 
+        state, critic_value = minimize(update_targets(state), "critic", critic_loss)
         state, policy_value, metrics = minimize(state, "policy", policy_loss)
-        excess = -metrics["entropy"] - self.cfg.entropy_scale * size
+        excess = -metrics["entropy"] - self.cfg.entropy_scale * prod(self.chunk_shape)
         state, _ = minimize(state, "log_alpha", lambda log_alpha: -log_alpha().exp() * excess)
         metrics |= {"critic_loss": critic_value, "policy_loss": policy_value}
         return state, metrics | {"alpha": alpha.detach(), "target": y.mean()}
 
     def best_chunks(self, state: State, observations: Tensor) -> Tensor:
-        """Return the chunks that the policy executes, [B, H, A], for observations [B, 1, O]."""
+        """Return the chunks that are executed, [B, H, A], for observations [B, 1, O]."""
         count = self.cfg.num_samples
         s = repeat_rows(observations, count)  # [B * N, 1, O]
-        noise = state.random.normal((len(s), *self.modules["policy"].noise_shape))
+        noise = state.random.normal((len(s), 2, *self.chunk_shape))
         chunks, _ = state.policy.decide(s, {}, noise)  # [B * N, H, A]
-        values = state.critic(s.flatten(1), chunks.flatten(1)).mean(0).unflatten(0, (-1, count))
+        q = state.critic(s.flatten(1), chunks.flatten(1))  # [E, B * N]
+        values = aggregate_q(q, self.cfg.q_aggregate).unflatten(0, (-1, count))  # [B, N]
         return select_rows(chunks, values.argmax(1), count)

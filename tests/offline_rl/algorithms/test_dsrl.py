@@ -40,6 +40,22 @@ def chunked(batch: Batch, horizon: int = 1, n_obs_steps: int = 1) -> Batch:
     return replace(batch, actions=actions, valid=valid, observations=s, next_observations=s2)
 
 
+def perceptron(params: dict[str, Tensor], prefix: str, x: Tensor, member: int | None = None):
+    """Return an MLP's output in plain PyTorch: GELU by tanh, then layer normalization if any."""
+    for k in range(3):
+        weight, bias = params[f"{prefix}weights.{k}"], params[f"{prefix}biases.{k}"]
+        weight, bias = (weight, bias) if member is None else (weight[member], bias[member, 0])
+        x = x @ weight + bias
+        if k < 2:
+            x = 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+        if k < 2 and member is not None:
+            variance = x.var(-1, correction=0, keepdim=True)
+            x = (x - x.mean(-1, keepdim=True)) / (variance + 1e-6).sqrt()
+            norm = [params[f"{prefix}norms.{k}.{word}"][member, 0] for word in ("weight", "bias")]
+            x = x * norm[0] + norm[1]
+    return x
+
+
 @pytest.mark.parametrize("options", [{"noise_scale": 0.7}, {"horizon": 2, "rho": 2.0}, PREDICTOR])
 def test_an_update_equals_plain_pytorch(options):
     batches = [chunked(made_batch(seed), options.get("horizon", 1)) for seed in range(2)]

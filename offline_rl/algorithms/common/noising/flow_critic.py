@@ -81,16 +81,14 @@ class FlowCritic(ActorCritic):
         return DiffusionActor(obs, act, network="plain", options=options, table=table, **shape)
 
     def critic(self) -> nn.Module:
-        return self.build_critics(
-            self.spec.observation_dim, self.spec.action_dim * self.cfg.horizon
-        )
+        return self.q_network(self.spec.observation_dim, self.spec.action_dim * self.cfg.horizon)
 
-    def build_critics(self, observations: int, actions: int) -> nn.Module:
-        """Return an ensemble of critics for inputs of these sizes."""
+    def q_network(self, observations: int, actions: int) -> nn.Module:
+        """Return critics for inputs of these sizes."""
+        cfg = self.cfg
         norm: dict[str, Any] = {"layer_norm": True, "norm_after_activation": True, "norm_eps": 1e-6}
-        options = norm | {"activation": self.cfg.activation, "init": xavier_init}
-        options |= {"ensemble": self.cfg.num_critics}
-        return Critic(observations, actions, self.cfg.hidden, **options)
+        options = norm | {"activation": cfg.activation, "init": xavier_init}
+        return Critic(observations, actions, cfg.hidden, ensemble=cfg.num_critics, **options)
 
     def target(self, state: State, batch: Batch, next_chunks: Tensor) -> Tensor:
         """Return r + discount * Q(s', next_chunks), [B].  next_chunks: [B, H, A]."""
