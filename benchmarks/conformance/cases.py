@@ -47,6 +47,7 @@ REPOSITORIES = {  # key of the command: repository, commit
     "dppo": ("irom-princeton/dppo", "cc7234ad7ff39a8f32de3af903606723a16f0648"),
     "fql": ("seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"),
     "qc": ("ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653"),
+    "idql": ("philippe-eecs/IDQL", "7582571ce686c77b4ee0f592dd639ab8151295fa"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -178,6 +179,8 @@ LEVELS = (
     "the last denoising step leads to the lowest noise level, and times are counted from there -> "
     "it leads to no noise"
 )
+IDQL_DRAWS = ("noise", "time", *(f"dropout_{k}" for k in range(3)))
+IDQL: dict[str, Any] = {"width": 8, "time_size": 4, "dropout": 0.2}
 ADDED = "1e-{} added to the advantages' standard deviation -> 1e-8"
 CASES = (
     Case(
@@ -521,6 +524,29 @@ CASES = (
         variant="normalized-min",
     ),
     Case("ifql", "fql", "agents/ifql.py", ("x0", "time")),
+    Case(
+        "idql",
+        "idql",
+        "jaxrl5/agents/ddpm_iql/ddpm_iql_learner.py",
+        IDQL_DRAWS,
+        IDQL,
+    ),
+    Case(
+        "idql",
+        "idql",
+        "jaxrl5/agents/ddpm_iql_simple/ddpm_iql_learner.py",
+        IDQL_DRAWS,
+        IDQL | {"policy_activation": "silu", "expectile": 0.9},
+        variant="simple",
+    ),
+    Case(
+        "idql",
+        "idql",
+        "jaxrl5/agents/ddpm_iql/ddpm_iql_learner.py",
+        config=IDQL,
+        phase="online",
+        variant="online",
+    ),
     *(
         Case(
             "diffusion_ql",

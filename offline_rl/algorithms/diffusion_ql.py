@@ -80,6 +80,7 @@ class DiffusionQL(ActorCritic):
     mode = DATA_THEN_ONLINE
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
     acts = ("policy", "critic_target")
+    samples_per_row = "num_target_samples"
 
     @property
     def alphas(self) -> tuple[float, ...]:

@@ -42,6 +42,7 @@ class QC(FlowCritic):
     Config = Config
     Online = schedule.Chunked
     acts = ("policy", "critic")
+    samples_per_row = "num_samples"
 
     def actor(self) -> nn.Module:
         return self.flow()

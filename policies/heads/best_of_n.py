@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from policies.heads.head import Head, Memory, load_kinds
 from policies.networks.mlp import Critic
+
+
+class Samples(NamedTuple):
+    """N sampled chunks per decision."""
+
+    chunks: Tensor  # [B * N, chunk_size, A]
+    memories: Memory  # next memory of each sample, [B * N, ...] by name
+    values: Tensor  # [B, N]; the sample with the highest one is selected
 
 
 class BestOfN(Head):
@@ -67,22 +75,27 @@ class BestOfN(Head):
 
     def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
         """See `Head.decide`."""
+        chunks, memories, values = self.evaluate(observations, memory, noise)
+        index = values.argmax(1)  # [B]
+        return select_rows(chunks, index, self.num_samples), {
+            name: select_rows(x, index, self.num_samples) for name, x in memories.items()
+        }
+
+    def evaluate(self, observations: Tensor, memory: Memory, noise: Tensor) -> Samples:
+        """Return the sampled chunks, their memories, and the values that select one of them."""
         count, selection_noise = self.num_samples, None
         if self.temperature:
             selection_noise = noise[..., -1]  # [B, N]
             noise = noise[..., :-1].unflatten(-1, self.policy.noise_shape)
         s = repeat_rows(observations, count)
-        samples = {name: repeat_rows(x, count) for name, x in memory.items()}
-        chunks, samples = self.policy.decide(s, samples, noise.flatten(0, 1))
+        repeated = {name: repeat_rows(x, count) for name, x in memory.items()}
+        chunks, memories = self.policy.decide(s, repeated, noise.flatten(0, 1))
         q = self.critic(s.flatten(1), chunks[:, : self.n_action_steps].flatten(1))  # [E, B * N]
         values = q.amin(0) if self.aggregate == "min" else q.mean(0)
-        values = values.unflatten(0, (-1, count))  # [B, N]
+        values = values.unflatten(0, (-1, count))
         if selection_noise is not None:
             values = values / self.temperature + gumbel(selection_noise)
-        index = values.argmax(1)  # [B]
-        return select_rows(chunks, index, count), {
-            name: select_rows(x, index, count) for name, x in samples.items()
-        }
+        return Samples(chunks, memories, values)
 
 
 def repeat_rows(x: Tensor, count: int) -> Tensor:

@@ -18,7 +18,7 @@ SIDE = "torch_side"
 
 
 def diffusion_ql(job: Job) -> Learner:
-    """Return the learner. Its coin is NumPy's; its last denoising step samples noise that it does not use."""
+    """Return the learner. Its coin is NumPy's. Its last denoising step samples unused noise."""
     sys.path.insert(0, str(job.checkout))
     torch.randint = lambda low, high, shape, **_: (torch.rand(shape) * high).long()
     narrow()

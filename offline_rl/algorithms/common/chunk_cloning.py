@@ -33,7 +33,6 @@ from offline_rl.utils.options import Amount, Count, Positive, Range, Share, froz
 from offline_rl.utils.random import Random
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import Table
-from policies.networks.denoisers import Kind
 from policies.spec import Spec
 
 LARGE = 2_000_000  # parameters above which stacking seeds is not faster
@@ -109,7 +108,7 @@ class ChunkConfig(ChunkShape, VisionConfig):
 class DenoiserShape(ChunkShape):
     """Network of a diffusion or flow policy. Defaults: Diffusion Policy's."""
 
-    network: Annotated[Kind, BUILT] = "unet"  # architecture of the denoising network
+    network: Annotated[Literal["unet", "transformer", "mlp"], BUILT] = "unet"  # denoising network
     # channels per level of a U-Net, units per layer of an MLP, token size per transformer layer
     widths: Sizes | None = (
         None  # of levels or layers; null: 256 512 1024 (unet), 3 * 512 (mlp), 8 * 256 (transformer)
