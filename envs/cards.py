@@ -7,19 +7,22 @@
     {mujoco} stand for the card's environment and the version of the installed MuJoCo.
   hosts: servers. If a suite lists them, a file is given as its path on the servers. A host with
     `only` has only the files that match these patterns (`*`: anything).
-  cards: the other fields of each Card, by name.
+  cards: the other fields of each Card, by name. If a name contains `{task}`, the entry stands for
+    one card for each value in `tasks`. The first one is listed; the others are its variants.
 A damaged or misspelled entry raises a CardError with the file and the card.
 """
 
 import difflib
 import functools
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import metadata
 from math import isfinite
 from types import UnionType
 from typing import Any, get_args, get_origin
+
+import numpy as np
 
 from envs.paths import share
 
@@ -39,18 +42,36 @@ class CardError(ValueError):
 
 @dataclass(frozen=True)
 class Reference:
-    """The two returns that define a normalized score, and their source."""
+    """The definition of a score, and its source: two returns, or the rate of success."""
 
     min: float  # return that scores 0
     max: float  # return that scores 100
     source: str
     environment: str  # the simulator used here, and how it differs from the source's
+    success: bool = False  # True: the score is the percentage of successful episodes
+    last_evaluations: int = 1  # a run's score is the mean of this many last evaluations
 
     def in_words(self) -> str:
         """Return two sentences that explain a score."""
-        ends = f"Score 0 is a return of {self.min:g}, and score 100 is a return of {self.max:g}"
+        what = f"Score 0 is a return of {self.min:g}, and score 100 is a return of {self.max:g}"
+        what = "The score is the percentage of successful episodes" if self.success else what
+        if self.last_evaluations > 1:
+            what += f", as the mean of the last {self.last_evaluations} evaluations of a run"
         source = "chosen by this project" if self.source == "own" else self.source
-        return f"{ends} ({source}). Environment: {self.environment}."
+        return f"{what} ({source}). Environment: {self.environment}."
+
+    def score(self, returns: Any, success: Any = None) -> np.ndarray:
+        """Return the score of each episode.
+
+        returns: undiscounted returns R. success: whether each episode succeeded; needed if the
+        score is a percentage of successes. An episode whose return is NaN has the score NaN.
+        """
+        returns = np.asarray(returns, np.float64)
+        if not self.success:
+            return 100 * (returns - self.min) / (self.max - self.min)
+        if success is None:
+            raise ValueError("The score is a success rate, and the environment reports no success.")
+        return np.where(np.isnan(returns), np.nan, 100 * np.asarray(success, np.float64))
 
 
 @dataclass(frozen=True)
@@ -62,6 +83,24 @@ class File:
     md5: str | None = None
     size_bytes: int | None = None
     first_episodes: int | None = None  # the benchmark uses only this many of the file's episodes
+    num_shards: int = 1  # number of files; `name`, `path` and `urls` then contain `{shard}`
+
+    @property
+    def shards(self) -> "list[File]":
+        """The files one by one: `{shard}` is replaced by 000, 001, …"""
+        if self.num_shards == 1:
+            return [self]
+        numbers = [f"{number:03d}" for number in range(self.num_shards)]
+        return [
+            replace(
+                self,
+                name=self.name.replace("{shard}", n),
+                path=self.path.replace("{shard}", n),
+                urls=tuple(url.replace("{shard}", n) for url in self.urls),
+                num_shards=1,
+            )
+            for n in numbers
+        ]
 
 
 @dataclass(frozen=True)
@@ -76,7 +115,10 @@ class Card:
     reference: Reference | None = None
     max_episode_steps: int | None = None
     preprocessing: dict[str, float] = field(default_factory=dict)  # applied before training
+    # columns to negate or swap in a mirror image; see offline_rl/data/augment/mirror.py
+    mirror: dict[str, dict[str, list | str | dict[int, float]]] = field(default_factory=dict)
     note: str | None = None
+    variant_of: str | None = None  # the card of the same data in another task; it is listed instead
 
 
 @functools.cache
@@ -91,7 +133,8 @@ def cards() -> dict[str, Card]:
             text = path.read_text(encoding="utf-8")
             suite = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             for name, entry in suite["cards"].items():
-                by_name[name] = _card(name, path.stem, suite, entry)
+                for variant, fields in _variants(name, entry, suite.get("tasks", ())):
+                    by_name[variant] = _card(variant, path.stem, suite, fields)
         except KeyError as error:
             raise CardError(f"{path}: {name}: {error.args[0]} is missing") from None
         except (
@@ -116,6 +159,25 @@ def card(name: str) -> Card:
 @functools.cache
 def mujoco_version() -> str:
     return metadata.version("mujoco")
+
+
+def _variants(
+    name: str, entry: dict[str, Any], tasks: Iterable[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the fields of each card that an entry stands for."""
+    if "{task}" not in name:
+        yield name, entry
+        return
+    listed = None
+    for task in tasks:
+        of_task = {key: _with_task(value, task) for key, value in entry.items()}
+        of_task |= {"variant_of": listed} if listed else {}
+        yield _with_task(name, task), of_task
+        listed = listed or _with_task(name, task)
+
+
+def _with_task(value: Any, task: str) -> Any:
+    return value.replace("{task}", task) if isinstance(value, str) else value
 
 
 def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, Any]) -> Card:

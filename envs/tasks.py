@@ -21,6 +21,7 @@ from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, rescale_actions, sel
 from envs.cards import Card, Reference, UnknownName, cards
 from envs.faults import USER_ERRORS, describe_error
 from envs.instances import instances_of
+from envs.suites.ogbench import TIMINGS
 from envs.vector import VectorEnv
 
 NATIVE: dict[str, Callable[..., VectorEnv]] = {}  # collected from ENVS in each file of envs/suites
@@ -46,14 +47,26 @@ class Task:
     reference: Reference | None = None
     max_episode_steps: int | None = None
     observation_keys: tuple[str, ...] = ()  # keys to use of a Dict observation; empty: all keys
+    success_timing: str | None = None  # OGBench: the state that is judged; see `suites.ogbench`
 
     def with_options(
-        self, max_episode_steps: int | None, observation_keys: Sequence[str] | None
+        self,
+        max_episode_steps: int | None,
+        observation_keys: Sequence[str] | None,
+        success_timing: str | None = None,
     ) -> "Task":
-        """Return an `env:` task with this time limit and these observation keys.
+        """Return the task with other settings.
 
-        Other tasks are returned unchanged.
+        max_episode_steps, observation_keys: of an `env:` task. Other tasks ignore them.
+        success_timing: of an OGBench task. Raises ValueError for other tasks.
         """
+        if success_timing is not None:
+            if self.success_timing is None:
+                raise ValueError(
+                    f"success_timing={success_timing}: {self.name} is not a single task of "
+                    "OGBench. Leave it out."
+                )
+            return _with_timing(self, success_timing)
         if self.env_id is None or not self.env_id.startswith("env:"):
             return self
         steps = max_episode_steps or self.max_episode_steps
@@ -61,12 +74,13 @@ class Task:
             self, max_episode_steps=steps, observation_keys=tuple(observation_keys or ())
         )
 
-    def score(self, returns: np.ndarray | list[float] | float) -> np.ndarray:
-        """Return the normalized score, 100 (R - min) / (max - min), of undiscounted returns R."""
+    def score(
+        self, returns: np.ndarray | list[float] | float, success: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return the score of each episode; see `Reference.score`."""
         if self.reference is None:
             raise ValueError(f"task '{self.name}' has no score references. Report raw returns.")
-        low, high = self.reference.min, self.reference.max
-        return 100 * (np.asarray(returns, np.float64) - low) / (high - low)
+        return self.reference.score(returns, success)
 
 
 def task(name: str) -> Task:
@@ -94,12 +108,34 @@ def task(name: str) -> Task:
     if name.startswith("d4rl:"):
         return _d4rl_task(name)
     if name in NATIVE and name not in cards():
-        return Task(name, name, max_episode_steps=episode_limit(NATIVE[name]))
+        made = Task(name, name, max_episode_steps=episode_limit(NATIVE[name]))
+        return _with_timing(made, default_timing(name))
     if name not in cards():
         remedy = "Use env:<id> for a Gymnasium environment, or task=none for data alone."
         raise UnknownName("task", name, names(), remedy=remedy)
     card = cards()[name]
-    return Task(name, card.env, card, card.reference, card.max_episode_steps)
+    made = Task(name, card.env, card, card.reference, card.max_episode_steps)
+    return _with_timing(made, default_timing(card.env))
+
+
+def default_timing(env_id: str | None) -> str | None:
+    """Return the `success_timing` of an OGBench environment; None for other environments."""
+    environment = NATIVE.get(env_id or "")
+    keywords = environment.keywords if isinstance(environment, partial) else {}
+    timing: str | None = keywords.get("success_timing")
+    return timing
+
+
+def _with_timing(task: Task, timing: str | None) -> Task:
+    """Return the task with this `success_timing`, which its score reference states."""
+    if timing is None:
+        return task
+    reference = task.reference
+    if reference is not None:
+        simulator = reference.environment.partition("; success_timing=")[0]
+        environment = f"{simulator}; success_timing={timing}: {TIMINGS[timing]}"
+        reference = replace(reference, environment=environment)
+    return replace(task, success_timing=timing, reference=reference)
 
 
 def episode_limit(environment: Callable[..., VectorEnv]) -> int | None:
@@ -141,6 +177,7 @@ def make(
     task = _task_with_env(task_or_name)
     env_id = str(task.env_id)
     if env_id in NATIVE:
+        kwargs |= timing_of(task)
         return SingleEnv(NATIVE[env_id](1, **kwargs), render_mode=render_mode)
     if env_id.startswith("d4rl:"):
         return rescale_actions(OldGym(_import_old_gym().make(env_id.removeprefix("d4rl:"))))
@@ -174,7 +211,7 @@ def make_vector(
     task = _task_with_env(task_or_name)
     env_id = str(task.env_id)
     if env_id in NATIVE:
-        return NATIVE[env_id](num_envs, num_threads=num_threads)
+        return NATIVE[env_id](num_envs, num_threads=num_threads, **timing_of(task))
     key = _registered.get(env_id, env_id), task.max_episode_steps, task.observation_keys
     instances = instances_of(key, lambda: make(task), task.name)
     steps = task.max_episode_steps or 0
@@ -194,6 +231,11 @@ def make_vector(
             "max_episode_steps=<steps>, here or as an attribute of its class."
         )
     return vector
+
+
+def timing_of(task: Task) -> dict[str, Any]:
+    """Return the keyword of the environment's constructor that sets the `success_timing`."""
+    return {} if task.success_timing is None else {"success_timing": task.success_timing}
 
 
 def _task_with_env(task_or_name: Task | str) -> Task:

@@ -24,7 +24,7 @@ from offline_rl.evaluation.bundles import bundled
 from offline_rl.evaluation.evaluate import adapted, play
 from offline_rl.evaluation.options import check_task
 from offline_rl.evaluation.rollout import Episodes
-from offline_rl.online.composed import attach_base
+from offline_rl.online.composed import attach_base, steerable_base
 from offline_rl.runs.folder import SeedFolder, common_checkpoint, seed_numbers
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import read_json_object
@@ -85,6 +85,8 @@ class Trained:
         self.transform = Transform.from_json(progress["transform"])
         spec = Spec.from_json(progress["spec"])
         self.algorithm = rebuild_algorithm(self.config["algorithm"], self.config["hyper"], spec)
+        if self.algorithm.mode.takes_base and self.config.get("base") is not None:
+            self.algorithm.base = steerable_base(self.config["base"], spec).bundle
 
     def __repr__(self) -> str:
         algorithm, task = self.config["algorithm"], self.config["task"]
@@ -139,8 +141,8 @@ class Trained:
                 f"Q values are only available for observations that are one vector. {self.path} "
                 f"was trained on {names}."
             )
-        hyper = self.config["hyper"]
-        if hyper.get("n_obs_steps", 1) * hyper.get("n_action_steps", 1) > 1:
+        head = self.algorithm.acting_head()
+        if head.n_obs_steps * head.n_action_steps > 1:
             raise UserError(
                 f"The Q function of {self.path} takes observation histories and action chunks, not "
                 "single steps."

@@ -17,15 +17,15 @@ ECHO = [DenoisingStep(0, 1, 0, 0, 1, 0, 0, 0)]  # x stays as it is
 NOISY = [DenoisingStep(0, 1, 0, 0, 1, 0.1, 0, 0.2), DenoisingStep(1, 1, 0, 0, 1, 0.1, 0, 0)]
 
 
-def base_bundle(table: Any = ECHO, **spec: Any) -> Bundle:
+def base_bundle(table: Any = ECHO, observations: int = OBS, **spec: Any) -> Bundle:
     """Return the bundle of a base policy with this sampler table."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"n_obs_steps": 2, "horizon": HORIZON, "n_action_steps": STEPS}
     options = {"hidden": [8], "time_size": 4}
-    head = DiffusionActor(OBS, 1, network="mlp", options=options, table=table, **sizes)
+    head = DiffusionActor(observations, 1, network="mlp", options=options, table=table, **sizes)
     weights = {name: value.numpy() for name, value in head.state_dict().items()}
-    about = Spec((OBS,), 1, n_obs_steps=2, chunk_size=STEPS, n_action_steps=STEPS, **spec)
-    identity = Normalizer.identity((OBS,))
+    about = Spec((observations,), 1, n_obs_steps=2, chunk_size=STEPS, n_action_steps=STEPS, **spec)
+    identity = Normalizer.identity((observations,))
     return seal(Bundle(about, "DiffusionActor", head.arguments, weights, identity))
 
 

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from docs.generate.algorithms import code_lines
 from envs import cards
 from offline_rl.algorithms.common import registry
+from offline_rl.generation.ogbench import Collection, OGBenchSet
 from offline_rl.generation.recipes import Agent, Recipe
 from offline_rl.generation.scripted import Script
 from offline_rl.utils.options import build
@@ -263,6 +264,11 @@ def test_the_preprocessing_of_a_card_is_stated_once_and_the_command_line_overrid
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_contains_no_defaults(path: Path) -> None:
     values = OmegaConf.to_container(OmegaConf.load(path))
+    if "collector" in values:
+        assert_differs(Collection, values, path.name)
+        for name, size in values["sets"].items():
+            assert_differs(OGBenchSet, size, f"{path.name}: {name}")
+        return
     assert_differs(Script if "controller" in values else Recipe, values, path.name)
     assert_differs(Agent, values.get("agent", {"task": "any", "num_env_steps": 1}), path.name)
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import DeviceType
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import (
     baselines,
     d3rlpy_scores,
     environments,
+    expressive_speed,
     figures,
     jax_corl_scores,
     latency,
@@ -29,6 +31,7 @@ from benchmarks.speed.bench import Contender, jobs, table_row
 from benchmarks.speed.clock import ACT, OBS, arrays
 from benchmarks.speed.contenders import engine, fault, shares
 from benchmarks.speed.eager import TD3BC, plain_fault
+from benchmarks.speed.expressive_eager import LEARNERS
 from offline_rl.data import Dataset
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -148,6 +151,32 @@ def test_the_plain_u_net_is_as_large_as_ours_and_its_chunks_lie_within_episodes(
     assert not ends.any()
     assert len(sampler.starts) == 100 * (1000 - 15)
     diffusion.Learner(plain, "cpu").train(sampler.sample())
+
+
+@pytest.mark.parametrize("algorithm", ["fql", pytest.param("diffusion_ql", marks=pytest.mark.slow)])
+def test_plain_versions_compute_the_same_matrix_multiplications_as_ours(algorithm: str):
+    learner, columns = LEARNERS[algorithm](28, 5), arrays(28, 5)
+    names = ("observations", "actions", "rewards", "next_observations", "dones")
+    batch = [torch.from_numpy(columns[name][:256]).float() for name in names]
+    with FlopCounterMode(display=False) as counter:
+        learner.train(batch)
+    ours = engine(algorithm, 1, "fp32", "cpu", False, obs=28, act=5)
+    assert counter.get_total_flops() == ours.update_cost().flops
+    assert plain_fault(learner) is None
+
+
+def test_speed_ratios_are_medians_of_the_ratios_within_turns():
+    """5 turns on a machine that slows down; the ratio of the medians would be 2.5."""
+    rows = [{"turns": [20.0, 40.0, 60.0, 80.0, 50.0]}, {"turns": [10.0, 20.0, 20.0, 16.0, 25.0]}]
+    assert expressive_speed.ratio(rows[0], rows[1]) == "2.00"
+    options = expressive_speed.Options(fql="f", diffusion_ql="d")
+    pairs = [
+        [(job["kind"].removeprefix("expressive_"), job["seeds"]) for job in each]
+        for each in (expressive_speed.jobs(name, options) for name in options.algorithms)
+    ]
+    common = [("eager", 1), ("ours", 1), ("ours", 8)]
+    assert pairs[0] == [*common, ("fql", 1), ("fql", 8)]
+    assert pairs[1] == [*common, ("diffusion_ql", 1)]
 
 
 def test_ratios_and_the_share_of_bare_products():
@@ -312,6 +341,19 @@ def test_a_mistyped_option_of_a_script_is_one_sentence(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("algorithms=[fq]", "did you mean fql"),
+        ("python=nowhere", "is not a program. Pass the path of a Python interpreter"),
+        ("fql=.", "is not a checkout of seohongpark/fql at 719d044. Run `git clone"),
+    ],
+)
+def test_wrong_options_of_a_speed_comparison_are_refused(argument: str, message: str, capsys):
+    assert expressive_speed.main([argument]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_residual_speed_needs_a_base(capsys):

@@ -46,6 +46,7 @@ REPOSITORIES = {  # key of the command: repository, commit
     ),
     "dppo": ("irom-princeton/dppo", "cc7234ad7ff39a8f32de3af903606723a16f0648"),
     "fql": ("seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"),
+    "qam": ("ColinQiyangLi/qam", "f93efd22520a79f6819f458dffe9c075eacc786f"),
     "qc": ("ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653"),
     "idql": ("philippe-eecs/IDQL", "7582571ce686c77b4ee0f592dd639ab8151295fa"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
@@ -521,7 +522,7 @@ CASES = (
         "agents/fql.py",
         ("next", "x0", "time", "z"),
         {"q_aggregate": "min", "num_inference_steps": 4},
-        variant="normalized Q, min",
+        variant="normalized-min",
     ),
     Case("ifql", "fql", "agents/ifql.py", ("x0", "time")),
     Case(
@@ -574,7 +575,7 @@ CASES = (
         ("next", "x0", "time"),
         {"horizon": 3, "partial": "drop", "num_inference_steps": 4, "q_aggregate": "min"}
         | {"num_critics": 3},
-        variant="min of 3 critics",
+        variant="min",
     ),
     Case(
         "qc_fql",
@@ -583,6 +584,36 @@ CASES = (
         ("next", "x0", "time", "z"),
         {"horizon": 3, "partial": "drop", "num_inference_steps": 4}
         | {"alpha": 3.0, "normalize_q": False},
+    ),
+    Case(
+        "dsrl",
+        "qam",
+        "agents/dsrl.py",
+        ("next", "noise", "x0", "time", "policy"),
+        {"num_inference_steps": 4, "noise_scale": 0.8},
+    ),
+    Case(
+        "dsrl",
+        "qam",
+        "agents/dsrl.py",
+        ("next", "noise", "x0", "time", "policy"),
+        {"num_inference_steps": 3, "horizon": 2, "rho": 0.0, "noise_scale": 1.4},
+        variant="chunks",
+    ),
+    Case(
+        "expo",
+        "qam",
+        "agents/fedit.py",
+        ("next", "x0", "time", "noise", "edit"),
+        {"num_inference_steps": 4},
+    ),
+    Case(
+        "expo",
+        "qam",
+        "agents/fedit.py",
+        ("next", "x0", "time", "noise", "edit"),
+        {"num_inference_steps": 3, "horizon": 2, "rho": 0.0, "num_samples": 4, "edit_scale": 0.5},
+        variant="best-of-4",
     ),
     Case(
         "rlpd",
@@ -764,6 +795,7 @@ CASES = (
 # one case per set of inputs; its numbers are recorded
 RECORDED_CASES = tuple({case.inputs: case for case in reversed(CASES)}.values())
 WITHOUT = {  # algorithms without a case, and the reason
+    "gr_rl": "there is no public code; a test compares its update with plain PyTorch",
     "one_step": "its loss equals that of rl100's one-step head (see its row); a test checks this",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

@@ -59,18 +59,18 @@ def synchronizer(device: str) -> Callable[[], object]:
     return torch.cuda.synchronize
 
 
-def arrays() -> dict[str, np.ndarray]:
-    """Return random transitions of the usual locomotion sizes, in episodes of 1,000 steps.
+def arrays(obs: int = OBS, act: int = ACT) -> dict[str, np.ndarray]:
+    """Return random transitions in episodes of 1,000 steps. Default sizes: those of locomotion.
 
     No episode terminates. Speed does not depend on the values. [ROWS, …] each, float32; `dones`
     and `timeouts` bool.
     """
     rng = np.random.default_rng(0)
-    states = rng.normal(size=(ROWS + 1, OBS)).astype(np.float32)
+    states = rng.normal(size=(ROWS + 1, obs)).astype(np.float32)
     return {
         "observations": states[:-1],
         "next_observations": states[1:],
-        "actions": rng.uniform(-1, 1, (ROWS, ACT)).astype(np.float32),
+        "actions": rng.uniform(-1, 1, (ROWS, act)).astype(np.float32),
         "rewards": rng.normal(size=ROWS).astype(np.float32),
         "dones": np.zeros(ROWS, bool),
         "timeouts": np.arange(ROWS) % 1000 == 999,

@@ -26,13 +26,24 @@ DIFFUSION = "diffusion_policy"
 PRODUCTS = 20
 
 
-def engine(algorithm: str, seeds: int, precision: Any, device: str, compile: bool) -> Engine:
-    """Return an engine as `offline-rl train` builds it, on random transitions."""
-    data, cls = arrays(), algorithm_class(algorithm)
+def engine(
+    algorithm: str,
+    seeds: int,
+    precision: Any,
+    device: str,
+    compile: bool,
+    obs: int = OBS,
+    act: int = ACT,
+) -> Engine:
+    """Return an engine as `offline-rl train` builds it, on random transitions.
+
+    obs, act: sizes of an observation and an action.
+    """
+    data, cls = arrays(obs, act), algorithm_class(algorithm)
     columns = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
     dataset = Dataset.from_arrays(*(data[name] for name in columns))
     settings = diffusion.settings(device) if algorithm == DIFFUSION else {}
-    spec = Spec((OBS,), ACT)
+    spec = Spec((obs,), act)
     dataset, cfg = cls(spec, cls.Config(**settings)).prepare(dataset)
     make = partial(cls, spec, cfg, 1_000_000)
     expert = dataset if "expert" in cls.extra_columns else None
@@ -55,9 +66,10 @@ def run_ours(
     device: str,
     profile: bool = False,
     compile: bool = True,
+    **sizes: int,
 ) -> None:
-    """Run the engine's training loop."""
-    learner = engine(algorithm, seeds, precision, device, compile)
+    """Run the engine's training loop. sizes: `obs` and `act` of `engine`."""
+    learner = engine(algorithm, seeds, precision, device, compile, **sizes)
     learner.capture &= not profile
     period = learner.algorithm.period
     cost = learner.update_cost()

@@ -23,6 +23,10 @@ def main() -> None:
         from benchmarks.speed import online
 
         getattr(online, f"run_{kind.removeprefix('online_')}")(clock, **job)
+    elif kind.startswith("expressive_"):
+        from benchmarks.speed import expressive
+
+        getattr(expressive, f"run_{kind.removeprefix('expressive_')}")(clock, **job)
     elif kind.startswith("rollouts_"):
         from benchmarks.speed import rollouts
 

@@ -56,6 +56,10 @@ The cards of the generated data sets, from one machine:
 """
 
 
+VARIANTS_NOTE = """A name that ends in `-singletask-v0` is the default one of five tasks. The others
+end in `-singletask-task1-v0` to `-singletask-task5-v0` and have the same files."""
+
+
 def number(x: float) -> str:
     """Format a number with up to six digits, without trailing zeros."""
     return f"{x:.6g}"
@@ -64,7 +68,9 @@ def number(x: float) -> str:
 def row(card: Card) -> str:
     """Return the row of a card in the table of the suite."""
     low, high = ("", "")
-    if card.reference is not None:
+    if card.reference is not None and card.reference.success:
+        low, high = "0 %", "100 %"
+    elif card.reference is not None:
         low, high = number(card.reference.min), number(card.reference.max)
     files = ", ".join(f"`{file.name}`" for file in card.files.values())
     limit = f"{card.max_episode_steps:,}" if card.max_episode_steps else ""
@@ -77,11 +83,13 @@ def generated_sets() -> list[str]:
     lines = ["| set | rows | episodes | mean return | score | bytes | SHA-256 |", "|---" * 7 + "|"]
     for path in sorted(CARDS.glob("*/*.json")):
         card = json.loads(path.read_text())
-        name, score = f"{card['recipe'].get('suite', 'gym')}/{card['set']}", ""
-        if (card_task := task(name)).reference is not None:
-            score = f"{card_task.score(card['return_mean']):.1f}"
+        name, mean, score = f"{card['recipe'].get('suite', 'gym')}/{card['set']}", "", ""
+        if "return_mean" in card:  # files in OGBench's layout have no rewards
+            mean = f"{card['return_mean']:.4g}"
+            if (card_task := task(name)).reference is not None:
+                score = f"{card_task.score(card['return_mean']):.1f}"
         cells = [f"`{name}`", f"{card['rows']:,}", f"{card['episodes']:,}"]
-        cells += [f"{card['return_mean']:.4g}", score, f"{card['size_bytes']:,}"]
+        cells += [mean, score, f"{card['size_bytes']:,}"]
         lines.append("| " + " | ".join([*cells, f"`{card['sha256'][:12]}…`"]) + " |")
     return lines
 
@@ -90,18 +98,22 @@ def page() -> str:
     """Return the text of the page."""
     parts = [HEAD]
     for suite, group in groupby(cards().values(), key=lambda card: card.suite):
-        suite_cards = list(group)
+        every_card = list(group)
+        suite_cards = [card for card in every_card if card.variant_of is None]
         first = suite_cards[0]
         title = read_yaml(CARDS / f"{suite}.yaml")["title"]
-        parts += [f"## {title}", "", f"{len(suite_cards)} data sets. License: {first.license}.", ""]
+        parts += [f"## {title}", "", f"{len(every_card)} data sets. License: {first.license}.", ""]
         parts += [f"Layout: {first.layout}. Source: {first.source}.", ""]
+        if len(every_card) > len(suite_cards):
+            parts += [VARIANTS_NOTE, ""]
         if any(c.env for c in suite_cards):
             kinds = sorted({c.env.split("-")[0] for c in suite_cards if c.env})
             parts += ["Environments: " + ", ".join(kinds) + ".", ""]
         parts += ["| name | environment | steps | score 0 | score 100 | files |", "|---" * 6 + "|"]
         parts += [*map(row, suite_cards), ""]
     parts += ["## Environments by their own names", "", NATIVE_NOTE]
-    parts += [", ".join(f"`{name}`" for name in sorted(NATIVE)) + ".", ""]
+    names = sorted(name for name in NATIVE if "-singletask-task" not in name)
+    parts += [", ".join(f"`{name}`" for name in names) + ".", ""]
     parts += ["## Generated data sets", "", GENERATED_NOTE, *generated_sets()]
     return "\n".join(parts) + "\n"
 

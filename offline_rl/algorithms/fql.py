@@ -7,13 +7,15 @@ the critics. So no gradient passes through the steps of the flow.
 Paper:   Park, Li, Levine, ICML 2025, arXiv:2502.02538.
 Differs: no known difference from the authors' code (seohongpark/fql:agents/fql.py). As there, the
          squared distance to the flow is a mean over the action dimensions; in the paper it is a
-         sum. `alpha` refers to the mean. Target critics follow the critics of the previous update.
+         sum. `alpha` refers to the mean. Target critics follow the critics before their update.
          With horizon > 1 it is `qc_fql`.
 """
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from collections.abc import Callable
+
+from torch import nn
 
 from offline_rl.algorithms.common.base import (
     LossAndMetrics,
@@ -55,24 +57,25 @@ class FQL(FlowCritic):
         old, s2 = state, batch.next_observations
         a2, _ = old.policy.decide(s2, {}, old.random.normal(batch.actions.shape))
         target = self.target(old, batch, a2)
-        critic_loss, flow_loss = self.critic_loss(batch, target), self.flow_loss(old, batch)
-        z = old.random.normal(batch.actions.shape)
+        state, critic_value = minimize(
+            update_targets(state), "critic", self.critic_loss(batch, target)
+        )
+        state, flow_value = minimize(state, "flow", self.flow_loss(old, batch))
+        state, policy_value, metrics = minimize(state, "policy", self.policy_loss(old, batch))
+        metrics |= {"critic_loss": critic_value, "imitation_loss": flow_value}
+        return state, metrics | {"policy_loss": policy_value, "target": target.mean()}
 
-        def policy_loss(policy: Network) -> LossAndMetrics:
-            return self.policy_loss(policy, old, batch, z)
-
-        state, critic_value = minimize(update_targets(state), "critic", critic_loss)
-        state, flow_value = minimize(state, "flow", flow_loss)
-        state, policy_value, metrics = minimize(state, "policy", policy_loss)
-        losses = {"critic": critic_value, "flow": flow_value, "policy": policy_value}
-        metrics |= {f"{name}_loss": value for name, value in losses.items()}
-        return state, metrics | {"target": target.mean()}
-
-    def policy_loss(self, policy: Network, state: State, batch: Batch, z: Tensor) -> LossAndMetrics:
-        """Return alpha * distance to the flow's chunks - Q, for the noise z [B, H, A]."""
+    def policy_loss(self, state: State, batch: Batch) -> Callable[[Network], LossAndMetrics]:
+        """Return the loss of the policy: alpha * distance to the flow's chunks - Q."""
+        z = state.random.normal(batch.actions.shape)  # [B, H, A]
         flow_chunks, _ = state.flow.decide(batch.observations, {}, z[:, None])
-        chunks = policy(batch.observations, z)  # not clipped, so that the distance pulls them back
-        distance = (chunks - flow_chunks).square().mean()
-        q = state.critic(batch.observations.flatten(1), chunks.clip(-1, 1).flatten(1)).mean(0)
-        scale = 1 / q.detach().abs().mean() if self.cfg.normalize_q else 1.0
-        return self.cfg.alpha * distance - scale * q.mean(), {"distance": distance, "q": q.mean()}
+
+        def loss(policy: Network) -> LossAndMetrics:
+            chunks = policy(batch.observations, z)  # not clipped: the distance pulls them back
+            distance = (chunks - flow_chunks).square().mean()
+            q = state.critic(batch.observations.flatten(1), chunks.clip(-1, 1).flatten(1)).mean(0)
+            scale = 1 / q.detach().abs().mean() if self.cfg.normalize_q else 1.0
+            value = self.cfg.alpha * distance - scale * q.mean()
+            return value, {"student_loss": distance, "q": q.mean()}
+
+        return loss

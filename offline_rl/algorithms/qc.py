@@ -10,7 +10,7 @@ Differs: from the authors' code (ColinQiyangLi/qc:agents/acfql.py, actor_type=be
          that the end of an episode cuts short bootstrap from the last observation, so that the
          reward for success enters through all of them. The authors' critic loss leaves them out,
          so it enters through one of `horizon` chunks: partial=drop. Their one-step policy, which
-         is not trained, does not exist here. Target critics follow the critics of the previous
+         is not trained, does not exist here. Target critics follow the critics before their
          update, as there.
 """
 

@@ -1,4 +1,4 @@
-"""The verb `data`: list, describe, check, download and convert datasets."""
+"""The verb `data`: list, describe, check, download, convert, filter and mirror datasets."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import parse_options, takes_options
 
 
-@takes_options("offline_rl.data.convert:Options")
+@takes_options("offline_rl.generation.options:DataVerbOptions")
 def data(arguments: Sequence[str]) -> None:
-    """List, describe, check, download and convert datasets.
+    """List, describe, check, download, convert, filter and mirror datasets.
 
     usage: offline-rl data list [data_dir=<folder>]
            offline-rl data info <file or card> [key=value …]
            offline-rl data check <file or card> [key=value …]   (exit code 2 on errors)
            offline-rl data download <task> [<task> …] [data_dir=<folder>]
            offline-rl data convert <file or card> <new file or folder> [key=value …]
+           offline-rl data filter <run of gr_rl> <new file or folder> [key=value …]
+           offline-rl data mirror <file or card> <new file or folder> [key=value …]
 
     <file> is a file or a folder. Its layout is recognized by its content; see
     docs/reference/formats.md. <card> is a dataset's name in `offline-rl data list`.
     data_dir= is the folder of the datasets. Repeat the command to
     continue an interrupted download; complete files are not downloaded again.
-    The options below are for info, check and convert. For info and check, format= is the layout of
-    the file. For convert, format= is the layout to write, and source_format= is the layout of the
-    file to read.
+    filter leaves out the frames of demonstrations before which progress falls. mirror adds the
+    mirror image of every episode.
+    The options below are for info, check, convert and mirror, and those marked `filter` for filter.
+    For info and check, format= is the layout of the file. For the other actions, format= is the
+    layout to write, and source_format= is the layout of the file to read.
     """
     from dataclasses import asdict
 
@@ -34,15 +38,17 @@ def data(arguments: Sequence[str]) -> None:
     from offline_rl.data.formats.common import ReadOptions
     from offline_rl.data.load import locate
     from offline_rl.data.validation import validate
+    from offline_rl.generation import filtering
+    from offline_rl.generation.options import FilterOptions, MirrorOptions
     from offline_rl.utils.options import build
     from offline_rl.utils.text import format_count
 
     actions = {"list": (0, 0), "info": (1, 1), "check": (1, 1), "convert": (2, 2)}
-    actions["download"] = (1, len(arguments))
+    actions |= {"filter": (2, 2), "mirror": (2, 2), "download": (1, len(arguments))}
     if not arguments or arguments[0] not in actions:
         raise UserError(
             "data needs an action: list, info <file or card>, check <file or card>, download "
-            "<task> or convert <from> <to>"
+            "<task>, convert <from> <to>, filter <run> <to> or mirror <from> <to>"
         )
     action, *rest = arguments
     names = [a for a in rest if "=" not in a]
@@ -51,7 +57,8 @@ def data(arguments: Sequence[str]) -> None:
     minimum, maximum = actions[action]
     if not minimum <= len(names) <= maximum or (options and action in ("list", "download")):
         raise UserError(f"data {action}: wrong arguments. See offline-rl data --help.")
-    built = build(convert.Options if action == "convert" else ReadOptions, options)
+    kinds = {"convert": convert.Options, "filter": FilterOptions, "mirror": MirrorOptions}
+    built = build(kinds.get(action, ReadOptions), options)
     passed = {key: value for key, value in asdict(built).items() if key in options}
     if action == "list":
         print(describe.list_cards(data_dir))
@@ -59,6 +66,12 @@ def data(arguments: Sequence[str]) -> None:
         print(describe.info(names[0], data_dir, **passed))
     elif action == "download":
         print(*download(names, data_dir), sep="\n")
+    elif action == "filter":
+        print(filtering.filter_dataset(names[0], names[1], **passed))
+        print(names[1])
+    elif action == "mirror":
+        print(filtering.mirror_dataset(names[0], names[1], data_dir=data_dir, **passed))
+        print(names[1])
     elif action == "convert":
         print(convert.convert(names[0], names[1], data_dir=data_dir, **passed))
         print(names[1])

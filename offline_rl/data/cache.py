@@ -4,13 +4,14 @@
 
 A memory-mapped array uses no memory until it is read, and the system can release the memory again.
 Data larger than memory is read from disk as it is sampled. Checks run when the file is parsed. If
-the file changes, its entry is replaced.
+the file changes, its entry is replaced. A data set of several files (shards) is parsed one file at
+a time and has a single entry.
 """
 
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from policies.spec import Spec
 
 LARGE = 64 << 20  # minimum size of cached files in bytes; smaller ones are parsed in under a second
 VERSION = 4  # version of the cache and of the readers; a new version invalidates all entries
+BLOCK_ROWS = 1 << 20  # rows that are changed at once
 DAMAGED = (UserError, OSError, EOFError, ValueError, KeyError, TypeError)
 
 
@@ -54,6 +56,113 @@ def load_cached(
     except DAMAGED as error:
         print(f"{path}: not cached, because {entry} could not be written ({error})")
         return data
+
+
+def load_shards(
+    paths: Sequence[Path],
+    options: Mapping[str, Any],
+    parse: Callable[[Path], Dataset],
+    cache: Path,
+) -> Dataset:
+    """Return the rows of several files as one data set, whose arrays are memory-mapped.
+
+    parse: reads one file. Raises UserError if the cache cannot be written.
+    """
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    state = json.dumps([VERSION, files, sorted(options.items())], default=str)
+    entry = cache / "opened" / f"{digest(files[0][0] + str(len(files)))}-{digest(state)}"
+    if (entry / "meta.json").is_file():
+        try:
+            return open_entry(entry)
+        except DAMAGED:
+            shutil.rmtree(entry, ignore_errors=True)
+    try:
+        write_shards(map(parse, paths), entry)
+        return open_entry(entry)
+    except UserError as error:
+        if str(entry) not in str(error):
+            raise  # a file is damaged
+        raise UserError(
+            f"{error}. The {len(paths)} files of a data set are joined there: free some space, or "
+            "set XDG_CACHE_HOME to a folder on another disk."
+        ) from error
+
+
+def write_shards(shards: Iterable[Dataset], entry: Path) -> None:
+    """Write the rows of all `shards` as the folder `entry`, with one shard in memory at a time."""
+    for old in entry.parent.glob(f"{entry.name.split('-')[0]}-*"):
+        shutil.rmtree(old, ignore_errors=True)
+
+    def fill(folder: Path) -> None:
+        arrays, tails = dict[str, GrowingArray](), dict[str, list[np.ndarray]]()
+        num_rows = num_tail = 0
+        others, sums = dict[str, Any](), list[str]()
+        for shard in shards:
+            if not others:
+                spec = None if shard.spec is None else shard.spec.to_json()
+                others = {"name": shard.name, "path": shard.path, "continues": None, "spec": spec}
+                others["notes"] = [*shard.notes]
+            sums.append(str(shard.sha256))
+            after, count = shard.next_index, shard.num_rows
+            # extra rows follow after the rows of all shards: -2 is the first one of them
+            index = np.where(after >= count, -2 - (after - count + num_tail), after + num_rows)
+            columns = channels.flatten({"observations": shard.observations})
+            for key, values in columns.items():
+                tails.setdefault(key, []).append(values[count:])
+            num_tail += channels.size(shard.observations) - count
+            columns = {key: values[:count] for key, values in columns.items()}
+            columns |= {"next_index": np.where(after == -1, -1, index), "actions": shard.actions}
+            columns |= {k: getattr(shard, k) for k in ("rewards", "terminated", "truncated")}
+            columns |= {f"extras/{key}": values for key, values in shard.extras.items()}
+            for key, values in columns.items():
+                if key not in arrays:
+                    arrays[key] = GrowingArray(folder / f"{len(arrays)}.npy", values)
+                arrays[key].append(values)
+            num_rows += count
+        for key, parts in tails.items():
+            for part in parts:
+                arrays[key].append(part)
+        for array in arrays.values():
+            array.close()
+        written = np.load(arrays["next_index"].path, mmap_mode="r+")
+        for start in range(0, num_rows, BLOCK_ROWS):
+            block = written[start : start + BLOCK_ROWS]
+            block[block < -1] = num_rows - 2 - block[block < -1]
+        written.flush()
+        others["sha256"] = hashlib.sha256("".join(sums).encode()).hexdigest()
+        others["notes"].append(f"the rows of {len(sums)} files")
+        names = {key: array.path.name for key, array in arrays.items()}
+        write_json(folder / "meta.json", {"arrays": names, "fields": others})
+
+    write_folder_atomically(entry, fill)
+
+
+class GrowingArray:
+    """An .npy file to which rows are appended."""
+
+    def __init__(self, path: Path, like: np.ndarray) -> None:
+        """Create an empty file. like: array with the type and shape of the rows."""
+        self.path, self.dtype, self.row_shape, self.count = path, like.dtype, like.shape[1:], 0
+        self._file = path.open("wb+")
+        self._write_header()
+
+    def append(self, rows: np.ndarray) -> None:
+        """Append rows."""
+        np.ascontiguousarray(rows, self.dtype).tofile(self._file)
+        self.count += len(rows)
+
+    def close(self) -> None:
+        """Write the number of rows, and close the file."""
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+    def _write_header(self) -> None:
+        # NumPy pads the header, so that its length does not depend on the number of rows
+        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False}
+        shape = (self.count, *self.row_shape)
+        np.lib.format.write_array_header_1_0(self._file, header | {"shape": shape})
+        self._file.flush()
 
 
 def write_entry(data: Dataset, entry: Path) -> None:

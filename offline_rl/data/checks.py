@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-FLAGS = ("terminated", "truncated")
+FLAGS = ("terminated", "truncated", "continues")
 SCALARS = ("rewards", *FLAGS, "costs")  # columns with one number per step
 COLORS = (1, 3, 4)  # valid numbers of color channels
 TOLERANCE = 1e-5  # float32 rounding can move a bounded action this far beyond 1

@@ -51,18 +51,43 @@ def convert(
     options: options of `read`.
     Raises UserError, also if the target exists.
     """
-    target = Path(target).expanduser()
-    if target.exists():
-        raise UserError(f"{target} already exists. Choose another file, or remove it.")
-    layout = format or BY_ENDING.get(target.suffix, "minari")
+    target, layout = new_target(target, format, dataset_id)
+    if source_format is not None:
+        options["format"] = source_format
+    data = load(source, data_dir, **options)
+    return save(data, target, layout, dataset_id=dataset_id, drop_unusable=drop_unusable)
+
+
+def new_target(
+    target: str | Path, format: str | None = None, dataset_id: str | None = None
+) -> tuple[Path, str]:
+    """Return the path and the layout of a data set to write; see `convert`. Raises UserError."""
+    path = Path(target).expanduser()
+    if path.exists():
+        raise UserError(f"{path} already exists. Choose another file, or remove it.")
+    layout = format or BY_ENDING.get(path.suffix, "minari")
     if layout not in get_args(Format):
         raise UserError(unknown("format", layout, get_args(Format)))
     if layout != "minari" and dataset_id is not None:
         raise UserError(f"dataset_id is only for format=minari, not {layout}. Leave it out.")
-    if source_format is not None:
-        options["format"] = source_format
-    data = load(source, data_dir, **options)
-    notes = list(data.notes)
+    return path, layout
+
+
+def save(
+    data: Dataset,
+    target: Path,
+    layout: str,
+    *,
+    dataset_id: str | None = None,
+    drop_unusable: bool = False,
+) -> str:
+    """Write a data set to the new file or folder `target`; return a summary. See `convert`."""
+    source, notes = data.path or data.name, list(data.notes)
+    if data.continues is not None:
+        raise UserError(
+            f"{source}: {data.continues.sum():,} rows terminate while their episode goes on, which "
+            f"no layout can store. Convert the file itself, without a task: {data.path}."
+        )
     if drop_unusable and (unusable := int((~data.usable).sum())):
         notes.append(f"{unusable:,} time-out rows without a next observation left out")
         data = data.take(np.flatnonzero(data.usable))

@@ -333,6 +333,29 @@ class Dataset:
             extras={key: array[rows] for key, array in self.extras.items()},
         )
 
+    def span(self, start: int, stop: int) -> "Dataset":
+        """Return the rows from `start` up to `stop`, which must consist of complete episodes.
+
+        Unlike `take`, it reads only these rows of memory-mapped arrays.
+        """
+        rows, after = slice(start, stop), self.next_index[start:stop]
+        inside = (after >= start) & (after < stop)
+        outside = ~inside & (after >= 0)  # next observations that are stored in extra rows
+        observations = [channels.take(self.observations, at) for at in (rows, after[outside])]
+        index = np.where(inside, after - start, -1)
+        index[outside] = stop - start + np.arange(int(outside.sum()))
+        return replace(
+            self,
+            observations=channels.concatenate(observations),
+            next_index=index,
+            actions=self.actions[rows],
+            rewards=self.rewards[rows],
+            terminated=self.terminated[rows],
+            truncated=self.truncated[rows],
+            continues=None if self.continues is None else self.continues[rows],
+            extras={key: array[rows] for key, array in self.extras.items()},
+        )
+
     def checksum(self) -> str:
         """Return the SHA-256 of all arrays, including their names, types and shapes."""
         arrays = channels.flatten({name: getattr(self, name) for name in ARRAYS}) | {**self.extras}

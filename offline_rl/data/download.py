@@ -79,21 +79,26 @@ def download(
     paths, failed = [], []
     for one in requested:
         for split in one.files:
-            try:
-                paths.append(_fetch(one, split, data_dir, patience or Patience(), log, show))
-            except Undelivered as error:
-                failed.append(str(error))
+            for file in card_file(one, split).shards:
+                try:
+                    paths.append(_fetch(one, file, data_dir, patience or Patience(), log, show))
+                except Undelivered as error:
+                    failed.append(str(error))
     if failed:
         raise Undelivered(" ".join(failed))
     return paths
 
 
 def _fetch(
-    card: "Card", split: str, data_dir: str | Path | None, patience: Patience, log: Log, show: bool
+    card: "Card",
+    file: "File",
+    data_dir: str | Path | None,
+    patience: Patience,
+    log: Log,
+    show: bool,
 ) -> Path:
     """Return the path of one file; download it if it is missing."""
-    file = card_file(card, split)
-    if path := find_stored(card, data_dir, split=split):
+    if path := find_stored(card, data_dir, file):
         if not (file.sha256 or file.md5) and (errors := find_read_errors(path)):
             raise UserError(f"{errors[0]} Delete the file and run the same command again.")
         return path
@@ -112,7 +117,7 @@ def _fetch(
             ) as locked,
             Part(progress_file, locked) as part,
         ):
-            if not find_stored(card, data_dir, split=split):  # else the other process has finished
+            if not find_stored(card, data_dir, file):  # else the other process has finished
                 _download_file(file, card.name, target, part, patience, log, show)
     except OSError as error:
         raise UserError(

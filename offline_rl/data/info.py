@@ -22,8 +22,10 @@ def list_cards(data_dir: str | Path | None = None) -> str:
     table: list[tuple[str, ...]] = [("name", "evaluated in", "score 0", "score 100", "data")]
     folder, embedded = data_folder(data_dir), share("datasets") / "embedded"
     for card in known_cards().values():
+        if card.variant_of is not None:
+            continue
         file = card.files.get("train") or next(iter(card.files.values()))
-        if (folder / file.path).is_file():
+        if all((folder / shard.path).is_file() for shard in file.shards):
             state = "here"
         elif (embedded / file.name).is_file():
             state = "embedded"
@@ -31,6 +33,7 @@ def list_cards(data_dir: str | Path | None = None) -> str:
             state = "to download" if file.urls else "to generate"
         reference = card.reference
         numbers = (f"{reference.min:.7g}", f"{reference.max:.7g}") if reference else ("-", "-")
+        numbers = ("0 %", "100 %") if reference and reference.success else numbers
         table.append((card.name, card.env or "data only", *numbers, state))
     return _align(table)
 
@@ -65,7 +68,7 @@ def info(source: str | Path, data_dir: str | Path | None = None, **options: Any)
             f"{s.return_max:.3f}",
         ),
     ]
-    if (card := card_of(data)) and card.reference:
+    if (card := card_of(data)) and card.reference and not card.reference.success:
         low, high = card.reference.min, card.reference.max
         score = 100 * (s.return_mean - low) / (high - low)
         lines.append(("score", f"{score:.2f} (100 (R - {low:g}) / ({high:g} - {low:g}))"))

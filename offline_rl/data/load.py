@@ -1,13 +1,16 @@
 """Data sets of tasks, cards, paths and other libraries: find the file and load it."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.paths import share
-from offline_rl.data.cache import load_cached
+from offline_rl.data.cache import load_cached, load_shards
 from offline_rl.data.dataset import Dataset
+from offline_rl.data.formats import ogbench
 from offline_rl.data.read import read
 from offline_rl.utils.errors import MissingData, UserError
 from offline_rl.utils.files import checksum, read_yaml
@@ -23,6 +26,7 @@ def load(
     data_dir: str | Path | None = None,
     *,
     split: str = "train",
+    reward_task: str | None = None,
     **options: Any,
 ) -> Dataset:
     """Load the data set of a task, a card, or a file.
@@ -30,20 +34,28 @@ def load(
     source: a task or card, or the name of one; a path or `file:<path>`; or `minari:<id>` or
     `lerobot:<repository>`, data sets that these libraries have stored on this machine.
     split: which file of a card to load, train or val.
+    reward_task: a single task of OGBench, such as `ogbench/scene-singletask-task2-v0`. Rewards
+    and terminations of a file in OGBench's layout are computed for it; other files ignore it.
+    Default: the task of the card.
     options: options of `read`.
     If a benchmark uses only the first episodes of a file, only these are loaded. Raises UserError.
     """
     card = source if not isinstance(source, str | Path) else _resolve_source(source)
     if isinstance(card, Path):
-        return _cached(card, **options)
+        return _labeled(_cached, card, reward_task, options)
     if hasattr(card, "card"):  # a task
         if card.card is None:
             raise UserError(f"task {card.name} has no data set. Give a file with dataset=<path>.")
         card = card.card
-    path = find_file(card, data_dir, split=split)
-    defaults = {"max_episode_steps": card.max_episode_steps, "name": card.name}
-    data = _cached(path, **{**defaults, **options})
-    count = card.files[split].first_episodes
+    file = card_file(card, split)
+    paths = [find_file(card, data_dir, split=split, shard=shard) for shard in file.shards]
+    options = {"max_episode_steps": card.max_episode_steps, "name": card.name, **options}
+    if card.layout == "ogbench":
+        reward_task = reward_task or card.env
+    path = paths[0]
+    open_file = _cached if len(paths) == 1 else partial(_joined, paths)
+    data = _labeled(open_file, path, reward_task, options)
+    count = file.first_episodes
     if count is None:
         return data
     if data.num_episodes < count:
@@ -63,7 +75,7 @@ def load_dataset(source: str | Path, data_dir: str | Path | None = None, **optio
     split="val" loads a card's validation file.
     Raises UserError.
     """
-    names = {"split", *signature(read).parameters} - {"path"}
+    names = {"split", "reward_task", *signature(read).parameters} - {"path"}
     for name in options:
         if name not in names:
             raise UserError(unknown("option", name, names))
@@ -86,20 +98,27 @@ Dataset.load = staticmethod(load_dataset)
 Dataset.from_minari = staticmethod(load_minari)
 
 
-def find_file(card: "Card", data_dir: str | Path | None = None, *, split: str = "train") -> Path:
+def find_file(
+    card: "Card",
+    data_dir: str | Path | None = None,
+    *,
+    split: str = "train",
+    shard: "File | None" = None,
+) -> Path:
     """Return the path of the card's file, in the data folder or among the embedded data sets.
 
-    Raises UserError if the file is missing, or does not have the card's checksum.
+    shard: one of several files of the split; default: the first. Raises UserError if the file is
+    missing, or does not have the card's checksum.
     """
-    file = card_file(card, split)
-    if path := find_stored(card, data_dir, split=split):
+    file = shard or card_file(card, split).shards[0]
+    if path := find_stored(card, data_dir, file):
         return path
     folders = ", nor ".join(str(path.parent) for path in _candidate_paths(file, data_dir))
     option = f" data_dir={data_dir}" if data_dir else ""
     remedy = f"offline-rl data download {card.name}{option}, or " if file.urls else ""
-    if recipe := recipe_of(card):
+    if recipe := None if file.urls else recipe_of(card):
         target = f" out={data_dir}/{card.suite}" if data_dir else ""
-        remedy = f"make it with offline-rl generate {recipe}{target}, or "
+        remedy += f"make it with offline-rl generate {recipe}{target}, or "
     raise MissingData(
         f"{card.name}: {file.name} is not in {folders}. Remedy: {remedy}name another folder with "
         f"data_dir=<folder>, or a file with dataset=<path>."
@@ -108,24 +127,21 @@ def find_file(card: "Card", data_dir: str | Path | None = None, *, split: str = 
 
 def recipe_of(card: "Card") -> str | None:
     """Return the arguments of `offline-rl generate` for the card's file; None without a recipe."""
+    name = Path(card_file(card, "train").name).stem
     for path in sorted((share("configs") / "recipe").glob("*.yaml")):
         recipe = read_yaml(path)
-        suite = recipe.get("suite", "gym")
-        name = card.name.removeprefix(f"{suite}/")
         quality = name.removeprefix(f"{recipe.get('family')}-")
-        if card.suite == suite and (quality != name or name in recipe.get("sets", ())):
+        has_set = quality != name or name in recipe.get("sets", ())
+        if card.suite == recipe.get("suite", "gym") and has_set:
             return f"recipe={path.stem} 'qualities=[{quality}]'"
     return None
 
 
-def find_stored(
-    card: "Card", data_dir: str | Path | None = None, *, split: str = "train"
-) -> Path | None:
-    """Return the path of the card's file if it is on this machine, else None.
+def find_stored(card: "Card", data_dir: str | Path | None, file: "File") -> Path | None:
+    """Return the path of a file of the card if it is on this machine, else None.
 
     Raises UserError if a file of that name has another checksum.
     """
-    file = card_file(card, split)
     for path in _candidate_paths(file, data_dir):
         if path.is_file():
             if sentence := checksum_mismatch(path, file):
@@ -165,6 +181,29 @@ def user_cache() -> Path:
     """Return this package's folder in the user's cache, the default folder of data."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "offline_rl"
+
+
+def _labeled(
+    open_file: Callable[..., Dataset], path: Path, task: str | None, options: Mapping[str, Any]
+) -> Dataset:
+    """Return the data at `path`; a file in OGBench's layout gets the rewards of `task`."""
+    if task is None:
+        return open_file(path, **options)
+    data = open_file(path, **{**options, "states": True})
+    if ogbench.NEVER_TERMINATES not in data.notes:  # another layout, with its own rewards
+        return data
+    from envs.suites.ogbench import goal_of
+
+    try:
+        goal = goal_of(task)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return ogbench.relabel(data, goal, keep_states=options.get("infos", False))
+
+
+def _joined(paths: Sequence[Path], path: Path, **options: Any) -> Dataset:
+    """Return the rows of all `paths` as one data set. path: the first of them."""
+    return load_shards(paths, options, lambda shard: read(shard, **options), user_cache())
 
 
 def _cached(path: Path, **options: Any) -> Dataset:

@@ -41,6 +41,7 @@ def read(
     subset: str | None = None,
     infos: bool = False,
     format: FileFormat | None = None,
+    states: bool = False,
     name: str | None = None,
 ) -> Dataset:
     """Read the data set at `path`.
@@ -62,6 +63,7 @@ def read(
     subset: a split that the file defines, such as train.
     infos: store the arrays of infos/ in `extras` (costs are always stored).
     format: layout of the file; by default it is recognized by the content.
+    states: OGBench: also store the simulator states that define rewards in `extras`.
     Raises UserError at the first problem.
     """
     action_range = to_python(action_range)
@@ -75,6 +77,7 @@ def read(
         subset=subset,
         infos=infos,
         format=format,
+        states=states,
     )
     check_options(options)
     path = Path(path)
@@ -90,7 +93,8 @@ def read(
             f"-1 and 1 stand for the actions {round_for_display(low)} and {round_for_display(high)}"
         )
     if not d4rl_compatible:  # with this option, D4RL's transitions are intended: no warnings
-        notes += find_warnings(columns, parsed.keys, max_episode_steps, notes)
+        limit = max_episode_steps if parsed.limits_episodes else None
+        notes += find_warnings(columns, parsed.keys, limit, notes)
     extras = parsed.extras
     if "costs" in columns:
         extras = {**extras, "costs": columns.pop("costs")}

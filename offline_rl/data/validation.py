@@ -85,6 +85,7 @@ def columns_of(data: Dataset) -> dict[str, np.ndarray]:
         "terminated": data.terminated,
         "truncated": data.truncated,
     }
+    columns |= {} if data.continues is None else {"continues": data.continues}
     columns |= {"next_observations": data.next_observations} if data.usable.all() else {}
     return channels.flatten(columns)
 
@@ -107,6 +108,7 @@ def find_warnings(
         columns["truncated"] != 0 if "truncated" in columns else np.zeros_like(is_terminated)
     )
     last = is_terminated | is_truncated
+    last &= ~columns.get("continues", np.zeros_like(last))
     terminals = names.get("terminated", "terminated")
     if "truncated" not in columns and max_episode_steps is None:
         yield (

@@ -89,7 +89,8 @@ class Evaluation:
     def _measures(self) -> Iterator[tuple[Path, dict[str, np.ndarray]]]:
         """Yield each bundle with {measure: value of each episode, [E]}, such as "score"."""
         for path, e in self.episodes.items():
-            measures = {"score": self.task.score(e.returns)} if self.task.reference else {}
+            scored = self.task.reference is not None
+            measures = {"score": self.task.score(e.returns, e.success)} if scored else {}
             measures = measures or {"return": e.returns}
             if all(other.success is not None for other in self.episodes.values()):
                 measures["success %"] = 100.0 * np.asarray(e.success)
@@ -196,8 +197,8 @@ def task_of(name: str | None, paths: Sequence[Path]) -> Task:
     for path, other in zip(paths[1:], others, strict=True):
         if other != first:
             raise UserError(
-                f"{paths[0]} and {path} were trained on {name} with different max_episode_steps or "
-                f"observation_keys. Evaluate them one at a time."
+                f"{paths[0]} and {path} were trained on {name} with different max_episode_steps, "
+                f"observation_keys or success_timing. Evaluate them one at a time."
             )
     return first
 
@@ -205,12 +206,13 @@ def task_of(name: str | None, paths: Sequence[Path]) -> Task:
 def adapted(name: str, config: Mapping[str, Any]) -> Task:
     """Return the task `name`. If the run of `config` was trained on it, apply the run's settings.
 
-    The settings are max_episode_steps and observation_keys.
+    The settings are max_episode_steps, observation_keys and success_timing.
     """
     task = envs.task(name)
     if task.name != config.get("task"):
         return task
-    return task.with_options(config.get("max_episode_steps"), config.get("observation_keys"))
+    names = ("max_episode_steps", "observation_keys", "success_timing")
+    return task.with_options(*(config.get(name) for name in names))
 
 
 def trained_on(paths: Sequence[Path]) -> str:
@@ -292,16 +294,19 @@ def as_text(
     every: True if the episodes start once from each initial state of the task. start_kind: a key
     of STARTS. runs: run -> bundles of the run; by default all bundles are one run.
     """
-    body = []
+    body, scores = [], dict[Path, np.ndarray]()
     for path, e in played.items():
-        score = format_mean_std(task.score(e.returns), 1) if task.reference else ""
+        score = ""
+        if task.reference is not None:
+            scores[path] = task.score(e.returns, e.success)
+            score = format_mean_std(scores[path], 1)
         success = "" if e.success is None else f"{100 * e.success.mean():.0f}"
         cost = "" if e.costs is None else format_mean_std(e.costs, 1)
         body.append([str(path), score, format_mean_std(e.returns), success, cost])
     runs = runs or {"": list(played)}
     for run, paths in runs.items():
         means = [played[path].returns.mean() for path in paths]
-        score = format_mean_std(task.score(means), 1) if task.reference else ""
+        score = format_mean_std([scores[path].mean() for path in paths], 1) if scores else ""
         where = f" in {run}" if len(runs) > 1 else ""
         name = f"mean of {len(means)} bundles{where} ± std over bundles"
         body += [[name, score, format_mean_std(means), "", ""]] if len(means) > 1 else []
@@ -346,7 +351,7 @@ def as_json(
     """Return the evaluation as JSON."""
     rows = []
     for path, e in played.items():
-        scores = task.score(e.returns) if task.reference else None
+        scores = task.score(e.returns, e.success) if task.reference else None
         row = {"bundle": str(path), "mean_return": e.returns.mean(), "std_return": e.returns.std()}
         row["score"] = None if scores is None else scores.mean()
         row["std_score"] = None if scores is None else scores.std()

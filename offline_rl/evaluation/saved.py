@@ -40,9 +40,9 @@ class SavedEvaluation:
     @property
     def score(self) -> float | None:
         """The mean normalized score; None if the task has no score references."""
-        r = self.reference
-        mean = float(self.episodes.returns.mean())
-        return None if r is None else 100 * (mean - r.min) / (r.max - r.min)
+        if self.reference is None:
+            return None
+        return float(self.reference.score(self.episodes.returns, self.episodes.success).mean())
 
     @property
     def is_current(self) -> bool:

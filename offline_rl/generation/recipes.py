@@ -34,6 +34,7 @@ from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.data import Dataset
 from offline_rl.data.load import data_folder
 from offline_rl.evaluation.bundles import current_policy
+from offline_rl.generation.ogbench import Collection, generate_collection, load_sets
 from offline_rl.generation.options import GenerateOptions
 from offline_rl.generation.scripted import Script, check_images, environment_of, make_scripted_sets
 from offline_rl.generation.store import Act, is_stored, record, store
@@ -56,6 +57,7 @@ from policies.golden import seal
 from policies.networks.defaults import torch_defaults
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
+COLLECTION_ONLY = ("task", "type", "episodes", "val_episodes", "processes")  # options
 WITHOUT_EXPERT = ("random", "medium-replay", "medium")  # need no training after the medium policy
 
 
@@ -95,10 +97,15 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     plan, recipe = load_recipe(options.recipe), Path(options.recipe).stem
     if qualities == []:
         raise UserError("qualities=[] selects no set. Remove it to generate the default sets.")
-    choices = plan.sets if isinstance(plan, Script) else QUALITIES
+    choices = QUALITIES if isinstance(plan, Recipe) else plan.sets
     for quality in qualities or ():
         if quality not in choices:
             raise UserError(unknown("quality", quality, choices))
+    if isinstance(plan, Collection):
+        return generate_collection(plan, recipe, options, show)
+    for key in COLLECTION_ONLY:
+        if key in keys:
+            raise UserError(f"{key}= is only for recipe=ogbench. Remove it.")
     if options.format == "lerobot" and not isinstance(plan, Script):
         raise UserError(
             f"format=lerobot is only for demonstrations, but {recipe} trains an agent. Remove "
@@ -155,18 +162,25 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     return str(folder)
 
 
-def load_recipe(name: str) -> Recipe | Script:
-    """Load configs/recipe/<name>.yaml, or a YAML file. With a `controller` it is a Script.
+def load_recipe(name: str) -> Recipe | Script | Collection:
+    """Load configs/recipe/<name>.yaml, or a YAML file. Raises UserError.
 
-    Raises UserError.
+    With a `controller` it is a Script, with a `collector` a Collection.
     """
     files = {path.stem: path for path in (share("configs") / "recipe").glob("*.yaml")}
     path = Path(name) if name.endswith((".yaml", ".yml")) else files.get(name)
     if path is None:
         raise UserError(unknown("recipe", name, files))
     values = read_yaml(path)
-    kind: type[Recipe] | type[Script] = Script if "controller" in values else Recipe
+    kind: type = Recipe
+    if "controller" in values:
+        kind = Script
+    elif "collector" in values:
+        kind = Collection
     plan: Any = build(kind, values, f"{path}: ")
+    if isinstance(plan, Collection):
+        load_sets(plan, f"{path}: ")
+        return plan
     try:
         for task in environments(plan, f"{path}: "):
             envs.task(task)

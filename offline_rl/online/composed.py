@@ -43,6 +43,7 @@ from policies.composed import (
     start_noise_size,
 )
 from policies.episodes import Memory, RunningEpisodes
+from policies.heads.residual import steering_problem
 from policies.policy import BundlePolicy, refuse_rewards
 from policies.spec import VECTOR
 
@@ -73,11 +74,15 @@ class Base:
         """The bundle of the policy; None for code."""
         return None if self.policy is None else self.policy.bundle
 
-    def digests(self) -> dict[str, str] | None:
-        """Return the sha256 of the bundle's weights and of the current weights; None for code."""
+    def digests(self, current: Mapping[str, Any] | None = None) -> dict[str, str] | None:
+        """Return the sha256 of the bundle's weights and of the current weights; None for code.
+
+        current: by default the weights of the policy that acts in environments.
+        """
         if self.policy is None:
             return None
-        stored, current = bundle_weights(self.policy.bundle), policy_weights(self.policy)
+        stored = bundle_weights(self.policy.bundle)
+        current = policy_weights(self.policy) if current is None else current
         return {"before": digest(stored), "after": digest(current)}
 
     def observe(
@@ -359,6 +364,15 @@ def base_of(source: str, env: VectorEnv) -> Base:
 
 
 def bundle_base(source: str, env: VectorEnv) -> Base:
+    """Load the base policy of a bundle. Raises UserError if it does not fit `env`."""
+    base, env_spec = load_bundle_base(source), spec_of(env)
+    assert base.policy is not None
+    if (problem := spec_difference(base.policy.spec, env_spec)) is not None:
+        raise UserError(f"base={source} does not fit the task: {problem}")
+    return base
+
+
+def load_bundle_base(source: str) -> Base:
     """Load the base policy of a bundle. Raises UserError."""
     if Path(source).is_dir():
         bundles = sorted(Path(source).rglob(BUNDLE))
@@ -374,15 +388,37 @@ def bundle_base(source: str, env: VectorEnv) -> Base:
             f"base={source}: a {policy.bundle.kind} has a memory, which a base policy must not "
             "have. Use a policy that acts on its observations only."
         )
-    spec, env_spec = policy.spec, spec_of(env)
     if needs_base(policy.bundle):
         raise UserError(
             f"base={source} was trained on a base policy that it does not contain, so it cannot "
             "act. Use a bundle that contains its base."
         )
-    if (problem := spec_difference(spec, env_spec)) is not None:
-        raise UserError(f"base={source} does not fit the task: {problem}")
-    return Base(source, checksum(Path(source)), policy.new_episodes, env.action_dim, policy)
+    action_dim = policy.spec.action_dim
+    return Base(source, checksum(Path(source)), policy.new_episodes, action_dim, policy)
+
+
+def steerable_base(source: str, spec: Spec) -> Base:
+    """Load a base policy whose sampler becomes part of a learner's networks. Raises UserError.
+
+    spec: the learner's spec, which is that of environment and data.
+    """
+    base = load_bundle_base(source)
+    policy = base.policy
+    assert policy is not None
+    bundle, problem = policy.bundle, steering_problem(policy.bundle.kind, policy.noise_shape)
+    assert bundle.actions is not None
+    if bundle.composition is not None:
+        problem = f"the {bundle.kind} acts on a base policy of its own"
+    elif not bundle.actions.is_identity:
+        problem = "the bundle scales the actions of its network"
+    if problem is not None:
+        raise UserError(
+            f"base={source} cannot be steered: {problem}. Use the bundle of a flow policy, of a "
+            "diffusion policy with a deterministic sampler, or of fql."
+        )
+    if (difference := spec_difference(policy.spec, spec)) is not None:
+        raise UserError(f"base={source} does not fit the task: {difference}")
+    return base
 
 
 def bundle_weights(bundle: Bundle) -> dict[str, Any]:

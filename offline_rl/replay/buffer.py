@@ -142,7 +142,8 @@ class ReplayBuffer(Source):
             "newest": torch.full((1,), len(rows) - 1, dtype=torch.int64, device=self.device),
         }
         if dataset.continues is not None:
-            self.data["continues"] = to_device(dataset.continues[rows], torch.uint8)
+            continues = dataset.continues & np.append(usable[1:], True)
+            self.data["continues"] = to_device(continues[rows], torch.uint8)
         for name, values in (columns or {}).items():
             self.data[name] = to_device(values[rows])
         return self

@@ -73,6 +73,10 @@ class Chunks(Source):
         """See `Source`."""
         return self.buffer.tensors()
 
+    def prefetch(self, update: int) -> None:
+        """See `Source`."""
+        self.buffer.prefetch(update)
+
     def sample(
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
@@ -131,6 +135,10 @@ class Sequences(Source):
     def tensors(self) -> Tensors:
         """See `Source`."""
         return self.buffer.tensors()
+
+    def prefetch(self, update: int) -> None:
+        """See `Source`."""
+        self.buffer.prefetch(update)
 
     def sample(
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor

@@ -1,8 +1,13 @@
-"""Streaming batches of a data set that does not fit into the memory of the device or the machine.
+"""Sources for a data set that does not fit into the memory of the device or the machine.
 
 The data stays in (memory-mapped) arrays. While the device runs a block of updates, a thread of the
-host gathers the batches of the next block. The row indices of an update depend only on the seed and
-the update (`utils/random.py`), so the batches are bit for bit those of a `ReplayBuffer`.
+host reads the data of the next block.
+
+    Stream     the batches of the next block. The row indices of an update depend only on the seed
+               and the update (`utils/random.py`), so the batches are bit for bit those of a
+               `ReplayBuffer`.
+    Rotation   one part of the data, of about a million rows. Batches are sampled from one part at
+               a time. Chunks and sequences need neighboring rows, so they are sampled from it.
 """
 
 from __future__ import annotations
@@ -18,12 +23,17 @@ from torch.func import vmap
 
 from offline_rl.data.dataset import Dataset
 from offline_rl.replay.batch import Batch, Source
+from offline_rl.replay.buffer import ReplayBuffer, Tensors
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
 from policies import channels
 from policies.channels import Observations
 
 AHEAD = 64  # approximate number of updates in a block; all its batches are on the device
+# Of a Rotation, as in seohongpark/horizon-reduction and ColinQiyangLi/qc, whose files have a
+# million rows (`dataset_replace_interval`)
+PART_ROWS = 1_000_000  # maximum number of rows of a part, if its first episode is not longer
+PART_UPDATES = 1000  # number of updates until the next part
 
 
 class Stream(Source):
@@ -116,3 +126,85 @@ class Stream(Source):
         mask = columns["bootstrap_mask"]
         factor = discount ** columns["steps"] if "steps" in columns else discount
         return Batch(discount=factor * mask, **channels.unflatten(columns))
+
+
+class Rotation(ReplayBuffer):
+    """A replay buffer that holds one part of a data set at a time.
+
+    The parts consist of complete episodes. They take turns in the order of the data, so that the
+    part of an update depends only on the number of the update.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        prepare: Callable[[Dataset], tuple[Dataset, Mapping[str, np.ndarray]]],
+        device: torch.device | str = "cpu",
+        rows: int = PART_ROWS,
+        updates: int = PART_UPDATES,
+    ) -> None:
+        """Hold the first part of `dataset`.
+
+        prepare: returns the preprocessed part and its additional columns. rows: maximum number of
+        rows of a part. updates: number of updates until the next part.
+        """
+        super().__init__(
+            channels.shapes(dataset.observations), dataset.actions.shape[1], 1, device=device
+        )
+        self.dataset, self.prepare, self.updates = dataset, prepare, updates
+        self.spans = spans_of(dataset, rows)
+        self.thread, self.pending = ThreadPoolExecutor(1), dict[int, Future[Tensors]]()
+        self.part, first = 0, self.gather(0)
+        self.capacity = max(stop - start for start, stop in self.spans)
+        # a row has at most one next observation that is not a row
+        sizes = {k: self.capacity * (2 if k.startswith("observations") else 1) for k in first}
+        self.data = {
+            k: torch.zeros((1, sizes[k], *v.shape[2:]) if v.dim() > 1 else 1, dtype=v.dtype).to(
+                self.device
+            )
+            for k, v in first.items()
+        }
+        self._copy(first)
+
+    def gather(self, part: int) -> Tensors:
+        """Return the tensors of a part, on the host."""
+        data, columns = self.prepare(self.dataset.span(*self.spans[part]))
+        tensors = ReplayBuffer.from_dataset(data, columns=columns).data
+        pinned = self.device.type == "cuda"  # pinned memory is copied during updates
+        return {k: v.pin_memory() if pinned else v for k, v in tensors.items()}
+
+    def prefetch(self, update: int) -> None:
+        """Copy the part that `update` belongs to to the device."""
+        part = update // self.updates % len(self.spans)
+        if part == self.part:
+            return
+        self.pending = {k: v for k, v in self.pending.items() if k == part}
+        pending = self.pending.pop(part, None)
+        self._copy(self.gather(part) if pending is None else pending.result())
+        self.part, following = part, (part + 1) % len(self.spans)
+        self.pending[following] = self.thread.submit(self.gather, following)
+
+    def _copy(self, tensors: Tensors) -> None:
+        for name, values in tensors.items():
+            target = self.data[name]
+            target = target[:, : values.shape[1]] if values.dim() > 1 else target
+            target.copy_(values, non_blocking=True)
+
+    def close(self) -> None:
+        """End the thread that reads parts."""
+        self.thread.shutdown(cancel_futures=True)
+
+
+def spans_of(dataset: Dataset, rows: int) -> list[tuple[int, int]]:
+    """Return the first row of each part and the row after its last one.
+
+    A part has at most `rows` rows, or one episode that is longer.
+    """
+    stops, spans, start = dataset.episode_ends + 1, list[tuple[int, int]](), 0
+    while start < dataset.num_rows:
+        fitting = int(np.searchsorted(stops, start + rows, side="right")) - 1
+        following = int(np.searchsorted(stops, start, side="right"))
+        spans.append((start, int(stops[max(fitting, following)])))
+        start = spans[-1][1]
+    return spans

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from envs import Reference
 from offline_rl.data.load import data_folder
 from offline_rl.reporting.records import (
     Record,
@@ -39,7 +40,7 @@ from offline_rl.utils.trees import flatten
 
 RUNS, CONFIGS, EVALUATIONS = "runs.csv", "configs.json", "evaluations.csv.gz"
 LAST = ("returns", "success", "costs")  # fields of a result that repeat its last evaluation
-REFERENCE = ("min", "max", "source", "environment")
+REFERENCE = ("min", "max", "source", "environment", "success", "last_evaluations")
 # first columns of runs.csv; the others follow in alphabetical order
 FIRST: tuple[str, ...] = ("task", "algorithm", "name", "seed", "seeds_stacked", "num_updates")
 FIRST += ("pretrain_updates", "online_updates", "num_env_steps", "score", "mean_return")
@@ -256,11 +257,12 @@ def record_of(
     result["task"] = config["task"]  # for task=none, the row's task also names the dataset
     reference = parts["score_reference"]
     scored = reference.get("min") is not None
-    result["score_reference"] = {key: reference[key] for key in REFERENCE} if scored else None
-    for e in evaluations if scored else ():
-        low, high = reference["min"], reference["max"]
+    known = {key: reference[key] for key in REFERENCE if reference.get(key) is not None}
+    result["score_reference"] = known if scored else None
+    scale = Reference(**result["score_reference"]) if scored else None
+    for e in evaluations if scale is not None else ():
         returns = [math.nan if r is None else r for r in e["returns"]]
-        e["eval/score"] = mean((100 * (np.asarray(returns) - low) / (high - low)).tolist())
+        e["eval/score"] = mean(scale.score(returns, e["success"]).tolist())
     last = evaluations[-1] if evaluations else {}
     result |= {key: last.get(key) for key in LAST}
     return Record(config, parts["environment"], result, evaluations, metrics)

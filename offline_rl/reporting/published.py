@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
+from envs.suites.ogbench import default_task
 from offline_rl.reporting.runs import Seed
 from offline_rl.utils.paths import share
 
@@ -18,7 +19,7 @@ class PublishedScore(NamedTuple):
     """A published score of one algorithm on one task."""
 
     score: float
-    std: float
+    std: float | None  # over seeds; None if only an interval is published
     source: str  # repository and file, or paper
     about: str  # data and settings of the published run, to judge whether it is comparable
 
@@ -37,15 +38,29 @@ def published_scores(seeds: Sequence[Seed]) -> dict[str, PublishedScore]:
             if row["task"] == name and row["metric"] == "normalized_score"
             if row["algorithm"] != "data"
         }
+    if suite == "ogbench":
+        about = "same data, 1,000,000 updates; fql and the other methods of its paper: eight seeds"
+        return {
+            row["algorithm"]: score_of(row, "score", about)
+            for row in rows_of("ogbench.csv")
+            if row["task"] == with_task_number(name)
+        }
     dataset = f"{name}-v2" if suite == "gym" else task
     about = "same data" if dataset == task else f"other data: D4RL's {dataset}"
     rows = [row for row in rows_of("d4rl.csv") if row["dataset"] == dataset]
     return {row["algorithm"]: score_of(row, "score", about) for row in rows}
 
 
+def with_task_number(name: str) -> str:
+    """Return the name of an OGBench task with the number of the task, if it is the default one."""
+    number = default_task(name)
+    return name.replace("-singletask-v0", f"-singletask-task{number}-v0")
+
+
 def score_of(row: dict[str, str], column: str, about: str) -> PublishedScore:
     """Return the score in a row of a file of published numbers."""
-    return PublishedScore(float(row[column]), float(row["std"]), row["source"], about)
+    std = float(row["std"]) if row["std"] else None
+    return PublishedScore(float(row[column]), std, row["source"], about)
 
 
 @cache

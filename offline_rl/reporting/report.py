@@ -38,7 +38,8 @@ from offline_rl.utils.text import (
 LEGEND = {
     "score": "normalized score, mean ± standard deviation over seeds (ddof 0, as in CORL). A "
     "seed's score is the mean over the episodes of its last evaluation, which belongs to the last "
-    "checkpoint, not to the best one.",
+    "checkpoint, not to the best one. On OGBench it is a success rate over the last three "
+    "evaluations, as published.",
     "return": "undiscounted return, averaged in the same way.",
     "published": "published score, mean ± standard deviation. A note below the table names the "
     "source.",
@@ -153,10 +154,13 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
         label = BEHAVIOR + (f" ({name})" if len(data) > 1 else "")
         cells = [label, format_mean_std([score], 1), format_mean_std([mean])]
         body.append([*cells, *[""] * (len(HEADER) - len(cells))])
-    kind = "normalized score" if key == "score" else "raw return (the task has no score references)"
+    done = [s.outcome for s in seeds if s.outcome]
+    rates = any(o.score_reference and o.score_reference.success for o in done)
+    kind = "raw return (the task has no score references)"
+    if key == "score":
+        kind = "success rate in per cent" if rates else "normalized score"
     kind = kind if any(seed.curves["return"] for seed in seeds) else "not evaluated"
 
-    done = [s.outcome for s in seeds if s.outcome]
     names = dict.fromkeys(cells[0].partition(" ")[0] for cells in body)
     scores = [published[name] for name in names if name in published]
     notes = list(dict.fromkeys(o.score_reference.in_words() for o in done if o.score_reference))
@@ -192,7 +196,7 @@ def row(
         label,
         format_mean_std([o.score for o in done], 1),
         format_mean_std([o.mean_return for o in done]),
-        "" if published is None else f"{published.score:.1f} ± {published.std:.1f}",
+        "" if published is None else published_text(published),
         summary.error_text,
         format_mean_std(summary.last_five, 1),
         success_text(summary),
@@ -204,6 +208,12 @@ def row(
         format_duration(sum(o.seconds / o.seeds_stacked for o in done)),
         f"{np.mean(rates):,.0f} × {format_range(o.seeds_stacked for o in done)}" if rates else "",
     ]
+
+
+def published_text(published: PublishedScore) -> str:
+    """Return a published score, with its standard deviation over seeds if it is known."""
+    spread = "" if published.std is None else f" ± {published.std:.1f}"
+    return f"{published.score:.1f}{spread}"
 
 
 def success_text(summary: Summary) -> str:

@@ -123,12 +123,14 @@ def share_text(interval: tuple[float, float, float]) -> str:
 
 def _error(outcomes: Sequence[Outcome], key: str) -> float | None:
     """Return the standard error over episodes. Episode k has the same start for every seed."""
+    reference = outcomes[0].score_reference
     finite = [o.returns for o in outcomes if o.returns and None not in o.returns]
+    if reference is not None and reference.success and key == "score":
+        finite = [[100.0 * s for s in o.success] for o in outcomes if o.success]
     if not finite:
         return None
     count = min(map(len, finite))
     error = evaluation_error(np.array([returns[:count] for returns in finite], np.float64))
-    reference = outcomes[0].score_reference
-    if error is None or key == "return" or reference is None:
+    if error is None or key == "return" or reference is None or reference.success:
         return error
     return 100 * error / (reference.max - reference.min)

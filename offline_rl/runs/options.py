@@ -61,7 +61,7 @@ class DataOptions(Checked):
         None  # expert demonstrations, in addition to dataset (recoil)
     )
     base: Annotated[str | None, CHANGEABLE] = (
-        None  # frozen base policy of resfit: a bundle or module:function
+        None  # frozen base policy: a bundle (dsrl, resfit) or module:function (resfit)
     )
     action_scale: Positive | None = None  # divide the actions of the data by this number
     action_range: ActionRange | None = (
@@ -72,9 +72,13 @@ class DataOptions(Checked):
     )
     subset: str | None = None  # a named split of the data file, such as train
     format: FileFormat | None = None  # layout of the data file; default: recognized by its content
+    infos: bool = False  # also read other per-step arrays of the file, such as infos/retry
     episodes: Count | None = None  # use only this many episodes, from the start; default: all
     max_episode_steps: Count | None = (
         None  # time limit of env:…, and of episodes in a file without time-outs
+    )
+    success_timing: Literal["post", "pre"] | None = (
+        None  # OGBench: success is judged after or before the step; default: post, as published
     )
     d4rl_compatible: bool = False  # use exactly the transitions of D4RL's qlearning_dataset
     terminate_on_end: bool = False  # D4RL's option of this name; needs d4rl_compatible=true

@@ -127,8 +127,9 @@ def wrong_options(run: Any) -> Iterator[str]:
             f"{method} needs expert demonstrations. Set expert_dataset=<path or id>, in addition "
             "to the data of the task or of dataset=."
         )
-    if run.data.base is not None and cls.mode.start != "base":
-        names = [name for name in algorithm_names() if algorithm_class(name).mode.start == "base"]
+    if run.data.base is not None and cls.mode.start != "base" and not cls.mode.takes_base:
+        modes = {name: algorithm_class(name).mode for name in algorithm_names()}
+        names = [k for k, mode in modes.items() if mode.start == "base" or mode.takes_base]
         yield f"base= is used by {' and '.join(names)}; {method} has no base policy. Remove it."
 
 
@@ -140,6 +141,7 @@ def wrong_start(run: Any) -> Iterator[str]:
     Runs of a suite are checked when they start, because they start from earlier runs.
     """
     method, mode, budget = run.method.name, run.method.cls.mode, run.budget
+    method_cfg = run.method.cfg
     if mode.start == "teacher" and run.start is None:
         yield f"{method} needs a teacher. Use offline-rl distill run=<folder> with {mode.runs}."
     if mode.start == "run" and run.start is None:
@@ -164,6 +166,12 @@ def wrong_start(run: Any) -> Iterator[str]:
                 f"keep_data=true does not work with {method}, whose actions are the noise of its "
                 "base policy. Remove it."
             )
+    if mode.takes_base and run.data.base is not None and method_cfg.normalize_observations:
+        yield (
+            f"normalize_observations={method_cfg.normalize_observations} does not work with base=: "
+            f"{method} normalizes observations as its base does. Set "
+            "algorithm.normalize_observations=false."
+        )
     learns_online_only = run.task.env_id and budget.num_env_steps and not budget.num_updates
     if mode.start == "base" and not learns_online_only:
         yield (

@@ -49,7 +49,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import build, coerce, to_python, unknown
 from offline_rl.utils.seeds import TRAINING_SEEDS
 from offline_rl.utils.trees import flatten, to_json_values
-from policies import Spec
+from policies import Bundle, Spec
 
 IN_MEMORY = "in memory"  # value of dataset= in the config if a Dataset object was passed
 GROUPS = ("algorithm.", "online.", "wandb.")  # prefixes of keys
@@ -134,6 +134,7 @@ class Run:
         method, groups = self.method, (self.data, self.budget, self.evaluation, self.output)
         config = {"algorithm": method.name, "task": self.task.name, **stored_options(*groups)}
         config |= {"name": self.name, "hyper": asdict(method.cfg), **self.checksums}
+        config["success_timing"] = self.task.success_timing  # also if it is the default
         if self.budget.num_env_steps:
             changed = asdict(method.interaction.cfg).items()
             config["online"] = asdict(method.interaction.online)
@@ -147,11 +148,16 @@ class Run:
         config = flatten(to_json_values(self.config()), ".")
         return {key: value for key, value in config.items() if role_of(key) == IDENTITY}
 
-    def learner(self, spec: Spec) -> Algorithm:
-        """Return the algorithm for the observations and actions of `spec`, without its networks."""
+    def learner(self, spec: Spec, base: Bundle | None = None) -> Algorithm:
+        """Return the algorithm for the observations and actions of `spec`, without its networks.
+
+        base: the policy of base=, if it becomes part of the networks.
+        """
         start_updates = self.start.num_updates if self.start is not None else 0
         total = self.budget.num_updates or start_updates or self.method.interaction.num_updates
-        return self.method.cls(spec, self.method.cfg, total, self.method.interaction)
+        algorithm = self.method.cls(spec, self.method.cfg, total, self.method.interaction)
+        algorithm.base = base
+        return algorithm
 
     @property
     def has_dataset(self) -> bool:
@@ -186,7 +192,9 @@ def runs_of(keys: Mapping[str, Any], start: Start | None = None) -> list[Run]:
     cls = algorithm_class(options.algorithm)
     try:
         task = envs.task(options.task)
-        task = task.with_options(options.max_episode_steps, options.observation_keys)
+        task = task.with_options(
+            options.max_episode_steps, options.observation_keys, options.success_timing
+        )
     except ValueError as error:
         raise UserError(str(error)) from None
     for alias, key in aliases().items():

@@ -202,7 +202,10 @@ def finetune_keys(
     if run is None:
         if "task" not in keys:
             raise UserError("finetune with base= needs task=…")
-        return {"algorithm": "resfit", "num_updates": 0, **keys}, None
+        keys = {"algorithm": "resfit", "num_updates": 0, **keys}
+        if algorithm_class(keys["algorithm"]).mode.takes_base and "dataset" not in keys:
+            keys = {"online.offline_fraction": 0.0, **keys}  # without data unless it is requested
+        return keys, None
     start, config = start_of(run, keys.pop("seeds", None))
     if config.get("base"):
         raise UserError(

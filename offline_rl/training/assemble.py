@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,13 @@ def build_engine(
         transform = Transform.fit(run.method.cfg, prepared.data, spec.observation_shapes)
     else:
         transform = load_transform(run.start, seeds, spec, prepared.actions)
+    base = prepared.base and prepared.base.bundle
+    if base is not None:  # its observation is a single vector
+        transform = replace(transform, normalizer=next(iter(base.normalizers.values())))
     sources = sources_of(prepared, transform, seeds, device)
     precision = choose_precision(run.compute.precision, run.method.name, device)
     engine = Engine(
-        lambda s: runs[s].learner(spec),
+        lambda s: runs[s].learner(spec, base),
         seeds,
         sources,
         batch_size=run.method.cfg.batch_size,

@@ -137,7 +137,9 @@ class Curves:
             values = {"eval/return": float(episodes.returns.mean())}
             values["eval/length"] = float(episodes.lengths.mean())
             if self.task.reference is not None:
-                values["eval/score"] = float(self.task.score(episodes.returns).mean())
+                values["eval/score"] = float(
+                    self.task.score(episodes.returns, episodes.success).mean()
+                )
             if episodes.success is not None:
                 values["eval/success"] = float(episodes.success.mean())
             if episodes.costs is not None:

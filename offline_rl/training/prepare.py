@@ -28,7 +28,14 @@ from offline_rl.data.specs import map_to_range, merge_specs, spec_of, stated_spe
 from offline_rl.data.transform import center_of, mean_and_std, range_of_returns
 from offline_rl.data.validation import columns_of, find_warnings
 from offline_rl.evaluation.rollout import evaluation_seeds
-from offline_rl.online.composed import Base, BaseFault, Composed, base_of, label_dataset
+from offline_rl.online.composed import (
+    Base,
+    BaseFault,
+    Composed,
+    base_of,
+    label_dataset,
+    steerable_base,
+)
 from offline_rl.runs import refusals
 from offline_rl.runs.refusals import refuse
 from offline_rl.runs.run import IN_MEMORY, Run
@@ -54,6 +61,7 @@ class Prepared:
     schedule: list[Piece]
     eval_seeds: np.ndarray  # seeds of the evaluation episodes
     composed: Composed | None = None  # frozen base policy, and how the learner acts on it
+    base: Base | None = None  # frozen base policy that is part of the learner's networks
     actions: Spec | None = None  # the environment's spec; without action range if it states none
     limit: str | None = None  # why an online run can open only one environment; None: no limit
 
@@ -118,17 +126,20 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
             spec = composed.spec(spec)
             if dataset is not None:
                 dataset = add_base_actions(dataset, composed.base, run.method.cfg.scale)
+        base = None
+        if run.method.cls.mode.takes_base and run.data.base is not None:
+            base = steerable_base(run.data.base, spec)
 
     # complete the settings
     data, completed = dataset, list(runs)
     if dataset is not None:
         fitted = [fit(each, spec, dataset) for each in runs]
         data, completed = fitted[0][0], [run for _, run in fitted]
-    sums = checksums(dataset, expert, composed)
+    sums = checksums(dataset, expert, base if composed is None else composed.base)
     completed = [replace(each, checksums={**each.checksums, **sums}) for each in completed]
 
     # build the learner
-    run, learner = completed[0], completed[0].learner(spec)
+    run, learner = completed[0], completed[0].learner(spec, base and base.bundle)
     check_batch_size(run, spec)
     refuse(refusals.wrong_observations(run, learner, spec))
     budget, head = run.budget, build_head(learner)
@@ -147,6 +158,7 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
         schedule=schedule,
         eval_seeds=eval_seeds,
         composed=composed,
+        base=base,
         actions=stated,
         limit=limit,
     )
@@ -196,6 +208,8 @@ def read_data(source: str | Task, run: Run, without: Sequence[str] = ()) -> Data
     names = [f.name for f in fields(ReadOptions) if hasattr(run.data, f.name)]
     options = {name: getattr(run.data, name) for name in names if name not in without}
     options = {name: value for name, value in options.items() if value is not None}
+    if run.task.success_timing is not None:
+        options["reward_task"] = run.task.env_id
     return load(source, run.data.data_dir, **options)
 
 
@@ -307,12 +321,12 @@ def fit(run: Run, spec: Spec, dataset: Dataset) -> tuple[Dataset, Run]:
 
 
 def checksums(
-    dataset: Dataset | None, expert: Dataset | None, composed: Composed | None
+    dataset: Dataset | None, expert: Dataset | None, base: Base | None
 ) -> dict[str, str | None]:
     """Return the checksums of the data and of the base policy, for config.json."""
     sums: dict[str, str | None] = {"data": None if dataset is None else dataset.sha256}
-    if composed is not None:
-        sums["base_sha256"] = composed.base.sha256
+    if base is not None:
+        sums["base_sha256"] = base.sha256
     if expert is not None:
         sums["expert_data"] = expert.sha256
     return sums

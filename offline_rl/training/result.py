@@ -6,12 +6,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from envs import Reference
 from offline_rl.algorithms.common.registry import run_label
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.choices import Choices
 from offline_rl.evaluation.bundles import current_policy
+from offline_rl.evaluation.rollout import Episodes
 from offline_rl.online.composed import without_base
+from offline_rl.runs.folder import SeedFolder
 from offline_rl.runs.run import Run
 from offline_rl.training.prepare import Prepared
 from offline_rl.training.trainer import Trainer
@@ -57,6 +62,22 @@ class Result:
         return f"{table(header, body)}\n{self.path}"
 
 
+def final_score(folder: SeedFolder, reference: Reference, last: Episodes) -> float:
+    """Return the score of a seed: the mean over its last evaluations, at least over the last one.
+
+    The reference states how many. An evaluation before the first update does not count.
+    """
+    score = float(reference.score(last.returns, last.success).mean())
+    if reference.last_evaluations == 1:
+        return score
+    curve = [
+        float("nan") if row["eval/score"] is None else row["eval/score"]
+        for row in folder.rows("evaluations")
+        if row["updates"] or row["env_steps"]
+    ]
+    return float(np.mean(curve[-reference.last_evaluations :])) if curve else score
+
+
 def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choices) -> None:
     """Write the policy bundle, then result.json, which marks the seed as finished.
 
@@ -65,7 +86,7 @@ def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choi
     data, reference, folder = prepared.dataset, run.task.reference, run.folder
     composed = prepared.composed
     last = trainer.last[s] if trainer.last else None
-    score = None if last is None or reference is None else run.task.score(last.returns)
+    score = None if last is None or reference is None else final_score(folder, reference, last)
     behavior = data.episode_returns().mean() if data is not None and data.has_rewards else None
     progress = trainer.progress
     updates = {phase: counts.updates for phase, counts in progress.counters.items()}
@@ -92,11 +113,14 @@ def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choi
         "success": None if last is None else last.success,
         "costs": None if last is None else last.costs,
         "mean_return": None if last is None else last.returns.mean(),
-        "score": None if score is None else score.mean(),
+        "score": score,
         "behavior_return": behavior,
         "behavior_score": (
-            None if behavior is None or reference is None else run.task.score(behavior).item()
+            None
+            if behavior is None or reference is None or reference.success
+            else run.task.score(behavior).item()
         ),
+        "success_timing": run.task.success_timing,
         "score_reference": None if reference is None else asdict(reference),
         "diverged_at": progress.diverged[s],
         "last_checkpoint": str(newest[-1].relative_to(folder.path)) if newest else None,
@@ -105,6 +129,9 @@ def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choi
     }
     if composed is not None and (digests := composed.base.digests()):
         result["base_weights"] = digests
+    if prepared.base is not None:
+        current = {k: v[s].cpu() for k, v in trainer.engine.state["params"]["sampler"].items()}
+        result["base_weights"] = prepared.base.digests(current)
     collector = trainer.collector
     if run.output.keep_data and collector is not None and collector.buffer.added[s]:
         raw = trainer.transform.invert(collector.buffer.all_rows(s))
@@ -112,7 +139,8 @@ def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choi
     result = to_json_values(result)
     if progress.diverged[s] is None:
         provenance = {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
-        for name in ("max_episode_steps", "observation_keys"):  # options of the environment
+        # options of the environment
+        for name in ("max_episode_steps", "observation_keys", "success_timing"):
             if (value := getattr(run.data, name)) is not None:
                 provenance[name] = value
         if composed is not None and composed.base.bundle is None:  # not contained in the bundle

@@ -19,7 +19,7 @@ from offline_rl.replay.columns import shapes
 from offline_rl.replay.mixtures import WithExpert
 from offline_rl.replay.ring import Ring
 from offline_rl.replay.rollouts import Rollouts
-from offline_rl.replay.streaming import Stream
+from offline_rl.replay.streaming import Rotation, Stream
 from offline_rl.training.prepare import Prepared
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -36,6 +36,8 @@ def sources_of(
 
     def source(data: Dataset) -> Source:
         if must_stream(prepared, data, device):
+            if not learner.can_stream(prepared.run.method.cfg):
+                return rotating_source(learner, data, transform, device)
             return stream_source(learner, data, transform, seeds, device)
         of_expert = None if expert is None else transform.apply(expert)
         return offline_source(learner, transform.apply(data), of_expert, device=device)
@@ -134,7 +136,6 @@ def must_stream(prepared: Prepared, data: Dataset, device: torch.device) -> bool
             )
         return False
     for reason, holds in {
-        "learns from sequences of several steps": not prepared.learner.can_stream(run.method.cfg),
         "uses expert_dataset": prepared.expert is not None,
         "learns online": bool(run.budget.num_env_steps),
     }.items():
@@ -165,3 +166,15 @@ def stream_source(
         period=learner.period,
         device=device,
     )
+
+
+def rotating_source(
+    learner: Algorithm, data: Dataset, transform: Transform, device: torch.device
+) -> Rotation:
+    """Return a source that holds one part of the data file at a time."""
+
+    def prepare(part: Dataset) -> tuple[Dataset, dict[str, np.ndarray]]:
+        part = rows_for(learner, transform.apply(part))
+        return part, learner.make_columns(part)
+
+    return Rotation(data, prepare=prepare, device=device)

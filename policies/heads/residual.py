@@ -1,13 +1,16 @@
-"""The head of a residual policy, which adds to the action of a base policy."""
+"""Heads on another policy: they add to its actions, edit its chunks, or choose its noise."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from policies.heads.head import Actor
+from policies.heads.diffusion import DiffusionActor
+from policies.heads.gaussian import TanhGaussianActor
+from policies.heads.head import Actor, Head, Memory, load_kinds
 from policies.networks.dropout import Random
 from policies.networks.init import small_output_init
 from policies.networks.mlp import MLP, Activation
@@ -70,3 +73,129 @@ class ResidualActor(Actor):
         """Return an action with Gaussian noise. `scale` does not affect the noise."""
         shape = (*observations.shape[:-1], self.actions)
         return self.add_to_base(observations, self.noise * random.normal(shape))
+
+
+class EditedActor(Head):
+    """The chunk clip(flow + scale * edit, -1, 1) of a flow policy and a policy that edits it.
+
+    The edit is a sample of a tanh-Gaussian, which observes the observation and the flow's chunk
+    (EXPO: Dong et al., arXiv:2507.07986).
+    """
+
+    def __init__(
+        self,
+        flow_arguments: Mapping[str, Any],
+        edit_arguments: Mapping[str, Any],
+        *,
+        edit_scale: float,
+    ) -> None:
+        """Create both policies. Raises ValueError if the flow's sampler draws fresh noise.
+
+        flow_arguments: of `DiffusionActor`, for chunks that are executed completely.
+        edit_arguments: of `TanhGaussianActor`.
+        edit_scale: largest change of an action.
+        """
+        super().__init__()
+        self.arguments = {"flow_arguments": dict(flow_arguments)}
+        self.arguments |= {"edit_arguments": dict(edit_arguments), "edit_scale": edit_scale}
+        self.flow, self.edit = DiffusionActor(**flow_arguments), TanhGaussianActor(**edit_arguments)
+        if (problem := steering_problem("DiffusionActor", self.flow.noise_shape)) is not None:
+            raise ValueError(problem)
+        self.edit_scale, self.n_obs_steps = edit_scale, self.flow.n_obs_steps
+        self.chunk_size, self.n_action_steps = self.flow.chunk_size, self.flow.n_action_steps
+        self.noise_shape = (2, *self.flow.noise_shape[1:])  # of the flow, and of the edit
+
+    def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
+        """See `Head.decide`."""
+        chunks = self.sample_flow(observations, noise[:, :1])
+        mean, log_std = self.edit(self.edit_inputs(observations, chunks))
+        edits = (mean + log_std.exp() * noise[:, 1].flatten(1)).tanh()
+        return self.add_edits(chunks, edits), memory
+
+    def sample_flow(self, observations: Tensor, noise: Tensor) -> Tensor:
+        """Return the chunks before the edit, [B, chunk_size, A], for noise [B, 1, horizon, A]."""
+        return self.flow.decide(observations, {}, noise)[0]
+
+    def sample_edited(
+        self, observations: Tensor, chunks: Tensor, random: Random
+    ) -> tuple[Tensor, Tensor]:
+        """Return edited chunks [B, chunk_size, A], and the log densities of the edits, [B]."""
+        edits, log_prob = self.edit.sample(self.edit_inputs(observations, chunks), random)
+        return self.add_edits(chunks, edits), log_prob
+
+    def edit_inputs(self, observations: Tensor, chunks: Tensor) -> Tensor:
+        """Return the input of the edit policy, [B, n_obs_steps * O + chunk_size * A]."""
+        return torch.cat([observations.flatten(1), chunks.flatten(1)], -1)
+
+    def add_edits(self, chunks: Tensor, edits: Tensor) -> Tensor:
+        """Return chunks plus scaled edits. edits: [B, chunk_size * A], in [-1, 1]."""
+        return (chunks + self.edit_scale * edits.reshape(chunks.shape)).clip(-1, 1)
+
+
+class SteeredActor(Head):
+    """The chunk of `sampler` for a start noise that `policy` chooses (latent-noise steering).
+
+    The start noise is `noise_scale` times the action of `policy`, which is in [-1, 1]. The sampler
+    draws no further noise, so the chunk is a function of the observation.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        policy_arguments: Mapping[str, Any],
+        sampler: str,
+        sampler_arguments: Mapping[str, Any],
+        *,
+        noise_scale: float,
+    ) -> None:
+        """Create the policy and the sampler. Raises ValueError for a sampler of another kind.
+
+        policy, sampler: class names in `policies.heads`.  policy_arguments, sampler_arguments: the
+        arguments of these classes, which store them in `arguments`.
+        noise_scale: start noise for the action 1.
+        """
+        super().__init__()
+        self.arguments = {"policy": policy, "policy_arguments": dict(policy_arguments)}
+        self.arguments |= {"sampler": sampler, "sampler_arguments": dict(sampler_arguments)}
+        self.arguments |= {"noise_scale": noise_scale}
+        kinds = load_kinds()
+        head, steered = kinds[policy](**policy_arguments), kinds[sampler](**sampler_arguments)
+        if (problem := steering_problem(sampler, steered.noise_shape)) is not None:
+            raise ValueError(problem)
+        assert isinstance(head, Actor)
+        self.policy, self.sampler, self.noise_scale = head, steered, noise_scale
+        self.n_obs_steps, self.chunk_size = steered.n_obs_steps, steered.chunk_size
+        self.n_action_steps = steered.n_action_steps
+
+    def run_sampler(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return the chunks [B, chunk_size, A] for the policy's actions [B, D]."""
+        noise = (self.noise_scale * actions).reshape(-1, *self.sampler.noise_shape)
+        return self.sampler.decide(observations, {}, noise)[0]
+
+    def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
+        """See `Head.decide`."""
+        return self.run_sampler(observations, self.policy.act(observations.flatten(1))), memory
+
+    def explore(
+        self, observations: Tensor, memory: Memory, noise: Tensor, random: Random
+    ) -> tuple[Tensor, Memory]:
+        """See `Head.explore`. The policy explores, and the sampler adds nothing."""
+        actions = self.policy.explore_action(observations.flatten(1), random)
+        return self.run_sampler(observations, actions), memory
+
+
+def steering_problem(kind: str, noise_shape: Sequence[int]) -> str | None:
+    """Return why the start noise of a policy cannot be chosen; None if it can.
+
+    kind: class name of its head.  noise_shape: of the noise for one decision.
+    """
+    if kind == "OneStepActor":
+        return None
+    if kind not in ("DiffusionActor", "TunedActor"):
+        return f"a {kind} has no sampler with a start noise"
+    if noise_shape[0] > 1:
+        return (
+            f"its sampler draws {noise_shape[0] - 1} further noises, so a start noise does not "
+            "determine the chunk"
+        )
+    return None

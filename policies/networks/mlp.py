@@ -166,7 +166,9 @@ class Critic(nn.Module):
         norm_after_activation: bool = False,
         norm_eps: float = 1e-5,
         init: Init = torch_init,
+        outputs: int = 1,
     ) -> None:
+        """Create the networks. outputs: numbers per member, for subclasses."""
         super().__init__()
         options: dict[str, Any] = {
             "activation": activation,
@@ -177,7 +179,7 @@ class Critic(nn.Module):
         }
         self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
         self.arguments |= options
-        self.net = MLP(observations + actions, 1, hidden, init=init, **options)
+        self.net = MLP(observations + actions, outputs, hidden, init=init, **options)
 
     def forward(
         self, observations: Tensor, actions: Tensor, members: Tensor | None = None
@@ -191,3 +193,67 @@ class Critic(nn.Module):
     def per_member(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return Q [E, ...] where member i evaluates slice i of [E, ..., O] and [E, ..., A]."""
         return self.net(torch.cat([observations, actions], -1), per_member=True).squeeze(-1)
+
+
+class CategoricalCritic(Critic):
+    """Ensemble of E independent Q(s, a), each the mean of a categorical distribution over bins.
+
+    The bins divide the range from `low` to `high` evenly. A regression target becomes a
+    distribution over the bins, the label, and the loss is the cross-entropy to it. Labels are those
+    of HL-Gauss: the mass of a Gaussian around the target in each bin. Its standard deviation is
+    `smoothing` bin widths.
+
+    HL-Gauss: Imani and White, ICML 2018, arXiv:1806.04613. For value functions: Farebrother et al.,
+    ICML 2024, arXiv:2403.03950.
+    """
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        hidden: Sequence[int],
+        *,
+        bins: int = 101,
+        low: float = 0.0,
+        high: float = 1.0,
+        smoothing: float = 0.75,
+        **options: Any,
+    ) -> None:
+        """Create the networks. options: those of `Critic`."""
+        super().__init__(observations, actions, hidden, outputs=bins, **options)
+        self.arguments |= {"bins": bins, "low": low, "high": high, "smoothing": smoothing}
+        self.bins, self.low, self.width = bins, low, (high - low) / bins
+        self.smoothing = smoothing
+
+    def forward(
+        self, observations: Tensor, actions: Tensor, members: Tensor | None = None
+    ) -> Tensor:
+        """Return Q(s, a), [E, ...]; see `Critic.forward`."""
+        return self.mean(self.logits(observations, actions, members))
+
+    def per_member(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """See `Critic.per_member`."""
+        return self.mean(self.net(torch.cat([observations, actions], -1), per_member=True))
+
+    def logits(
+        self, observations: Tensor, actions: Tensor, members: Tensor | None = None
+    ) -> Tensor:
+        """Return the unnormalized log probabilities of the bins, [E, ..., bins]."""
+        return self.net(torch.cat([observations, actions], -1), members=members)
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """Return the means [...] of categorical distributions with these logits [..., bins]."""
+        centers = self.low + self.width * (torch.arange(self.bins, device=logits.device) + 0.5)
+        return logits.softmax(-1) @ centers
+
+    def label(self, values: Tensor) -> Tensor:
+        """Return the labels [..., bins] of values [...], which are clipped to [low, high]."""
+        edges = torch.arange(self.bins + 1, device=values.device)  # in bin widths from `low`
+        position = ((values[..., None] - self.low) / self.width).clamp(0, self.bins)
+        below = torch.erf((edges - position) / (self.smoothing * 2**0.5))  # 2 * probability - 1
+        return below.diff(dim=-1) / (below[..., -1:] - below[..., :1])
+
+    def cross_entropy(self, observations: Tensor, actions: Tensor, values: Tensor) -> Tensor:
+        """Return the cross-entropy between the labels of values [B] and each member, [E, B]."""
+        log_probs = self.logits(observations, actions).log_softmax(-1)  # [E, B, bins]
+        return -(self.label(values) * log_probs).sum(-1)

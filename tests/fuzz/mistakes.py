@@ -360,7 +360,7 @@ MORE = {
     "play out=small.npz/film.gif": "small.npz/film.gif could not be written: File exists",
     # the rest
     "generate !recipe": "recipe=… is missing",
-    "generate foo=1": "unknown option 'foo'; there are format, out, qualities, recipe",
+    "generate foo=1": "unknown option 'foo'; there are episodes, format, out, processes, qualities",
     "generate qualities=[]": "qualities=[] selects no set. Remove it",
     "generate qualities=[best]": "unknown quality 'best'; there are expert, full-replay, medium",
     "generate out=small.npz": "small.npz cannot be created: File exists",
@@ -368,6 +368,9 @@ MORE = {
     "generate format=lerobot": "format=lerobot is only for demonstrations, but hopper",
     "generate rows=5": "rows= is only for demonstrations, but hopper trains an agent",
     "generate recipe=push rows=0": "rows=0 is not at least 1",
+    "generate task=cube-single": "task= is only for recipe=ogbench",
+    "generate recipe=ogbench": "recipe=ogbench needs a task. Add task=, one of cube-single",
+    "generate recipe=ogbench task=antmaze-large": "unknown task 'antmaze-large'",
     "generate recipe=key.yaml": "key.yaml: unknown option 'algorithm'; there are compile",
     "generate recipe=broken.yaml": "broken.yaml is not readable as YAML",
     "generate recipe=nowhere.yaml": "nowhere.yaml is not readable as YAML",

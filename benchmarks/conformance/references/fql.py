@@ -77,8 +77,8 @@ def fql(job: Job) -> Learner:
         info = update(current, b)
         distance, q_loss = info["actor/distill_loss"], info["actor/q_loss"]
         losses = {"critic_loss": info["critic/critic_loss"]}
-        losses |= {"flow_loss": info["actor/bc_flow_loss"]}
-        return losses | {"policy_loss": c["alpha"] * distance + q_loss, "distance": distance}
+        losses |= {"imitation_loss": info["actor/bc_flow_loss"]}
+        return losses | {"policy_loss": c["alpha"] * distance + q_loss, "student_loss": distance}
 
     store = make_store(current)
     links = link_critics(store)

@@ -24,7 +24,7 @@ def qc(job: Job) -> Learner:
 def qc_fql(job: Job) -> Learner:
     """Return the learner."""
     actors = {"flow/network.trunk": "bc_flow", "policy/trunk": "onestep_flow"}
-    losses = {"flow_loss": "bc_flow", "distance": "distill"}
+    losses = {"imitation_loss": "bc_flow", "student_loss": "distill"}
     return learner(job, "distill-ddpg", actors, losses, [NEXT, X0, TIME, ("z", flat)])
 
 

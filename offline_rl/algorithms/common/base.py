@@ -24,7 +24,7 @@ from offline_rl.replay.batch import Batch, Source, Sources, require
 from offline_rl.replay.columns import columns
 from offline_rl.replay.mixtures import Mixture
 from offline_rl.utils.random import Random
-from policies.bundle import Composition
+from policies.bundle import Bundle, Composition
 from policies.heads.head import Head
 from policies.spec import Spec
 
@@ -121,6 +121,8 @@ class Mode:
     # with start=base. residual: observes the base's action and adds to it. noise: its action times
     # the option `noise_scale` (default 1) is the noise from which the base's sampler starts
     how: Literal["residual", "noise"] = "residual"
+    # base= may give a policy, which becomes the attribute `base`: a frozen part of the networks
+    takes_base: bool = False
 
     @property
     def online(self) -> bool:
@@ -151,6 +153,7 @@ class Algorithm:
     samples_per_row: ClassVar[str] = ""  # config field: actions that an update samples per row
     vector_only: ClassVar[bool] = True  # cannot use named channels, such as images
     fixed_online_fields: frozenset[str] = frozenset()  # config fields set only for this phase
+    base: Bundle | None = None  # with `mode.takes_base`: the policy of base=, set before networks
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None

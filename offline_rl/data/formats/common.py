@@ -43,6 +43,7 @@ class ReadOptions(Reading):
     """Options of reading a file."""
 
     format: FileFormat | None = None  # layout of the file; default: recognized by the content
+    states: bool = False  # OGBench: also read the simulator states, from which rewards are computed
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class ParsedFile:
     unknown_next: np.ndarray | None = None  # [N] bool: rows before a gap inside an episode
     files: tuple[Path, ...] = ()  # further files that were read, such as metadata and videos
     finish: Callable[[Columns], Columns] = lambda columns: columns  # last step, after the checks
+    limits_episodes: bool = True  # False: recordings may be longer than the task's time limit
     qlearning_rows: Callable[[np.ndarray], np.ndarray] | None = None  # terminals -> mask, [N] bool
 
 

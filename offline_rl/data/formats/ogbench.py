@@ -5,6 +5,9 @@
     terminals       0   0   0   0   1       row as the end of the recording, not of the task.
     read as a step  x   x   x   x           Row 3 is truncated; its next observation is row 4.
 
+The rewards of a single task are computed from the simulator states (`relabel`). A recording goes on
+after the task is solved: such a row is terminated, and its episode continues.
+
 `terminals` has this meaning in no other layout. A file is recognized by its simulator states, which
 OGBench's scripts (data_gen_scripts/generate_*.py) store for tasks with continuous actions.
 `seohongpark/ogbench:ogbench/utils.py` (load_dataset, compact_dataset=False) reads the same rows.
@@ -12,19 +15,27 @@ Park et al., arXiv:2410.20092. The validation data is a separate file of the sam
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from offline_rl.data.containers.raw import Raw
-from offline_rl.data.dataset import NO_REWARDS, as_columns
+from offline_rl.data.dataset import NO_REWARDS, Dataset, as_columns
 from offline_rl.data.formats.common import ParsedFile, ReadOptions, check_lengths, to_flag
 from offline_rl.utils.errors import UserError
+from policies import channels
+
+if TYPE_CHECKING:
+    from envs.suites.ogbench import Goal
 
 NAME = "OGBench"
+BLOCK_ROWS = 1 << 20  # rows that are relabeled at once
 SUPPORTED_OPTIONS = ("infos",)
 ARRAYS = ("observations", "actions", "terminals")
 MARKER_ARRAYS = ("qpos", "qvel")  # simulator states, in every file with continuous actions
 STATES = (*MARKER_ARRAYS, "button_states")
+NEVER_TERMINATES = "no row terminates: trajectories are truncated"
 READ_AS = (
     "read as OGBench: the last row of each episode is only the final state, not a step. With "
     "format=plain, every row is a step"
@@ -63,11 +74,59 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
             "next_observations": arrays["observations"][rows + 1],
         }
     )
-    states = [key for key in STATES if options.infos and key in raw.keys]
+    wanted = STATES if options.infos else ("qpos", "button_states") if options.states else ()
+    states = [key for key in wanted if key in raw.keys]
     return ParsedFile(
         "OGBench",
         columns,
         {},
         extras={f"infos/{key}": raw.get(key)[rows] for key in states},
-        notes=(NO_REWARDS, READ_AS, "no row terminates: trajectories are truncated"),
+        notes=(NO_REWARDS, READ_AS, NEVER_TERMINATES),
+        limits_episodes=False,
+    )
+
+
+def relabel(data: Dataset, goal: "Goal", *, keep_states: bool = False) -> Dataset:
+    """Return the data with the rewards and terminations of a single task.
+
+    Each row is judged by its own state, before its action, as `ogbench:relabel_utils.py` does in
+    all versions. A solved row terminates, and its episode continues with the next row.
+    data: read with states=True. keep_states: leave the simulator states in `extras`. Raises
+    UserError if the states are missing or those of another task.
+    """
+    where, task = data.path or data.name, goal.env_id
+    qpos, buttons = data.extras.get("infos/qpos"), data.extras.get("infos/button_states")
+    missing = "qpos" if qpos is None else "button_states"
+    if qpos is None or (goal.buttons is not None and buttons is None):
+        raise UserError(
+            f"{where} has no {missing}, from which the rewards of {task} are computed. Use the "
+            f"published file, or task=none for the data without rewards."
+        )
+    found = channels.shapes(data.observations), qpos.shape[1:]
+    expected = (goal.observation_dim,), (goal.qpos_dim,)
+    if found != expected:
+        raise UserError(
+            f"{where} has observations {list(found[0])} and qpos {list(found[1])}, and {task} has "
+            f"{list(expected[0])} and {list(expected[1])}: it is the data of another task. Use "
+            f"that task, or another dataset=."
+        )
+    rewards, solved = np.empty(len(qpos), np.float32), np.empty(len(qpos), bool)
+    for start in range(0, len(qpos), BLOCK_ROWS):  # the states of large sets stay on disk
+        rows = slice(start, start + BLOCK_ROWS)
+        of_rows = None if buttons is None else buttons[rows]
+        rewards[rows], solved[rows] = goal.label(qpos[rows], of_rows)
+    continues = solved & ~data.truncated
+    notes = [note for note in data.notes if note not in (NO_REWARDS, NEVER_TERMINATES)]
+    notes.append(
+        f"rewards and terminations are those of {task}, computed from each row's state before its "
+        f"action: {solved.sum():,} of {len(solved):,} rows terminate, and their trajectories go on"
+    )
+    return replace(
+        data,
+        rewards=rewards,
+        terminated=solved,
+        truncated=data.truncated & ~solved,
+        continues=continues,
+        extras=data.extras if keep_states else {},
+        notes=tuple(notes),
     )

@@ -685,7 +685,8 @@ def test_the_activation_option_applies_to_all_networks(name: str):
     assert found.pop("vae", {"relu"}) == {"relu"}
     assert set.union(*found.values()) == {"tanh"}
     arguments: Any = modules["policy"].arguments  # those of a flow's network are its options
-    assert arguments.get("options", arguments)["activation"] == "tanh"
+    arguments = arguments.get("edit_arguments", arguments.get("options", arguments))
+    assert arguments["activation"] == "tanh"
 
 
 @every_algorithm

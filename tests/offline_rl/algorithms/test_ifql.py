@@ -4,8 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from by_hand import Recorded, advance, close, made_batch, opinionated, start, two_actions
-from test_fql import chunked, perceptron
+from by_hand import (
+    Recorded,
+    advance,
+    chunked,
+    close,
+    gelu_perceptron,
+    made_batch,
+    opinionated,
+    start,
+    two_actions,
+)
 from torch import Tensor
 
 from offline_rl.algorithms.common.base import State
@@ -45,13 +54,13 @@ def losses_by_hand(state: State, batch: Batch, leaves, random: Recorded):
 
     def q_of(name: str) -> Tensor:
         x = torch.cat([s, a], -1)
-        return torch.stack([perceptron(leaves[name], "net.", x, k)[:, 0] for k in members])
+        return torch.stack([gelu_perceptron(leaves[name], "net.", x, k)[:, 0] for k in members])
 
     def v_of(s: Tensor) -> Tensor:  # the helper reads layer normalization from an ensemble of one
         params = {
             k: v[None] if "weights" in k else v[None, None] for k, v in leaves["value"].items()
         }
-        return perceptron(params, "net.", s, 0)[:, 0]
+        return gelu_perceptron(params, "net.", s, 0)[:, 0]
 
     with torch.no_grad():
         q = q_of("critic_target")
@@ -63,7 +72,7 @@ def losses_by_hand(state: State, batch: Batch, leaves, random: Recorded):
     x0 = random.normal((1, 32, 1, 2))[0, :, 0]
     t = 1 - random.uniform((1, 32))[0, :, None]
     inputs = torch.cat([s, (1 - t) * x0 + t * a, t], -1)
-    velocity = perceptron(leaves["policy"], "network.trunk.", inputs)
+    velocity = gelu_perceptron(leaves["policy"], "network.trunk.", inputs)
     u = q - v_of(s)
     losses = {
         "value": (torch.where(u > 0, cfg.expectile, 1 - cfg.expectile) * u.square()).mean(),

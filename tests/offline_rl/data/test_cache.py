@@ -9,9 +9,12 @@ import pytest
 from small_data import save_small
 
 from offline_rl.data import cache as module
-from offline_rl.data.cache import load_cached
+from offline_rl.data.cache import load_cached, load_shards
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.read import read
+from offline_rl.utils.errors import UserError
+
+RNG = np.random.default_rng(0)
 
 
 @pytest.fixture
@@ -89,3 +92,51 @@ def test_small_files_are_not_cached(tmp_path: Path):
     save_small(path)
     open_one(path, cache, [])
     assert not cache.exists()
+
+
+def test_shards_are_joined_on_disk_with_one_in_memory_at_a_time(tmp_path: Path):
+    """Episodes of three files, of which some rows have no next observation."""
+    paths, cache, rng = [tmp_path / f"{n}.npz" for n in range(3)], tmp_path / "cache", RNG
+    shards = {}
+    for path, rows in zip(paths, (7, 4, 9), strict=True):
+        ends = np.isin(np.arange(rows), [2, rows - 1])
+        data = Dataset.from_arrays(
+            rng.normal(size=(rows, 3)),
+            rng.uniform(-1, 1, (rows, 2)),
+            rng.normal(size=rows),
+            np.zeros(rows, bool),
+            ends,
+            final_observations=rng.normal(size=(2, 3)),
+            extras={"infos/qpos": rng.normal(size=(rows, 5))},
+        )
+        index = np.where(np.arange(rows) == 2, -1, data.next_index)  # not usable
+        shards[path] = replace(data, next_index=index)
+        path.write_bytes(b"")
+    parsed: list[Path] = []
+
+    def parse(path: Path) -> Dataset:
+        parsed.append(path)
+        return shards[path]
+
+    for _ in range(2):
+        joined = load_shards(paths, {}, parse, cache)
+        assert joined.num_rows == 20
+        assert isinstance(joined.observations, np.memmap)
+        for name in ("rewards", "actions", "truncated", "usable", "is_last"):
+            expected = np.concatenate([getattr(shard, name) for shard in shards.values()])
+            np.testing.assert_array_equal(getattr(joined, name), expected)
+        usable = joined.next_index[joined.usable]
+        expected = np.concatenate([s.observations[s.next_index[s.usable]] for s in shards.values()])
+        np.testing.assert_array_equal(joined.observations[usable], expected)
+        states = np.concatenate([shard.extras["infos/qpos"] for shard in shards.values()])
+        np.testing.assert_array_equal(joined.extras["infos/qpos"], states)
+        assert joined.notes[-1] == "the rows of 3 files"
+    assert parsed == paths
+
+
+def test_shards_that_cannot_be_joined_are_an_error_with_a_remedy(tmp_path: Path):
+    path, cache = tmp_path / "small.npz", tmp_path / "cache"
+    save_small(path)
+    cache.write_text("a file, where a folder should be")
+    with pytest.raises(UserError, match=r"could not be written: .* or set XDG_CACHE_HOME"):
+        load_shards([path], {}, read, cache)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from d4rl_files import save, steps, two_episodes, with_next
 
@@ -623,6 +624,33 @@ def test_an_untrusted_certificate_is_refused(
     assert "certificate" in refused(card, tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     assert get(card, tmp_path) == body
+
+
+def test_every_shard_is_downloaded_and_those_that_are_there_are_not(
+    host: Host, tmp_path: Path
+) -> None:
+    """The files have OGBench's layout: no rewards, and the simulator's states."""
+    arrays = {
+        "observations": np.zeros((3, 4), np.float32),
+        "actions": np.zeros((3, 2), np.float32),
+        "terminals": np.array([False, False, True]),
+        "qpos": np.zeros((3, 5)),
+        "qvel": np.zeros((3, 5)),
+    }
+    bodies = []
+    for number in range(3):
+        path = save(tmp_path / "a.npz", arrays | {"qpos": np.full((3, 5), float(number))})
+        bodies.append(path.read_bytes())
+        host.says(f"/set/a-{number:03d}.npz", send(bodies[-1]))
+    url = f"{host.url}/set/a-{{shard}}.npz"
+    file = File("a-{shard}.npz", "suite/a-{shard}.npz", (url,), num_shards=3)
+    card = Card("suite/name", "suite", "ogbench", {"train": file}, "here", "none")
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "a-001.npz").write_bytes(bodies[1])
+    paths = download([card], tmp_path, patience=QUICK)
+    assert [path.name for path in paths] == ["a-000.npz", "a-001.npz", "a-002.npz"]
+    assert [path.read_bytes() for path in paths] == bodies
+    assert [path for path, *_ in host.requests] == ["/set/a-000.npz", "/set/a-002.npz"]
 
 
 def test_every_published_card_says_where_its_files_are() -> None:

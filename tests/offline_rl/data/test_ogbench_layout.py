@@ -1,11 +1,18 @@
 """Tests of OGBench's NPZ layout, where a trajectory's last row is a state and not a step."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from d4rl_files import save
 
+import envs
+from envs.suites.ogbench import Goal, goal_of
+from offline_rl.data.convert import convert
+from offline_rl.data.load import load
 from offline_rl.data.read import read
 from offline_rl.data.validation import validate
 from offline_rl.utils.errors import UserError
@@ -150,3 +157,167 @@ def test_files_that_only_plain_reads_get_a_hint_to_plain_alone(
     if not renamed:
         data = read(tmp_path / "a.npz", format="plain")
         assert (data.num_rows, data.has_rewards) == (rows, False)
+
+
+TASK = "ogbench/scene-singletask-task3-v0"
+
+
+def two_parts(**other: Any) -> Goal:
+    """Return a goal of two positions and two buttons."""
+    values: dict[str, Any] = {
+        "env_id": TASK.removeprefix("ogbench/"),
+        "observation_dim": 5,
+        "qpos_dim": 3,
+        "parts": (((0, 1), np.array([0.5, -0.5])), ((2,), np.array([0.3]))),
+        "tolerance_m": 1.0,
+        "buttons": np.array([0, 1]),
+        "is_sparse": False,
+    }
+    return Goal(**values | other)
+
+
+def pressed() -> Arrays:
+    """Return trajectories with states of two buttons; row 1 of each one solves the task."""
+    arrays = trajectories()
+    arrays["button_states"] = np.random.default_rng(3).integers(0, 2, (sum(STATES), 2))
+    for first in np.cumsum([0, *STATES[:-1]]):
+        row = first + (1 if first != 4 else 0)  # the second trajectory has a single step
+        arrays["qpos"][row] = [0.4, -0.4, 0.2]
+        arrays["button_states"][row] = [0, 1]
+    return arrays
+
+
+@pytest.fixture
+def goal(monkeypatch: pytest.MonkeyPatch) -> list[Goal]:
+    """Return a list that holds the goal of every task. No library is needed."""
+    goals = [two_parts()]
+    monkeypatch.setattr("envs.suites.ogbench.goal_of", lambda task: goals[0])
+    return goals
+
+
+def by_hand(arrays: Arrays, row: int) -> tuple[float, bool]:
+    """Return reward and success of a row, from its own state."""
+    qpos, buttons = arrays["qpos"][row], arrays["button_states"][row]
+    solved = [
+        ((qpos[0] - 0.5) ** 2 + (qpos[1] + 0.5) ** 2) ** 0.5 <= 1.0,
+        abs(qpos[2] - 0.3) <= 1.0,
+        buttons[0] == 0,
+        buttons[1] == 1,
+    ]
+    return float(sum(solved) - 4), all(solved)
+
+
+def test_rewards_are_minus_the_unsolved_parts_of_the_rows_own_state(tmp_path: Path, goal):
+    arrays = pressed()
+    path = save(tmp_path / "scene-play-v0.npz", arrays)
+    data = load(path, reward_task=TASK)
+    expected = [by_hand(arrays, row) for row, _ in steps(arrays)]
+    assert data.rewards.tolist() == [reward for reward, _ in expected]
+    assert data.terminated.tolist() == [solved for _, solved in expected]
+    assert data.terminated.sum() == len(STATES)
+    assert len({*data.rewards.tolist()}) > 2
+    assert data.has_rewards
+    assert not data.extras
+    assert data.notes[-1].startswith(f"rewards and terminations are those of {goal[0].env_id}")
+    assert {*load(path, reward_task=TASK, infos=True).extras} == {
+        "infos/qpos",
+        "infos/qvel",
+        "infos/button_states",
+    }
+
+
+def test_recordings_go_on_after_a_solved_row(tmp_path: Path, goal):
+    arrays = pressed()
+    data = load(save(tmp_path / "scene-play-v0.npz", arrays), reward_task=TASK)
+    plain = read(tmp_path / "scene-play-v0.npz")
+    assert data.episode_lengths().tolist() == plain.episode_lengths().tolist() == [3, 1, 5]
+    np.testing.assert_array_equal(data.next_observations, plain.next_observations)
+    assert not (data.terminated & data.truncated).any()
+    assert data.continues is not None
+    # the second trajectory has one step, which is solved: it ends there
+    assert np.flatnonzero(data.terminated).tolist() == [1, 3, 5]
+    assert np.flatnonzero(data.continues).tolist() == [1, 5]
+    assert data.is_last.tolist() == [last for _, last in steps(arrays)]
+    assert not any("limit" in note for note in data.notes)
+
+
+def test_sparse_rewards_are_minus_one_unless_all_parts_are_solved(tmp_path: Path, goal):
+    path = save(tmp_path / "a.npz", pressed())
+    full = load(path, reward_task=TASK)
+    goal[0] = two_parts(is_sparse=True)
+    sparse = load(path, reward_task=TASK)
+    assert sparse.rewards.tolist() == np.where(full.rewards == 0, 0, -1).tolist()
+    assert sparse.terminated.tolist() == full.terminated.tolist()
+
+
+def test_a_large_file_is_relabeled_block_by_block(tmp_path: Path, goal, monkeypatch):
+    path = save(tmp_path / "a.npz", pressed())
+    whole = load(path, reward_task=TASK)
+    monkeypatch.setattr("offline_rl.data.formats.ogbench.BLOCK_ROWS", 2)
+    assert load(path, reward_task=TASK).rewards.tolist() == whole.rewards.tolist()
+
+
+REFUSED = {
+    "qpos": "has no qpos, from which the rewards of scene-singletask-task3-v0 are computed",
+    "button_states": "has no button_states, from which the rewards",
+    "another task": r"has observations \[5\] and qpos \[3\], and scene-.* has \[6\] and \[3\]: it "
+    "is the data of another task",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_that_does_not_fit_the_task_is_refused(tmp_path: Path, goal, case: str):
+    arrays = pressed()
+    if case == "another task":
+        goal[0] = two_parts(observation_dim=6)
+    else:
+        del arrays[case]
+    path = save(tmp_path / "a.npz", arrays)
+    with pytest.raises(UserError, match=REFUSED[case]) as caught:
+        load(path, reward_task=TASK, format="ogbench")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_data_of_another_layout_keeps_its_rewards(tmp_path: Path, goal):
+    arrays = trajectories()
+    del arrays["qpos"], arrays["qvel"]
+    rewards = np.arange(sum(STATES), dtype=np.float32)
+    data = load(save(tmp_path / "a.npz", arrays | {"rewards": rewards}), reward_task=TASK)
+    np.testing.assert_array_equal(data.rewards, rewards)
+
+
+def test_relabeled_data_cannot_be_converted(tmp_path: Path, goal):
+    path = save(tmp_path / "a.npz", pressed())
+    with pytest.raises(UserError, match=r"2 rows terminate while .* no layout can store"):
+        convert(path, tmp_path / "b.hdf5", reward_task=TASK)
+
+
+def test_without_the_library_a_single_task_is_refused(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ogbench", None)
+    goal_of.cache_clear()
+    with pytest.raises(UserError, match=r"needs ogbench .* extra \[ogbench\]") as caught:
+        load(save(tmp_path / "a.npz", pressed()), reward_task=TASK)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_card_of_shards_is_loaded_as_one_data_set_with_the_rewards_of_its_task(
+    tmp_path: Path, goal, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name = "ogbench/scene-play-100m-singletask-task3-v0"
+    card = envs.card(name)
+    file = replace(card.files["train"], num_shards=2)
+    card = replace(card, files={"train": file})
+    (tmp_path / "ogbench").mkdir()
+    first, second = (tmp_path / "ogbench" / f"scene-play-v0-{n:03d}.npz" for n in range(2))
+    save(first, pressed())
+    with pytest.raises(UserError, match=r"scene-play-v0-001.npz is not in .* data download"):
+        load(card, tmp_path)
+    save(second, pressed())
+    data, one = load(card, tmp_path), load(first, reward_task=card.env)
+    assert data.num_rows == 2 * one.num_rows
+    assert data.episode_lengths().tolist() == one.episode_lengths().tolist() * 2
+    np.testing.assert_array_equal(data.rewards, np.tile(one.rewards, 2))
+    np.testing.assert_array_equal(data.next_observations, np.tile(one.next_observations, (2, 1)))
+    assert goal[0].env_id in data.notes[-1]

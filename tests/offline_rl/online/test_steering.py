@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from gymnasium.spaces import Box
 from printed import evaluate
 from safetensors.torch import load_file
-from steered import HORIZON, NOISY, STEPS, write_base
+from steered import HORIZON, NOISY, STEPS, base_bundle, steering_bundle, write_base
 
 import envs
 import offline_rl
@@ -270,4 +271,96 @@ def test_invalid_options_are_refused(
     told_base = bases.get(told.pop("base", ""), base)
     with pytest.raises(UserError, match=fault):
         learn(method, told_base, tmp_path / "no", **told)
+    assert not (tmp_path / "no").exists()
+
+
+DSRL: dict[str, Any] = {"algorithm": "dsrl", "algorithm.num_critics": 2, "seeds": 1}
+DSRL |= {"algorithm.noise_scale": SCALE, "online.warmup_steps": 12}
+
+
+def line_data() -> Dataset:
+    """Return episodes of four steps with random actions."""
+    draw, ends = np.random.default_rng(0), np.arange(40) % 4 == 3
+    observations = draw.normal(size=(40, 2)).astype(np.float32)
+    actions, rewards = draw.uniform(-1, 1, (40, 1)), draw.normal(size=40)
+    return Dataset.from_arrays(observations, actions, rewards, ends)
+
+
+@pytest.mark.parametrize("with_data", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_dsrl_learns_from_executed_actions_and_resumes(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_data: bool
+) -> None:
+    """Its buffer has single steps, normalized as by its base, which stays unchanged to the bit."""
+    scaled = replace(base_bundle(), normalizers=Normalizer.fit(np.float32([[1, 4], [3, 9]])))
+    base = str(tmp_path / "base.bundle")
+    bundle.write(base, seal(scaled))
+    before, run = Path(base).read_bytes(), Engine.run
+    data: dict[str, Any] = {"num_updates": 10, "dataset": line_data()} if with_data else {}
+    keys = DSRL | data
+    whole = learn(**keys, method="dsrl", base=base, out=tmp_path / "whole")
+
+    def request_stop(engine: Engine, updates: int, phase: str) -> None:
+        run(engine, updates, phase)
+        if engine.updates == 20:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "run", request_stop)
+        with pytest.raises(KeyboardInterrupt):
+            learn(**keys, method="dsrl", base=base, out=tmp_path / "cut")
+    again = learn(**keys, method="dsrl", base=base, out=tmp_path / "cut")
+    one, two = tensors(whole.path), tensors(again.path)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert one["buffer/actions"].shape == (60, 1)
+    assert one["buffer/observations"][:, 1].max() < (LIMIT - 6.5) / 2.4  # the raw time goes to 10
+    weights, result = scaled.weights, whole.results[0]
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(one[f"params/sampler/{name}"], weight)
+    assert result["base_weights"]["before"] == result["base_weights"]["after"]
+    assert (result["online_updates"], Path(base).read_bytes()) == (48, before)
+
+    policy = policies.load(whole.path / "seed_0" / "policy.bundle")
+    assert (policy.bundle.base, policy.spec.n_action_steps) == (None, STEPS)
+    np.testing.assert_array_equal(policy.normalizer.mean, [2, 6.5])
+    trained = offline_rl.load(whole.path)
+    np.testing.assert_allclose(trained.evaluate(2).returns, result["returns"], atol=1e-4)
+    seen = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+    chunks = policy.act(seen)[0]
+    assert np.abs(chunks).max() < SCALE
+    np.testing.assert_allclose(trained.policy.act(seen)[0], chunks, atol=1e-6)
+    with pytest.raises(UserError, match="observation histories and action chunks"):
+        trained.q_values(seen, chunks[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("base", "fault"),
+    [
+        (
+            "noisy",
+            "its sampler draws 1 further noises, so a start noise does not determine",
+        ),
+        ("mlp", "a DeterministicActor has no sampler with a start noise"),
+        ("other", r"does not fit the task: observation_shape: the policy has .*3.*, here it is"),
+        ("steered", "the DeterministicActor acts on a base policy of its own"),
+        ("missing", "no such policy bundle"),
+    ],
+)
+def test_bases_that_dsrl_cannot_steer_are_refused(
+    line: str, tmp_path: Path, base: str, fault: str
+) -> None:
+    path = tmp_path / f"{base}.bundle"
+    actor = DeterministicActor(2, 1, [])
+    weights = {name: value.numpy() for name, value in actor.state_dict().items()}
+    parts = "DeterministicActor", actor.arguments, weights, Normalizer.identity((2,))
+    if base == "noisy":
+        write_base(path, NOISY)
+    elif base == "mlp":
+        bundle.write(path, seal(Bundle(Spec((2,), 1), *parts)))
+    elif base == "other":
+        write_base(path, observations=3)
+    elif base == "steered":
+        bundle.write(path, seal(steering_bundle(base_bundle())))
+    with pytest.raises(UserError, match=fault):
+        learn(**DSRL, method="dsrl", base=str(path), out=tmp_path / "no")
     assert not (tmp_path / "no").exists()

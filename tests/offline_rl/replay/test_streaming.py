@@ -99,12 +99,9 @@ def test_data_that_does_not_fit_is_streamed_or_refused_with_a_remedy(
     monkeypatch.setattr(Stream, "prefetch", lambda self, update: streams.append(self))
     train(**options(tmp_path, out=str(tmp_path / "b")))
     assert streams
-    windows = options(tmp_path, algorithm="decision_transformer", out=str(tmp_path / "c"))
-    del windows["algorithm.hidden"]
-    with pytest.raises(
-        UserError, match="sequences of several steps, which does not work with streaming"
-    ):
-        train(**windows)
+    online = options(tmp_path, algorithm="iql", num_env_steps=100, out=str(tmp_path / "c"))
+    with pytest.raises(UserError, match="iql learns online, which does not work with streaming"):
+        train(**online)
 
 
 def test_out_of_memory_names_a_number_of_seeds_that_fits(

@@ -1,4 +1,4 @@
-"""Heads that are composed of several networks: best of N samples, and a recurrent actor."""
+"""Heads of several networks: best of N samples, a recurrent actor, and a steered sampler."""
 
 from typing import Any
 
@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from offline_rl.utils.random import Random
 from policies.heads.best_of_n import BestOfN
 from policies.heads.diffusion import DiffusionActor
+from policies.heads.gaussian import TanhGaussianActor
 from policies.heads.recurrent import MIN_STD, GRUCell, RecurrentActor
+from policies.heads.residual import SteeredActor
 from policies.heads.schedules import euler
 from policies.networks.mlp import Critic
 
@@ -131,3 +134,33 @@ def test_a_recurrent_actor_passes_its_latent_and_action_to_the_next_step() -> No
         "model",
         "actor",
     }
+
+
+def make_steered(table: Any = None, noise_scale: float = 1.5) -> SteeredActor:
+    torch.manual_seed(0)
+    options = {"hidden": [16], "time_size": 8}
+    shape: dict[str, Any] = {"n_obs_steps": 2, "horizon": 4, "n_action_steps": 2}
+    sampler = DiffusionActor(3, 2, network="mlp", options=options, table=table or euler(3), **shape)
+    policy = TanhGaussianActor(6, 8, [16])
+    arguments = "TanhGaussianActor", policy.arguments, "DiffusionActor", sampler.arguments
+    return SteeredActor(*arguments, noise_scale=noise_scale)
+
+
+def test_a_steered_policy_is_its_sampler_at_the_chosen_noise() -> None:
+    head = make_steered()
+    assert (head.noise_shape, head.n_obs_steps) == ((), 2)
+    assert (head.chunk_size, head.n_action_steps) == (3, 2)
+    observations, no_noise = torch.randn(5, 2, 3), torch.zeros(5, 0)
+    start = 1.5 * head.policy(observations.flatten(1))[0].tanh()
+    chunk, memory = head.decide(observations, {}, no_noise)
+    expected, _ = head.sampler.decide(observations, {}, start.reshape(5, 1, 4, 2))
+    assert memory == {}
+    torch.testing.assert_close(chunk, expected)
+    random = Random(torch.tensor(0), torch.tensor(0))
+    explored, _ = head.explore(observations, {}, no_noise, random)
+    assert (explored - chunk).abs().max() > 1e-3
+
+
+def test_a_sampler_that_draws_fresh_noise_cannot_be_steered() -> None:
+    with pytest.raises(ValueError, match="draws 2 further noises, so a start noise does not"):
+        make_steered(euler(3, eta=0.5))

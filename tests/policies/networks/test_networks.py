@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from policies.networks.init import orthogonal_init
-from policies.networks.mlp import MLP, Activation
+from policies.networks.mlp import MLP, Activation, CategoricalCritic
 
 BETWEEN = {"relu": nn.ReLU(), "elu": nn.ELU(), "gelu": nn.GELU(), "silu": nn.SiLU()}
 BETWEEN["gelu_tanh"] = nn.GELU("tanh")
@@ -107,3 +107,45 @@ def test_orthogonal_layers_scale_lengths_by_their_gain():
         for member in weight:
             torch.testing.assert_close(member @ member.T, gain**2 * torch.eye(6), atol=1e-5, rtol=0)
     assert all((bias == 0).all() for bias in net.biases)
+
+
+@pytest.mark.parametrize("smoothing", [0.05, 0.75, 2.0])
+def test_the_label_of_a_value_is_a_distribution_with_this_mean(smoothing):
+    critic = CategoricalCritic(2, 1, [4], bins=50, low=-1.0, high=3.0, smoothing=smoothing)
+    width = 4 / 50
+    centers = -1 + width * (torch.arange(50) + 0.5)
+    values = torch.linspace(-0.5, 2.5, 301)  # several standard deviations from the ends
+    labels = critic.label(values)
+    assert (labels >= 0).all()
+    torch.testing.assert_close(labels.sum(-1), torch.ones(301))
+    error = (labels @ centers - values).abs().max()
+    assert error < width * (0.5 if smoothing < 0.1 else 0.02)  # a narrow label is one bin
+    torch.testing.assert_close(critic.mean(labels.log()), labels @ centers)
+    ends = critic.label(torch.tensor([-9.0, -1.0, 3.0, 9.0]))
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[2], ends[3])
+    assert (ends.argmax(-1) == torch.tensor([0, 0, 49, 49])).all()
+
+
+def test_the_cross_entropy_is_least_where_the_prediction_is_the_label():
+    critic = CategoricalCritic(2, 1, [4], bins=11)
+    s, a, values = torch.randn(6, 2), torch.randn(6, 1), torch.linspace(0.2, 0.8, 6)
+    labels = critic.label(values)
+    entropy = -torch.special.xlogy(labels, labels).sum(-1)
+    log_probs = critic.logits(s, a).log_softmax(-1)  # [E, B, bins]
+    divergence = torch.nn.functional.kl_div(log_probs, labels.expand(2, -1, -1), reduction="none")
+    loss = critic.cross_entropy(s, a, values)
+    torch.testing.assert_close(loss - entropy, divergence.sum(-1), atol=1e-5, rtol=1e-5)
+
+
+def test_members_of_a_categorical_critic_are_independent():
+    critic = CategoricalCritic(2, 1, [4], bins=11, ensemble=3)
+    s, a = torch.randn(6, 2), torch.randn(6, 1)
+    q = critic(s, a)
+    torch.testing.assert_close(critic(s, a, torch.tensor([2, 0])), q[[2, 0]])
+    torch.testing.assert_close(critic.per_member(s.expand(3, 6, 2), a.expand(3, 6, 1)), q)
+    with torch.no_grad():
+        critic.net.biases[-1][1, 0, -1] += 50  # all mass of member 1 in the last bin
+    changed = critic(s, a)
+    torch.testing.assert_close(changed[1], torch.full((6,), 10.5 / 11))
+    assert torch.equal(changed[[0, 2]], q[[0, 2]])

@@ -19,6 +19,7 @@ from offline_rl.algorithms.common.noising.targets import flow_targets
 from offline_rl.data.transform import ActionClip
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
+from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, NonNegative, frozen
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import euler
@@ -61,6 +62,11 @@ class FlowCritic(ActorCritic):
     mode = DATA_THEN_ONLINE
 
     def source(self, phase: str, sources: Sources) -> Source:
+        if (n_step := self.interaction.online.n_step) > 1:
+            raise UserError(
+                f"online.n_step={n_step} is not used: rewards are summed over the horizon="
+                f"{self.cfg.horizon} actions of a chunk. Use 1."
+            )
         length, partial = self.cfg.horizon, self.cfg.partial
         shape: Any = {"n_obs_steps": 1, "horizon": length, "n_action_steps": length}
         chunks = {name: Chunks(x, partial=partial, **shape) for name, x in sources.items()}
@@ -75,10 +81,14 @@ class FlowCritic(ActorCritic):
         return DiffusionActor(obs, act, network="plain", options=options, table=table, **shape)
 
     def critic(self) -> nn.Module:
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        return self.q_network(self.spec.observation_dim, self.spec.action_dim * self.cfg.horizon)
+
+    def q_network(self, observations: int, actions: int) -> nn.Module:
+        """Return critics for inputs of these sizes."""
+        cfg = self.cfg
         norm: dict[str, Any] = {"layer_norm": True, "norm_after_activation": True, "norm_eps": 1e-6}
         options = norm | {"activation": cfg.activation, "init": xavier_init}
-        return Critic(obs, act * cfg.horizon, cfg.hidden, ensemble=cfg.num_critics, **options)
+        return Critic(observations, actions, cfg.hidden, ensemble=cfg.num_critics, **options)
 
     def target(self, state: State, batch: Batch, next_chunks: Tensor) -> Tensor:
         """Return r + discount * Q(s', next_chunks), [B].  next_chunks: [B, H, A]."""

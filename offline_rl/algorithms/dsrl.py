@@ -1,0 +1,219 @@
+"""DSRL: diffusion steering, RL on the start noise of a frozen flow or diffusion policy.
+
+A policy chooses the noise from which a sampler starts; the sampler maps it to a chunk of actions,
+without further noise. The critic learns values of executed chunks, so it can learn from any data.
+The noise critic imitates it: for random noise, it predicts the critic's value of the sampler's
+chunk. The policy maximizes the noise critic by SAC, and no gradient passes through the sampler.
+
+The sampler is that of `base`, which stays unchanged. Without `base`, a flow policy is trained by
+imitation in the same run, and the sampler is its moving average.
+
+Paper:   Wagenmaker et al., CoRL 2025, arXiv:2506.15799. predictor=deterministic: GR-RL,
+         arXiv:2512.01801, section on online RL.
+Use:     finetune algorithm=dsrl base=<bundle of a flow or diffusion policy> task=…
+Differs: without `base`, no known difference in updates from ColinQiyangLi/qam:agents/dsrl.py, with
+         best_of_n=1. When evaluated, the policy chooses its mean; that code samples. Chunks that
+         the end of an episode shortens bootstrap; that code leaves them out of the losses of critic
+         (partial=drop) and flow. Like that code, and unlike the paper's (ajwagen/dsrl):
+         targets are the mean minus rho deviations of ten critics, without an entropy term, instead
+         of the minimum of two; the noise critic takes one step per update; discounts count
+         environment steps, not chunks. GR-RL has distributional critics, and does not publish its
+         constants; its predictor's noise is not bounded.
+"""
+
+from __future__ import annotations
+
+import copy
+from math import prod
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithms.common import schedule
+from offline_rl.algorithms.common.base import (
+    LossAndMetrics,
+    Metrics,
+    Mode,
+    Network,
+    State,
+    minimize,
+    soft_update,
+    update_targets,
+)
+from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate
+from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
+from offline_rl.replay.batch import Batch, Source, Sources
+from offline_rl.replay.chunks import Chunks
+from offline_rl.utils.options import NonNegative, Number, Positive, Share, frozen
+from policies.heads.deterministic import DeterministicActor
+from policies.heads.gaussian import TanhGaussianActor
+from policies.heads.head import load_kinds
+from policies.heads.residual import SteeredActor
+from policies.networks.init import xavier_init
+from policies.networks.mlp import Scalar
+
+
+@frozen
+class Config(FlowConfig):
+    """Defaults: ColinQiyangLi/qam:agents/dsrl.py. With base, its chunks and sampler are used."""
+
+    noise_scale: Positive = 1.0  # largest start noise that the policy chooses, per dimension
+    num_critics: Ensemble = 10  # number of critics (E), and of noise critics
+    rho: NonNegative = 0.5  # target values: mean - rho * standard deviation of the critics
+    alpha_lr: Rate = 3e-4  # learning rate of the temperature
+    entropy_scale: Number = 0.5  # target entropy is -entropy_scale * dimensions of the noise
+    predictor: Annotated[Literal["gaussian", "deterministic"], BUILT] = (
+        "gaussian"  # gaussian: SAC; deterministic: one noise per state, of limited norm (GR-RL)
+    )
+    norm_weight: NonNegative = 1.0  # deterministic: weight of max(|noise|^2 / 2 - limit, 0)
+    norm_limit: NonNegative = 0.5  # deterministic: limit of |noise|^2 / 2, per dimension of noise
+    predicted_share: Share = 0.5  # deterministic: share of the policy's noise in distillation
+    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # deterministic: std, / noise_scale
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.predictor == "deterministic":
+            self.refuse_unread("predictor", "entropy_scale", "alpha_lr")
+        else:
+            unread = "norm_weight", "norm_limit", "predicted_share", "exploration_noise"
+            self.refuse_unread("predictor", *unread)
+
+
+class DSRL(FlowCritic):
+    Config: type = Config
+    Online = schedule.Chunked
+    mode = Mode(learns=("data", "environment"), takes_base=True)
+    acts = ("policy", "sampler")
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """The numbers of observations and of executed actions per chunk."""
+        if self.base is None:
+            return {"n_obs_steps": 1, "n_action_steps": self.cfg.horizon}
+        spec = self.base.spec
+        return {"n_obs_steps": spec.n_obs_steps, "n_action_steps": spec.n_action_steps}
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """The shape of the start noise, which has D values."""
+        sampler: Any = self.modules["sampler"]
+        shape: tuple[int, ...] = sampler.noise_shape
+        return shape
+
+    def source(self, phase: str, sources: Sources) -> Source:
+        shape: Any = self.steps | {"horizon": self.steps["n_action_steps"]}
+        shape |= {"chunk_start": "present", "partial": self.cfg.partial}
+        chunks = {name: Chunks(x, **shape) for name, x in sources.items()}
+        return super(FlowCritic, self).source(phase, chunks)
+
+    def networks(self) -> dict[str, nn.Module]:
+        sampler: Any = self.flow() if self.base is None else self.base_network()
+        inputs, size = self.spec.observation_dim * sampler.n_obs_steps, prod(sampler.noise_shape)
+        executed = self.spec.action_dim * sampler.n_action_steps
+        networks = {"policy": self.noise_policy(inputs, size), "sampler": sampler}
+        networks |= {"critic": self.build_critics(inputs, executed)}
+        networks |= {"noise_critic": self.build_critics(inputs, size)}
+        if self.cfg.predictor == "gaussian":
+            networks["log_alpha"] = Scalar(0.0)
+        return networks | ({} if self.base is not None else {"flow": copy.deepcopy(sampler)})
+
+    def base_network(self) -> nn.Module:
+        """Return the base's network with its weights."""
+        assert self.base is not None
+        network = load_kinds()[self.base.kind](**self.base.arguments)
+        network.load_state_dict({k: torch.from_numpy(x) for k, x in self.base.weights.items()})
+        return network
+
+    def noise_policy(self, inputs: int, size: int) -> nn.Module:
+        """Return the policy, whose actions are start noise divided by `noise_scale`."""
+        cfg, options = self.cfg, {"activation": self.cfg.activation, "init": xavier_init}
+        if cfg.predictor == "gaussian":
+            return TanhGaussianActor(inputs, size, cfg.hidden, **options)
+        noise = cfg.exploration_noise
+        return DeterministicActor(inputs, size, cfg.hidden, noise=noise, **options)
+
+    def acting_head(self) -> SteeredActor:
+        parts: Any = [self.modules[name] for name in self.acts]
+        arguments: Any = [x for part in parts for x in (type(part).__name__, part.arguments)]
+        return SteeredActor(*arguments, noise_scale=float(self.cfg.noise_scale))
+
+    def optimizers(self) -> dict[str, Adam]:
+        rates = {"noise_critic": self.cfg.critic_lr, "log_alpha": self.cfg.alpha_lr}
+        rates["flow"] = self.cfg.actor_lr
+        return super().optimizers() | {name: self.adam(rate) for name, rate in rates.items()}
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Update all networks; every loss uses the other networks from before the update."""
+        old, histories, s = state, batch.observations, batch.observations.flatten(1)
+        y = self.target(old, batch, self.next_chunks(old, batch.next_observations))
+        noise = self.distillation_noise(old, s)
+        values = old.critic(s, self.sample_chunks(old, histories, noise).flatten(1))  # [E, B]
+
+        def noise_critic_loss(noise_critic: Network) -> Tensor:
+            return (noise_critic(s, noise) - values).square().mean()
+
+        state, critic_value = minimize(update_targets(state), "critic", self.critic_loss(batch, y))
+        state, noise_value = minimize(state, "noise_critic", noise_critic_loss)
+        metrics = {"critic_loss": critic_value, "noise_critic_loss": noise_value}
+        if self.base is None:
+            state = soft_update(state, "sampler", "flow", self.cfg.tau)
+            state, flow_value = minimize(state, "flow", self.flow_loss(old, batch))
+            metrics["imitation_loss"] = flow_value
+        steer = self.steer if self.cfg.predictor == "gaussian" else self.predict
+        state, policy_metrics = steer(state, old, s)
+        return state, metrics | policy_metrics | {"target": y.mean()}
+
+    def next_chunks(self, state: State, histories: Tensor) -> Tensor:
+        """Return the chunks that follow from the policy, [B, H, A], for [B, n_obs_steps, O]."""
+        noise = self.cfg.noise_scale * self.policy_actions(state, histories.flatten(1))
+        return self.sample_chunks(state, histories, noise)
+
+    def policy_actions(self, state: State, s: Tensor) -> Tensor:
+        """Return the policy's actions [B, D], in [-1, 1], for states [B, O]."""
+        if self.cfg.predictor == "gaussian":
+            return state.policy.sample(s, state.random)[0]
+        return state.policy.act(s)
+
+    def sample_chunks(self, state: State, histories: Tensor, noise: Tensor) -> Tensor:
+        """Return the executed actions [B, n_action_steps, A] for start noise [B, D]."""
+        noise = noise.reshape(-1, *self.noise_shape)
+        chunks, _ = state.sampler.decide(histories, {}, noise)
+        return chunks[:, : self.steps["n_action_steps"]]
+
+    def distillation_noise(self, state: State, s: Tensor) -> Tensor:
+        """Return standard normal noise [B, D]; deterministic: a share of it is the policy's."""
+        size = prod(self.noise_shape)
+        noise = state.random.normal((len(s), size))
+        if self.cfg.predictor == "gaussian":
+            return noise
+        is_predicted = state.random.uniform((len(s), 1)) < self.cfg.predicted_share
+        return torch.where(is_predicted, self.cfg.noise_scale * state.policy.act(s), noise)
+
+    def steer(self, state: State, old: State, s: Tensor) -> tuple[State, Metrics]:
+        """Update policy and temperature by SAC on the noise critics' mean."""
+        cfg, alpha = self.cfg, old.log_alpha().exp()
+
+        def policy_loss(policy: Network) -> tuple[Tensor, Tensor]:
+            u, log_pi = policy.sample(s, state.random)
+            q = old.noise_critic(s, cfg.noise_scale * u).mean(0)
+            return (alpha * log_pi - q).mean(), log_pi.mean()
+
+        state, value, log_pi = minimize(state, "policy", policy_loss)
+        excess = log_pi - cfg.entropy_scale * prod(self.noise_shape)
+        state, _ = minimize(state, "log_alpha", lambda log_alpha: -log_alpha().exp() * excess)
+        return state, {"policy_loss": value, "entropy": -log_pi, "alpha": alpha.detach()}
+
+    def predict(self, state: State, old: State, s: Tensor) -> tuple[State, Metrics]:
+        """Update the deterministic policy: noise critics' mean, and a penalty on large noise."""
+        cfg = self.cfg
+        limit = cfg.norm_limit * prod(self.noise_shape)
+
+        def policy_loss(policy: Network) -> LossAndMetrics:
+            noise = cfg.noise_scale * policy.act(s)
+            penalty = (noise.square().sum(-1) / 2 - limit).clamp(min=0).mean()
+            q = old.noise_critic(s, noise).mean()
+            return cfg.norm_weight * penalty - q, {"norm_penalty": penalty}
+
+        state, value, metrics = minimize(state, "policy", policy_loss)
+        return state, metrics | {"policy_loss": value}
