@@ -91,8 +91,8 @@ class EXPO(FlowCritic):
         def policy_loss(policy: Network) -> LossAndMetrics:
             edited, log_pi = policy.sample_edited(s, flow_chunks, old.random)
             q = old.critic(s.flatten(1), edited.flatten(1)).mean(0)
-            parts = {"flow_loss": flow_loss(policy.flow), "entropy": -log_pi.mean()}
-            return parts["flow_loss"] + (alpha * log_pi - q).mean(), parts
+            parts = {"imitation_loss": flow_loss(policy.flow), "entropy": -log_pi.mean()}
+            return parts["imitation_loss"] + (alpha * log_pi - q).mean(), parts
 
         state, critic_value = minimize(update_targets(state), "critic", critic_loss)
         state, policy_value, metrics = minimize(state, "policy", policy_loss)
