@@ -3,8 +3,8 @@
     python -m benchmarks.latency <file.json> name=<bundle> … [seconds=20] [runtimes=[torch,onnx]]
         [samples=[4,32]]
 
-samples= adds policies with untrained networks of FQL's sizes: the one-step policy of FQL, and IFQL's
-best of each number of samples.
+samples= adds policies with untrained networks of FQL's sizes: the one-step policy of FQL, and the
+best of each number of samples of IFQL.
 
 Bundles and runtimes take turns, on one CPU thread. The episode is reset before each step, outside
 the timed section, so every step is a decision. Writes the results and a page next to them. A bundle
@@ -105,7 +105,8 @@ def make_policies(samples: Sequence[int], runtimes: Sequence[str]) -> dict[tuple
     for name, algorithm in algorithms.items():
         params = algorithm.acting_params(algorithm.initial()["params"])
         weights = {k: v.numpy() for k, v in params.items()}
-        bundle = export_bundle(seal(bundled(algorithm, weights, transform, {})))[0]
+        bundle = seal(bundled(algorithm, weights, transform, {}))
+        bundle = export_bundle(bundle)[0] if "onnx" in runtimes else bundle
         made |= {(name, each): open_bundle(bundle, each, {}, units=False) for each in runtimes}
     return made
 

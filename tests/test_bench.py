@@ -310,6 +310,14 @@ def test_decisions_are_timed_for_each_supported_runtime(tmp_path: Path, capsys):
     assert "none.bundle" in capsys.readouterr().err
 
 
+def test_a_decision_of_the_best_of_n_takes_longer_than_one_of_the_one_step_policy(tmp_path: Path):
+    file = tmp_path / "latency.json"
+    assert latency.main([str(file), "samples=[2]", "seconds=0.01", "runtimes=[numpy]"]) == 0
+    one_step, best = json.loads(file.read_text())["rows"]
+    assert (one_step["policy"], best["policy"]) == ("one step", "best of 2")
+    assert best["ms"][0] > 2 * one_step["ms"][0]
+
+
 @pytest.mark.parametrize(
     ("script", "argument", "message"),
     [
