@@ -86,8 +86,8 @@ def select(
     affected = len(np.unique(np.searchsorted(data.episode_ends, dropped)))
     return keep, (
         f"{len(dropped):,} of {data.num_rows:,} frames left out ({len(dropped) / len(keep):.1%}), "
-        f"in {affected:,} of {episodes:,} episodes: within the next {window} steps, progress falls by "
-        f"more than delta={delta:.3g}"
+        f"in {affected:,} of {episodes:,} episodes: within the next {window} steps, progress falls "
+        f"by more than delta={delta:.3g}"
     )
 
 
