@@ -17,6 +17,7 @@ from offline_rl.data.writers.d4rl import write
 from offline_rl.generation.filtering import select
 from offline_rl.generation.options import FilterOptions
 from offline_rl.replay.batch import Batch
+from offline_rl.utils.errors import UserError
 
 
 def label(y: float, bins: int, smoothing: float) -> list[float]:
@@ -165,6 +166,16 @@ def test_the_filter_keeps_frames_up_to_delta_and_ignores_those_after_the_task():
     assert rows_of(delta=0.05, window=2) == [2, 3, 4, 5]
     assert rows_of(delta=0.2, window=2) == [0, 1, 2, 3, 4, 5]
     assert rows_of(quantile=0.5, window=2) == [2, 3, 4, 5]
+
+
+def test_retries_are_read_from_the_file_if_the_option_infos_is_set(tmp_path):
+    data, back = walks(mistakes=8)
+    write(replace(data, extras={"infos/retry": back.astype(np.float32)}), tmp_path / "walks.hdf5")
+    keys = {"dataset": str(tmp_path / "walks.hdf5"), "num_updates": 2, "out": str(tmp_path)}
+    keys |= {"algorithm.retries": "infos/retry", "algorithm.hidden": [8], "tracker": "none"}
+    with pytest.raises(UserError, match="has no column 'infos/retry'"):
+        train(algorithm="gr_rl", task="none", **keys)
+    train(algorithm="gr_rl", task="none", infos=True, **keys)
 
 
 def test_only_runs_of_gr_rl_can_filter(tmp_path, capsys):
