@@ -43,6 +43,7 @@ from offline_rl.algorithms.common.base import (
 )
 from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate
 from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
+from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
 from offline_rl.utils.options import NonNegative, Number, Positive, Share, frozen

@@ -29,6 +29,7 @@ from offline_rl.algorithms.common.base import (
 from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate
 from offline_rl.algorithms.common.critics import aggregate_q
 from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
+from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Number, frozen
 from policies.heads.best_of_n import BestOfN, repeat_rows, select_rows
