@@ -30,7 +30,8 @@ offline-rl data info <name>                         # contents of a file, source
 
 In the tables, `steps` is the time limit of an episode. `score 0` and `score 100` are the reference
 returns of the usual normalized score. A policy cannot be evaluated on a data set without an
-environment. Without `qualities=`, `generate` makes all data sets of a recipe.
+environment. Without `qualities=`, `generate` makes all data sets of a recipe; `recipe=ogbench`
+makes the one that `task=` and `type=` select.
 """
 NATIVE_NOTE = """Each of these is a task: `offline-rl train task=<name>`. Train online, or on a file
 given with `dataset=`. Some environments need an extra (`box2d`, `robotics`, `pusht`, `ogbench`);
