@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -39,7 +40,9 @@ def published_scores(seeds: Sequence[Seed]) -> dict[str, PublishedScore]:
             if row["algorithm"] != "data"
         }
     if suite == "ogbench":
-        about = "same data, 1,000,000 updates; fql and the other methods of its paper: eight seeds"
+        sums = {seed.outcome.dataset_sha256 for seed in seeds if seed.outcome}
+        data = "another file: OGBench's own" if sums & generated_sums() else "OGBench's own file"
+        about = f"{data}, 1,000,000 updates; fql and the other methods of its paper: eight seeds"
         return {
             row["algorithm"]: score_of(row, "score", about)
             for row in rows_of("ogbench.csv")
@@ -49,6 +52,13 @@ def published_scores(seeds: Sequence[Seed]) -> dict[str, PublishedScore]:
     about = "same data" if dataset == task else f"other data: D4RL's {dataset}"
     rows = [row for row in rows_of("d4rl.csv") if row["dataset"] == dataset]
     return {row["algorithm"]: score_of(row, "score", about) for row in rows}
+
+
+@cache
+def generated_sums() -> frozenset[str | None]:
+    """Return the SHA-256 of the OGBench files whose generation is recorded in this package."""
+    cards = (share("datasets") / "generated").glob("ogbench-*.json")
+    return frozenset(json.loads(path.read_text())["sha256"] for path in cards)
 
 
 def with_task_number(name: str) -> str:

@@ -45,6 +45,7 @@ class Outcome:
     device: str
     precision: str
     compiled: bool | None
+    dataset_sha256: str | None
 
     @property
     def updates(self) -> int:

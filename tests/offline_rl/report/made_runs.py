@@ -53,6 +53,7 @@ def seed_folder(
             "device": "cpu",
             "precision": "fp32",
             "compiled": True,
+            "dataset_sha256": None,
             "returns": None if mean is None else [mean - 1, mean + 1],
             "success": None,
             "costs": None,

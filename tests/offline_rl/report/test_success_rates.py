@@ -1,5 +1,7 @@
 """Scores that are success rates over the last evaluations, as on OGBench."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from offline_rl.reporting.runs import read
 from offline_rl.reporting.summary import summarize
 from offline_rl.training.result import final_score
 from offline_rl.utils.files import read_json
+from offline_rl.utils.paths import share
 
 TASK = "ogbench/scene-play-singletask-v0"
 RATE = {"min": 0.0, "max": 1.0, "source": "a paper", "environment": "a stand-in"}
@@ -98,3 +101,14 @@ def test_published_scores_name_tasks_of_this_package(tmp_path: Path):
     seed = read(folder_of(tmp_path, task="ogbench/scene-play-sparse-singletask-task2-v0"))  # type: ignore[arg-type]
     score = published_scores([seed])["qc"]
     assert (score.score, score.std) == (99.5, None)
+    assert score.about.startswith("OGBench's own file")
+
+
+def test_published_scores_next_to_a_generated_file_say_so(tmp_path: Path):
+    card = json.loads(
+        (share("datasets/generated") / "ogbench-cube-single-play-v0.json").read_text()
+    )
+    seed = read(folder_of(tmp_path, task="ogbench/cube-single-play-singletask-v0"))  # type: ignore[arg-type]
+    assert seed.outcome is not None
+    generated = replace(seed, outcome=replace(seed.outcome, dataset_sha256=card["sha256"]))
+    assert published_scores([generated])["fql"].about.startswith("another file")
