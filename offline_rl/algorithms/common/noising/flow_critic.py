@@ -26,6 +26,8 @@ from policies.heads.schedules import euler
 from policies.networks.init import xavier_init
 from policies.networks.mlp import Activation
 
+Partial = Annotated[Literal["bootstrap", "drop"], BUILT]
+
 
 @frozen
 class FlowConfig(ActorCriticConfig):
@@ -38,9 +40,7 @@ class FlowConfig(ActorCriticConfig):
     num_critics: Ensemble = 2  # number of critics (E)
     num_inference_steps: Count = 10  # integration steps of the flow from noise to a chunk
     horizon: Annotated[Count, BUILT] = 1  # actions of a chunk; all of them are executed
-    # chunks that the end of an episode cuts short. bootstrap: their target bootstraps from the last
-    # observation. drop: the critic loss leaves them out, as in ColinQiyangLi/qc
-    partial: Annotated[Literal["bootstrap", "drop"], BUILT] = "bootstrap"
+    partial: Partial = "bootstrap"  # drop: no critic loss for chunks cut short by an episode's end
     hidden: Sizes = (512, 512, 512, 512)
     activation: Activation = "gelu_tanh"
     clip_actions: ActionClip = 1 - 1e-5  # clip the data's actions to +- this, as the authors do
