@@ -8,8 +8,9 @@ the critics are trained, unless `train_policy` is set.
 Paper:   Hansen-Estruch et al., 2023, arXiv:2304.10573. Critics: IQL (arXiv:2110.06169, eq. 5, 6).
 Differs: from the authors' code (philippe-eecs/IDQL:jaxrl5/agents/ddpm_iql, with the network of the
          finetuning script). It trains on 95 % of the rows and validates on the others. Its
-         schedules have 2 or 3 million updates; ours has `num_updates`. Online, the learning rate of
-         the policy is constant. ddpm_iql_simple, which the authors' offline script uses, has
+         schedules have 2 or 3 million updates; ours has `num_updates`. Online, it trains on 128 new
+         and 128 old rows; ours on halves of `batch_size`, which is the same in all phases, and the
+         learning rate of the policy is constant. ddpm_iql_simple, which the authors' offline script uses, has
          policy_activation=silu, time_size=128, and V with a layer normalization of its input.
 """
 
@@ -76,7 +77,7 @@ class Config(CriticConfig):
     time_size: Annotated[Count, BUILT] = 64  # cosines and sines of the noise level; an even number
     policy_activation: Annotated[Activation, BUILT] = "mish"  # activation of the policy
     dropout: Dropout = 0.1  # dropout rate of the policy during training
-    batch_size: Count = 512  # transitions per update
+    batch_size: Count = 512  # transitions per update; `batch_size=` sets it too
     clip_actions: ActionClip = 1 - 1e-5  # clip the data's actions to +- this, as the authors do
 
     def __post_init__(self) -> None:

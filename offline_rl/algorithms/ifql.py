@@ -24,7 +24,6 @@ from offline_rl.algorithms.common.critics import Value, aggregate_q
 from offline_rl.algorithms.common.in_sample import expectile_loss
 from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.data.transform import ActionClip
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, frozen
 from policies.heads.best_of_n import BestOfN
@@ -39,7 +38,6 @@ class Config(FlowConfig):
     expectile: Expectile = 0.9  # expectile of Q that V learns; 0.5: mean action, near 1: best one
     num_samples: Annotated[Count, BUILT] = 32  # samples per decision, the best is executed (N)
     value_lr: Rate = 3e-4  # learning rate of V
-    clip_actions: ActionClip = 1 - 1e-5  # clip the data's actions to +- this, as the authors do
 
 
 class IFQL(FlowCritic):

@@ -89,6 +89,9 @@ def test_targets_a_millionth_too_large_are_found(name):
         ("rl100-rl100-judges", "expectile"),
         ("rl100-rl100-offline", "spread_max"),
         ("rl100-rl100-online", "trace"),
+        ("ifql-fql", "expectile"),
+        ("idql-idql", "weight_decay"),
+        ("idql-idql-online", "tau"),
     ],
 )
 def test_a_setting_a_thousandth_off_is_found(name, field):

@@ -43,7 +43,7 @@ def network(own: dict[str, Tensor], s: Tensor, x: Tensor, times: Tensor, drops: 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_an_update_equals_plain_pytorch(dropout):
-    """With AdamW, a decayed learning rate, and V before the critics' target."""
+    """The policy has AdamW and a decayed learning rate. V is updated before the critics."""
     state = start(IDQL, 10, dropout=dropout, tau=0.1, policy_tau=0.2, expectile=0.8, **SMALL)
     own = {name: leaves(params) for name, params in state.params.items()}
     rates = {"lr": 1e-3, "weight_decay": 0.0}

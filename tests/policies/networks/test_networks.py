@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from policies.networks.init import orthogonal_init
+from policies.networks.init import lecun_init, orthogonal_init
 from policies.networks.mlp import MLP, Activation, CategoricalCritic
 
 BETWEEN = {"relu": nn.ReLU(), "elu": nn.ELU(), "gelu": nn.GELU(), "silu": nn.SiLU()}
@@ -107,6 +107,16 @@ def test_orthogonal_layers_scale_lengths_by_their_gain():
         for member in weight:
             torch.testing.assert_close(member @ member.T, gain**2 * torch.eye(6), atol=1e-5, rtol=0)
     assert all((bias == 0).all() for bias in net.biases)
+
+
+def test_lecun_weights_are_normal_with_the_variance_of_their_fan_in_and_cut_off():
+    """Weights are cut off at two standard deviations before they are rescaled, by 1 / 0.8796."""
+    torch.manual_seed(0)
+    net = MLP(400, 400, (), init=lecun_init)
+    weight, bound = net.weights[0], 2 / 0.8796 / 20
+    assert weight.std().item() == pytest.approx(1 / 20, rel=0.01)
+    assert 0.99 * bound < weight.abs().max() < 1.001 * bound
+    assert not net.biases[0].any()
 
 
 @pytest.mark.parametrize("smoothing", [0.05, 0.75, 2.0])
