@@ -90,7 +90,7 @@ class DiffusionQL(ActorCritic):
     def actor(self) -> nn.Module:
         obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
         options = {"hidden": [*cfg.hidden], "time_size": 16, "time_hidden": 32}
-        shape = {"n_obs_steps": 1, "horizon": 1, "n_action_steps": 1}
+        shape: Any = {"n_obs_steps": 1, "horizon": 1, "n_action_steps": 1}
         table = ddpm(self.alphas, cfg.num_inference_steps, "epsilon")
         return DiffusionActor(obs, act, network="mlp", options=options, table=table, **shape)
 

@@ -157,7 +157,7 @@ class DenoisingActor(NumpyNetwork):
     """A denoising policy with an MLP; see `policies.heads.diffusion.DiffusionActor`."""
 
     def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
-        kind = {"mlp": DenoisingMLP, "plain": PlainMLP, "ln_resnet": LayerNormResNet}
+        kind: Any = {"mlp": DenoisingMLP, "plain": PlainMLP, "ln_resnet": LayerNormResNet}
         self._sampler = Sampler(arguments)
         self.noise_shape = self._sampler.noise_shape
         network = subtree(weights, "network.")

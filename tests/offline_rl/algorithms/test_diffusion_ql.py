@@ -163,7 +163,7 @@ def test_outside_the_clip_the_gradient_of_q_is_zero():
 
 @pytest.mark.slow
 def test_prefers_the_better_of_two_demonstrated_actions():
-    """With eta = 0 it samples both; with Q it samples the better one."""
+    """It samples both actions if eta is 0, and the better one if eta is 2."""
     sizes = SMALL | {"hidden": (32, 32), "actor_lr": 1e-2, "num_inference_steps": 5}
     shares = []
     for eta in (0.0, 2.0):
