@@ -10,6 +10,7 @@ from offline_rl.runs.folder import Done
 from offline_rl.runs.options import TrainOptions, aliases, roles
 from offline_rl.runs.run import difference, role_of, runs_of
 from offline_rl.runs.start import Start
+from offline_rl.utils.errors import UserError
 
 KEYS: dict[str, Any] = {"algorithm": "iql", "task": "none", "dataset": "a.npz"}
 
@@ -119,3 +120,35 @@ def test_keys_of_only_one_config_can_be_left_out() -> None:
     assert difference({"a": 1, "b": 2}, {"a": 1, "c": 3}, common=True) == {}
     filled = {"hyper": {"target": None}}
     assert difference({"hyper": {"target": 7.0}}, filled, common=True) == {}
+
+
+def test_the_success_timing_is_stored_even_if_it_is_the_default() -> None:
+    task = "ogbench/scene-play-singletask-task2-v0"
+    keys: dict[str, Any] = {"algorithm": "iql", "task": task}
+    (default,), (post,), (pre,) = (
+        runs_of({**keys, **more})
+        for more in ({}, {"success_timing": "post"}, {"success_timing": "pre"})
+    )
+    assert default.config()["success_timing"] == "post"
+    assert default.identity() == post.identity()
+    assert difference(post.config(), pre.config()) == {"success_timing": ("post", "pre")}
+    (other,) = runs_of(KEYS)
+    assert other.config()["success_timing"] is None
+
+
+@pytest.mark.parametrize(
+    ("task", "timing", "sentence"),
+    [
+        ("hopper-medium-v2", "pre", "success_timing=pre: hopper-medium-v2 is not a single task"),
+        (
+            "ogbench/scene-play-singletask-v0",
+            "at",
+            "success_timing='at': expected one of post, pre",
+        ),
+    ],
+)
+def test_a_success_timing_that_does_not_fit_is_refused(
+    task: str, timing: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        runs_of({"algorithm": "iql", "task": task, "success_timing": timing})

@@ -28,7 +28,6 @@ def test_an_on_policy_method_refuses_options_of_a_replay_buffer(option: str, sen
     with pytest.raises(UserError, match=sentence):
         runs_of({**ONLINE, "algorithm": "dppo", option: True})
 
-
     """Without updates, the networks of the phase would stay as they were initialized."""
     """Its networks would stay as they were initialized."""
     for updates, refused in ((0, True), (100, False)):
