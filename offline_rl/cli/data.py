@@ -58,7 +58,8 @@ def data(arguments: Sequence[str]) -> None:
     minimum, maximum = actions[action]
     if not minimum <= len(names) <= maximum or (options and action in ("list", "download")):
         raise UserError(f"data {action}: wrong arguments. See offline-rl data --help.")
-    kinds: dict[str, type] = {"convert": convert.Options, "filter": FilterOptions, "mirror": MirrorOptions}
+    kinds: dict[str, type] = {"filter": FilterOptions, "mirror": MirrorOptions}
+    kinds["convert"] = convert.Options
     built: Any = build(kinds.get(action, ReadOptions), options)
     passed = {key: value for key, value in asdict(built).items() if key in options}
     if action == "list":
