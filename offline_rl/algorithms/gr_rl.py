@@ -117,9 +117,10 @@ class GRRL(td3_bc.TD3BC):
         """Return TD3+BC's loss. Steps of a chunk after the end of the episode are not imitated."""
         chunks = policy(batch.observations)  # [B, H, A]
         q = state.critic(batch.observations.flatten(1), chunks.flatten(1))[0]  # [B]
-        error = ((chunks - batch.actions).square().mean(-1) * batch.valid).sum()
+        valid: Any = batch.valid  # [B, H]; chunks have this mask
+        error = ((chunks - batch.actions).square().mean(-1) * valid).sum() / valid.sum()
         scale = self.cfg.alpha / q.detach().abs().mean()
-        return error / batch.valid.sum() - scale * q.mean(), {}
+        return error - scale * q.mean(), {}
 
 
 def progress(algorithm: GRRL, params: Mapping[str, Params], observations: np.ndarray) -> np.ndarray:

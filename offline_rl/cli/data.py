@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import parse_options, takes_options
@@ -57,8 +58,9 @@ def data(arguments: Sequence[str]) -> None:
     minimum, maximum = actions[action]
     if not minimum <= len(names) <= maximum or (options and action in ("list", "download")):
         raise UserError(f"data {action}: wrong arguments. See offline-rl data --help.")
-    kinds = {"convert": convert.Options, "filter": FilterOptions, "mirror": MirrorOptions}
-    built = build(kinds.get(action, ReadOptions), options)
+    kinds: dict[str, type] = {"filter": FilterOptions, "mirror": MirrorOptions}
+    kinds["convert"] = convert.Options
+    built: Any = build(kinds.get(action, ReadOptions), options)
     passed = {key: value for key, value in asdict(built).items() if key in options}
     if action == "list":
         print(describe.list_cards(data_dir))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +25,13 @@ def join(parts: Sequence[Dataset]) -> Dataset:
     stored += [
         channels.take(p.observations, slice(n, None)) for p, n in zip(parts, rows, strict=True)
     ]
-    columns = ("actions", "rewards", "terminated", "truncated")
+    names = ("actions", "rewards", "terminated", "truncated")
+    columns: dict[str, Any] = {k: np.concatenate([getattr(p, k) for p in parts]) for k in names}
     return replace(
         parts[0],
         observations=channels.concatenate(stored),
         next_index=np.concatenate(indices),
         extras={k: np.concatenate([p.extras[k] for p in parts]) for k in parts[0].extras},
         sha256=None,
-        **{name: np.concatenate([getattr(p, name) for p in parts]) for name in columns},
+        **columns,
     )
