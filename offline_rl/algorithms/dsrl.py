@@ -24,6 +24,7 @@ Differs: without `base`, no known difference in updates from ColinQiyangLi/qam:a
 from __future__ import annotations
 
 import copy
+from functools import partial
 from math import prod
 from typing import Annotated, Any, Literal
 
@@ -43,16 +44,15 @@ from offline_rl.algorithms.common.base import (
 )
 from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate
 from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
-from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
 from offline_rl.utils.options import NonNegative, Number, Positive, Share, frozen
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.gaussian import TanhGaussianActor
-from policies.heads.head import load_kinds
 from policies.heads.residual import SteeredActor
 from policies.networks.init import xavier_init
 from policies.networks.mlp import Scalar
+from policies.runtimes.network import make_network
 
 
 @frozen
@@ -109,22 +109,16 @@ class DSRL(FlowCritic):
         return super(FlowCritic, self).source(phase, chunks)
 
     def networks(self) -> dict[str, nn.Module]:
-        sampler: Any = self.flow() if self.base is None else self.base_network()
+        base = self.base
+        sampler: Any = self.flow() if base is None else make_network(base, "torch").module
         inputs, size = self.spec.observation_dim * sampler.n_obs_steps, prod(sampler.noise_shape)
         executed = self.spec.action_dim * sampler.n_action_steps
         networks = {"policy": self.noise_policy(inputs, size), "sampler": sampler}
-        networks |= {"critic": self.build_critics(inputs, executed)}
-        networks |= {"noise_critic": self.build_critics(inputs, size)}
+        networks |= {"critic": self.q_network(inputs, executed)}
+        networks |= {"noise_critic": self.q_network(inputs, size)}
         if self.cfg.predictor == "gaussian":
             networks["log_alpha"] = Scalar(0.0)
-        return networks | ({} if self.base is not None else {"flow": copy.deepcopy(sampler)})
-
-    def base_network(self) -> nn.Module:
-        """Return the base's network with its weights."""
-        assert self.base is not None
-        network = load_kinds()[self.base.kind](**self.base.arguments)
-        network.load_state_dict({k: torch.from_numpy(x) for k, x in self.base.weights.items()})
-        return network
+        return networks | ({"flow": copy.deepcopy(sampler)} if base is None else {})
 
     def noise_policy(self, inputs: int, size: int) -> nn.Module:
         """Return the policy, whose actions are start noise divided by `noise_scale`."""
@@ -139,7 +133,7 @@ class DSRL(FlowCritic):
         arguments: Any = [x for part in parts for x in (type(part).__name__, part.arguments)]
         return SteeredActor(*arguments, noise_scale=float(self.cfg.noise_scale))
 
-    def optimizers(self) -> dict[str, Adam]:
+    def optimizers(self) -> dict[str, Any]:
         rates = {"noise_critic": self.cfg.critic_lr, "log_alpha": self.cfg.alpha_lr}
         rates["flow"] = self.cfg.actor_lr
         return super().optimizers() | {name: self.adam(rate) for name, rate in rates.items()}
@@ -161,9 +155,14 @@ class DSRL(FlowCritic):
             state = soft_update(state, "sampler", "flow", self.cfg.tau)
             state, flow_value = minimize(state, "flow", self.flow_loss(old, batch))
             metrics["imitation_loss"] = flow_value
-        steer = self.steer if self.cfg.predictor == "gaussian" else self.predict
-        state, policy_metrics = steer(state, old, s)
-        return state, metrics | policy_metrics | {"target": y.mean()}
+        policy_loss = partial(self.policy_loss, old=old, s=s)
+        state, policy_value, policy_metrics = minimize(state, "policy", policy_loss)
+        if self.cfg.predictor == "gaussian":
+            excess = -policy_metrics["entropy"] - self.cfg.entropy_scale * noise.shape[1]
+            state, _ = minimize(state, "log_alpha", lambda log_alpha: -log_alpha().exp() * excess)
+            metrics["alpha"] = old.log_alpha().exp().detach()
+        metrics |= policy_metrics | {"policy_loss": policy_value}
+        return state, metrics | {"target": y.mean()}
 
     def next_chunks(self, state: State, histories: Tensor) -> Tensor:
         """Return the chunks that follow from the policy, [B, H, A], for [B, n_obs_steps, O]."""
@@ -191,30 +190,16 @@ class DSRL(FlowCritic):
         is_predicted = state.random.uniform((len(s), 1)) < self.cfg.predicted_share
         return torch.where(is_predicted, self.cfg.noise_scale * state.policy.act(s), noise)
 
-    def steer(self, state: State, old: State, s: Tensor) -> tuple[State, Metrics]:
-        """Update policy and temperature by SAC on the noise critics' mean."""
-        cfg, alpha = self.cfg, old.log_alpha().exp()
-
-        def policy_loss(policy: Network) -> tuple[Tensor, Tensor]:
-            u, log_pi = policy.sample(s, state.random)
-            q = old.noise_critic(s, cfg.noise_scale * u).mean(0)
-            return (alpha * log_pi - q).mean(), log_pi.mean()
-
-        state, value, log_pi = minimize(state, "policy", policy_loss)
-        excess = log_pi - cfg.entropy_scale * prod(self.noise_shape)
-        state, _ = minimize(state, "log_alpha", lambda log_alpha: -log_alpha().exp() * excess)
-        return state, {"policy_loss": value, "entropy": -log_pi, "alpha": alpha.detach()}
-
-    def predict(self, state: State, old: State, s: Tensor) -> tuple[State, Metrics]:
-        """Update the deterministic policy: noise critics' mean, and a penalty on large noise."""
+    def policy_loss(self, policy: Network, old: State, s: Tensor) -> LossAndMetrics:
+        """Return the cost of the policy's noise minus the mean of the noise critics."""
         cfg = self.cfg
-        limit = cfg.norm_limit * prod(self.noise_shape)
-
-        def policy_loss(policy: Network) -> LossAndMetrics:
-            noise = cfg.noise_scale * policy.act(s)
-            penalty = (noise.square().sum(-1) / 2 - limit).clamp(min=0).mean()
-            q = old.noise_critic(s, noise).mean()
-            return cfg.norm_weight * penalty - q, {"norm_penalty": penalty}
-
-        state, value, metrics = minimize(state, "policy", policy_loss)
-        return state, metrics | {"policy_loss": value}
+        if cfg.predictor == "gaussian":
+            u, log_pi = policy.sample(s, old.random)
+            cost, metrics = old.log_alpha().exp() * log_pi, {"entropy": -log_pi.mean()}
+        else:
+            u = policy.act(s)
+            half_norm = (cfg.noise_scale * u).square().sum(-1) / 2
+            excess = (half_norm - cfg.norm_limit * u.shape[1]).clamp(min=0)
+            cost, metrics = cfg.norm_weight * excess, {"norm_penalty": excess.mean()}
+        q = old.noise_critic(s, cfg.noise_scale * u).mean(0)
+        return (cost - q).mean(), metrics

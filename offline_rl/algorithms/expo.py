@@ -55,6 +55,7 @@ class EXPO(FlowCritic):
     Config: type = Config
     Online = schedule.Chunked
     acts = ("policy", "critic")
+    samples_per_row = "num_samples"
 
     def networks(self) -> dict[str, nn.Module]:
         return super().networks() | {"log_alpha": Scalar(0.0)}

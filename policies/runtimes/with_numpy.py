@@ -14,7 +14,7 @@ from policies.heads.schedules import FLOW_TIME
 from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
-KINDS = (*ACTORS, "DiffusionActor", "BestOfN")
+KINDS = (*ACTORS, "DiffusionActor", "EditedActor", "SteeredActor", "BestOfN")
 DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]
 
@@ -57,6 +57,10 @@ def find_head_problem(kind: str, arguments: Mapping[str, Any]) -> str | None:
         return f"runs {', '.join(KINDS)}, not {kind}"
     if kind == "BestOfN":
         return find_head_problem(arguments["policy"], arguments["policy_arguments"])
+    if kind == "SteeredActor":
+        return find_head_problem(arguments["sampler"], arguments["sampler_arguments"])
+    if kind == "EditedActor":
+        return find_head_problem("DiffusionActor", arguments["flow_arguments"])
     if kind != "DiffusionActor":
         return None
     if arguments["network"] not in DENOISERS:
@@ -76,10 +80,10 @@ def make(bundle: Bundle) -> NumpyNetwork:
 
 def make_head(kind: str, arguments: Mapping[str, Any], weights: Weights) -> NumpyNetwork:
     """Return a head of this class, arguments and parameters."""
-    if kind == "BestOfN":
-        return BestOfN(arguments, weights)
-    if kind == "DiffusionActor":
-        return DenoisingActor(arguments, weights)
+    composed = {"BestOfN": BestOfN, "EditedActor": EditedActor, "SteeredActor": SteeredActor}
+    composed |= {"DiffusionActor": DenoisingActor}
+    if kind in composed:
+        return composed[kind](arguments, weights)
     return Actor(kind, arguments, weights)
 
 
@@ -223,6 +227,40 @@ class LayerNormResNet:
         return self._last(self._activation(hidden))
 
 
+class SteeredActor(NumpyNetwork):
+    """A sampler at the noise that a policy chooses; see `policies.heads.residual.SteeredActor`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        self._policy, self._sampler = (
+            make_head(arguments[name], arguments[f"{name}_arguments"], subtree(weights, f"{name}."))
+            for name in ("policy", "sampler")
+        )
+        self._noise_scale = arguments["noise_scale"]
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        start = self._noise_scale * self._policy.sample(observations, noise)
+        return self._sampler.sample(observations, start.reshape(-1, *self._sampler.noise_shape))
+
+
+class EditedActor(NumpyNetwork):
+    """A flow policy whose chunks are edited; see `policies.heads.residual.EditedActor`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        self._flow = DenoisingActor(arguments["flow_arguments"], subtree(weights, "flow."))
+        edit, trunk = arguments["edit_arguments"], subtree(weights, "edit.trunk.")
+        self._edit, self._bounds = Perceptron(trunk, edit["activation"]), edit["log_std_range"]
+        self._edit_scale = arguments["edit_scale"]
+        self.noise_shape = (2, *self._flow.noise_shape[1:])
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        chunks, rows = self._flow.sample(observations, noise[:, :1]), len(noise)
+        inputs = [observations.reshape(rows, -1), chunks.reshape(rows, -1)]
+        mean, log_std = np.split(self._edit(np.concatenate(inputs, -1)), 2, -1)
+        edits = mean + np.exp(log_std.clip(*self._bounds)) * noise[:, 1].reshape(rows, -1)
+        edited: np.ndarray = chunks + self._edit_scale * np.tanh(edits).reshape(chunks.shape)
+        return edited.clip(-1, 1)
+
+
 class BestOfN(NumpyNetwork):
     """One of N samples, selected by critics; see `policies.heads.best_of_n.BestOfN`."""
 
@@ -233,6 +271,7 @@ class BestOfN(NumpyNetwork):
         self._critic = Perceptron(subtree(weights, "critic.net."), critic["activation"], critic)
         self._count, self._temperature = arguments["num_samples"], arguments["temperature"]
         self._aggregate = np.min if arguments["aggregate"] == "min" else np.mean
+        options = options.get("flow_arguments", options)
         self._n_action_steps = options.get("n_action_steps", options.get("horizon", 1))
         shape = self._policy.noise_shape
         self.noise_shape = (self._count, *((math.prod(shape) + 1,) if self._temperature else shape))

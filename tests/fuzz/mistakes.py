@@ -208,7 +208,7 @@ MORE = {
     "train num_env_steps=10": "td3_bc does not learn online. Remove num_env_steps",
     "train keep_data=true": "keep_data=true saves online experience. Set num_env_steps=",
     "train expert_dataset=small.npz": "td3_bc does not use expert_dataset",
-    "train base=small.npz": "base= is used by resfit; td3_bc has no base policy",
+    "train base=small.npz": "base= is used by dsrl and resfit; td3_bc has no base policy",
     "train algorithm=recoil": "recoil needs expert demonstrations. Set expert_dataset=",
     "train algorithm=consistency !algorithm.hidden": "consistency needs a teacher. Use offline-rl",
     "train algorithm=resfit !algorithm.hidden": "resfit needs a frozen base policy. Set base=",

@@ -1,8 +1,10 @@
 """The runtimes torch, ONNX and numpy: equal actions, and errors for missing parts."""
 
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -22,6 +24,7 @@ from policies.heads.deterministic import DeterministicActor
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import GaussianActor, TanhGaussianActor
 from policies.heads.recurrent import RecurrentActor
+from policies.heads.residual import EditedActor, SteeredActor
 from policies.heads.schedules import (
     cosine_alphas,
     ddim,
@@ -516,3 +519,50 @@ def test_a_player_passes_rewards_to_a_policy_that_needs_them(tmp_path: Path) -> 
 def test_every_runtime_has_a_module() -> None:
     for name in network.RUNTIMES:
         assert (ROOT / "policies" / "runtimes" / f"with_{name}.py").is_file()
+
+
+def make_steered(sampler: Any) -> SteeredActor:
+    """Return a policy that chooses the start noise of this sampler."""
+    inputs, size = 5 * sampler.n_obs_steps, math.prod(sampler.noise_shape)
+    policy = TanhGaussianActor(inputs, size, (16,), activation="gelu_tanh")
+    parts: Any = [x for part in (policy, sampler) for x in (type(part).__name__, part.arguments)]
+    return SteeredActor(*parts, noise_scale=1.5)
+
+
+def make_edited() -> BestOfN:
+    """Return the best of three edited chunks of a flow policy."""
+    sizes = {"n_obs_steps": 1, "horizon": 3, "n_action_steps": 3}
+    shape: Any = sizes | {"table": euler(4), "options": {"hidden": [16]}}
+    flow = DiffusionActor(5, 2, network="plain", **shape)
+    edit, critic = TanhGaussianActor(11, 6, (16,)), Critic(5, 6, (16,), ensemble=3)
+    arguments: Any = EditedActor(flow.arguments, edit.arguments, edit_scale=0.7).arguments
+    return BestOfN("EditedActor", arguments, critic.arguments, num_samples=3, aggregate="mean")
+
+
+STEPPED = {"chunk_size": 3, "n_action_steps": 3}
+ON_OTHERS: dict[str, tuple[Callable[[], Any], dict[str, int]]] = {
+    "steered diffusion": (lambda: make_steered(make_sampler("ddim")), PLANNED),
+    "steered one-step": (lambda: make_steered(OneStepActor(5, 2, (16,), horizon=3)), STEPPED),
+    "edited": (make_edited, STEPPED),
+}
+
+
+@pytest.mark.parametrize("runtime", ["numpy", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ON_OTHERS)
+def test_heads_on_other_policies_act_as_in_torch(tmp_path: Path, name: str, runtime: str) -> None:
+    torch.manual_seed(0)
+    make, sizes = ON_OTHERS[name]
+    path = write(tmp_path / "policy.bundle", make(), **sizes)
+    if runtime == "onnx":
+        from policies.export import export_bundle
+
+        exported, difference = export_bundle(bundle.read(path))
+        assert difference < 1e-5
+        bundle.write(path, exported)
+    ours, reference = (Player(policies.load(path, runtime=each)) for each in (runtime, "torch"))
+    for player in (ours, reference):
+        player.reset(range(10))
+    for x in OBSERVATIONS.reshape(5, 10, 5):
+        expected = reference.step(x)
+        np.testing.assert_allclose(ours.step(x), expected, atol=1e-5)
+        assert expected.std() > 0.05
