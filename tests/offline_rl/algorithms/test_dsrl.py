@@ -75,7 +75,7 @@ def test_an_update_equals_plain_pytorch(options):
                 old = before.optimizer[name]["first"][k]
                 close(state.optimizer[name]["first"][k], 0.9 * old + 0.1 * leaf.grad)
             if name != "log_alpha":
-                close(metrics[f"{name}_loss"], losses[name])
+                close(metrics["imitation_loss" if name == "flow" else f"{name}_loss"], losses[name])
         for target, source in (("critic_target", "critic"), ("sampler", "flow")):
             for k, value in state.params[target].items():
                 close(value, 0.9 * before.params[target][k] + 0.1 * before.params[source][k])
