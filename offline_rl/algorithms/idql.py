@@ -10,8 +10,9 @@ Differs: from the authors' code (philippe-eecs/IDQL:jaxrl5/agents/ddpm_iql, with
          finetuning script). It trains on 95 % of the rows and validates on the others. Its
          schedules have 2 or 3 million updates; ours has `num_updates`. Online, it trains on 128 new
          and 128 old rows; ours on halves of `batch_size`, which is the same in all phases, and the
-         learning rate of the policy is constant. ddpm_iql_simple, which the authors' offline script uses, has
-         policy_activation=silu, time_size=128, and V with a layer normalization of its input.
+         learning rate of the policy is constant. ddpm_iql_simple, which the authors' offline script
+         uses, has policy_activation=silu, time_size=128, and V with a layer normalization of its
+         input.
 """
 
 from __future__ import annotations

@@ -161,11 +161,12 @@ class DenoisingActor(NumpyNetwork):
     """A denoising policy with an MLP; see `policies.heads.diffusion.DiffusionActor`."""
 
     def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
-        kind: Any = {"mlp": DenoisingMLP, "plain": PlainMLP, "ln_resnet": LayerNormResNet}
+        kinds: dict[str, Any] = {"mlp": DenoisingMLP, "plain": PlainMLP}
+        kinds |= {"ln_resnet": LayerNormResNet}
         self._sampler = Sampler(arguments)
         self.noise_shape = self._sampler.noise_shape
         network = subtree(weights, "network.")
-        self._network = kind[arguments["network"]](arguments["options"], network)
+        self._network = kinds[arguments["network"]](arguments["options"], network)
 
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         features = observations.reshape(len(observations), -1)
