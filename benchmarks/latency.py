@@ -1,6 +1,10 @@
 """Measure how long a policy takes to compute an action or a chunk (a decision).
 
     python -m benchmarks.latency <file.json> name=<bundle> … [seconds=20] [runtimes=[torch,onnx]]
+        [samples=[4,32]]
+
+samples= adds policies with untrained networks of FQL's sizes: the one-step policy of FQL, and IFQL's
+best of each number of samples.
 
 Bundles and runtimes take turns, on one CPU thread. The episode is reset before each step, outside
 the timed section, so every step is a decision. Writes the results and a page next to them. A bundle
@@ -22,12 +26,18 @@ import numpy as np
 
 import policies
 from benchmarks.figures import run_measurement
+from offline_rl.algorithms.fql import FQL
+from offline_rl.algorithms.ifql import IFQL
+from offline_rl.data.transform import Transform
+from offline_rl.evaluation.bundles import bundled
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum
 from offline_rl.utils.options import parse_options
 from offline_rl.utils.text import table, wrap_text
-from policies import Spec, channels
+from policies import Normalizer, Spec, channels
 from policies.bundle import read
+from policies.export import export_bundle
+from policies.golden import open_bundle, seal
 from policies.policy import BundlePolicy
 
 RUNTIMES = ("torch", "onnx")
@@ -82,6 +92,24 @@ def load_bundles(bundles: Mapping[str, str], runtimes: Sequence[str]) -> dict[tu
     return loaded
 
 
+def make_policies(samples: Sequence[int], runtimes: Sequence[str]) -> dict[tuple[str, str], Any]:
+    """Return FQL's one-step policy, and IFQL's best of N samples for each N of `samples`.
+
+    Networks are untrained: 4 layers of 512 units, 10 integration steps, for 28 observations and 5
+    actions, the sizes of OGBench's cube-single.
+    """
+    spec = Spec((28,), 5)
+    algorithms = {"one step": FQL(spec, FQL.Config())}
+    algorithms |= {f"best of {n}": IFQL(spec, IFQL.Config(num_samples=n)) for n in samples}
+    transform, made = Transform(Normalizer.identity((28,))), {}
+    for name, algorithm in algorithms.items():
+        params = algorithm.acting_params(algorithm.initial()["params"])
+        weights = {k: v.numpy() for k, v in params.items()}
+        bundle = export_bundle(seal(bundled(algorithm, weights, transform, {})))[0]
+        made |= {(name, each): open_bundle(bundle, each, {}, units=False) for each in runtimes}
+    return made
+
+
 def page(results: Mapping[str, Any]) -> str:
     """Return the page with the table of results."""
     body = [
@@ -104,9 +132,11 @@ def measure(arguments: Sequence[str]) -> tuple[Path, dict[str, Any]]:
         raise UserError(f"The first argument must be the file for the results.\n{__doc__}")
     options = parse_options(arguments[1:])
     seconds, runtimes = options.pop("seconds", 20.0), options.pop("runtimes", RUNTIMES)
-    if not options:
-        raise UserError("No bundle was given. Use name=<bundle>.")
+    samples = options.pop("samples", ())
+    if not options and not samples:
+        raise UserError("No bundle was given. Use name=<bundle> or samples=[4,32].")
     bundles = load_bundles({name: str(path) for name, path in options.items()}, runtimes)
+    bundles |= make_policies(samples, runtimes) if samples else {}
     return Path(arguments[0]), {
         "rows": decisions(bundles, float(seconds)),
         "sha256": {name: checksum(Path(path)) for name, path in options.items()},

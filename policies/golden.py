@@ -19,6 +19,7 @@ from policies.policy import BundlePolicy
 from policies.runtimes.network import make_network
 
 ROWS = 4  # batch size of the golden output
+CANDIDATES = 64  # inputs from which the golden input of a policy that selects samples is chosen
 TOLERANCE = 1e-4  # allowed absolute difference between runtimes and processors
 FAULTS = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
@@ -171,15 +172,21 @@ def check_shape(chunks: np.ndarray, bundle: Bundle, source: str) -> np.ndarray:
 def make_golden_input(policy: BundlePolicy) -> Golden:
     """Generate typical observations and noise from a fixed seed. `chunks` is a placeholder."""
     spec, rng = policy.spec, np.random.Generator(np.random.PCG64(0))
+    selects = policy.network.module is not None and policy.network.module.num_samples > 1
+    rows = CANDIDATES if selects else ROWS
     observations = dict[str, np.ndarray]()
     for channel in spec.channels:
-        shape = (ROWS, spec.n_obs_steps, *channel.shape)
+        shape = (rows, spec.n_obs_steps, *channel.shape)
         if channel.kind == "image":
             observations[channel.name] = rng.integers(0, 256, shape, np.uint8)
         else:
             values = rng.standard_normal(shape, np.float32)
             observations[channel.name] = policy.bundle.normalizers[channel.name].inverse(values)
-    size = (ROWS, *policy.noise_shape)
+    size = (rows, *policy.noise_shape)
     noise = rng.standard_normal(size, np.float32) if policy.noise_shape else None
+    if selects and noise is not None:
+        # where two samples have almost the same value, rounding errors decide which is selected
+        order = policy.selection_margins(observations, noise).argsort()[-ROWS:]
+        observations, noise = {k: v[order] for k, v in observations.items()}, noise[order]
     memory = policy.network.initial_memory(ROWS)
     return Golden(observations, noise, np.zeros(()), memory)

@@ -181,6 +181,21 @@ class BundlePolicy:
             chunk = self.bundle.actions.inverse(chunk).clip(-1, 1)
         return (self.spec.to_units(chunk) if self.units else chunk), memory
 
+    def selection_margins(self, observations: Observation, noise: np.ndarray) -> np.ndarray:
+        """Return by how much the selected sample's value exceeds all others, [B]. Needs torch.
+
+        Arguments: see `decide`.
+        """
+        import torch
+
+        inputs = map_channels(torch.from_numpy, self._normalize(observations))
+        with torch.inference_mode():
+            memory = self.network.module.initial_memory(len(noise))
+            values = self.network.module.evaluate(inputs, memory, torch.from_numpy(noise)).values
+        best, second = values.topk(2).values.unbind(-1)
+        margins: np.ndarray = (best - second).numpy()
+        return margins
+
     def _normalize(self, observations: Observation) -> Inputs:
         """Convert raw observations to the network's input."""
         lone, normalizers = self.bundle.spec.single_vector, self.bundle.normalizers

@@ -40,8 +40,14 @@ REPOSITORIES = {  # key of the command: repository, commit
         "amazon-science/residual-offpolicy-rl",
         "66262b06a0caf159fb001504949b7b48ccda5f64",
     ),
+    "diffusion_ql": (
+        "Zhendong-Wang/Diffusion-Policies-for-Offline-RL",
+        "d871f5c6b4a3a3a19a10c662a54f32d5819dfcdb",
+    ),
     "dppo": ("irom-princeton/dppo", "cc7234ad7ff39a8f32de3af903606723a16f0648"),
     "fql": ("seohongpark/fql", "719d04417cb0b206deddbc7d761b3e710c3d750c"),
+    "qc": ("ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653"),
+    "idql": ("philippe-eecs/IDQL", "7582571ce686c77b4ee0f592dd639ab8151295fa"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -173,6 +179,8 @@ LEVELS = (
     "the last denoising step leads to the lowest noise level, and times are counted from there -> "
     "it leads to no noise"
 )
+IDQL_DRAWS = ("noise", "time", *(f"dropout_{k}" for k in range(3)))
+IDQL: dict[str, Any] = {"width": 8, "time_size": 4, "dropout": 0.2}
 ADDED = "1e-{} added to the advantages' standard deviation -> 1e-8"
 CASES = (
     Case(
@@ -513,7 +521,68 @@ CASES = (
         "agents/fql.py",
         ("next", "x0", "time", "z"),
         {"q_aggregate": "min", "num_inference_steps": 4},
-        variant="normalized Q, min",
+        variant="normalized-min",
+    ),
+    Case("ifql", "fql", "agents/ifql.py", ("x0", "time")),
+    Case(
+        "idql",
+        "idql",
+        "jaxrl5/agents/ddpm_iql/ddpm_iql_learner.py",
+        IDQL_DRAWS,
+        IDQL,
+    ),
+    Case(
+        "idql",
+        "idql",
+        "jaxrl5/agents/ddpm_iql_simple/ddpm_iql_learner.py",
+        IDQL_DRAWS,
+        IDQL | {"policy_activation": "silu", "expectile": 0.9},
+        variant="simple",
+    ),
+    Case(
+        "idql",
+        "idql",
+        "jaxrl5/agents/ddpm_iql/ddpm_iql_learner.py",
+        config=IDQL,
+        phase="online",
+        variant="online",
+    ),
+    *(
+        Case(
+            "diffusion_ql",
+            "diffusion_ql",
+            "agents/ql_diffusion.py",
+            ("next", "noise", "level", "policy", "coin"),
+            {"average_start": 3, "average_every": 2, "num_target_samples": samples}
+            | {"max_grad_norm": max_grad_norm},
+            variant=variant,
+        )
+        for variant, samples, max_grad_norm in (("", 1, 0.5), ("max_q_backup", 10, 100.0))
+    ),
+    Case(
+        "qc",
+        "qc",
+        "agents/acfql.py",
+        ("next", "x0", "time"),
+        {"horizon": 3, "partial": "drop", "num_inference_steps": 4},
+        aims=("rewards", "discount", "weights"),
+    ),
+    Case(
+        "qc",
+        "qc",
+        "agents/acfql.py",
+        ("next", "x0", "time"),
+        {"horizon": 3, "partial": "drop", "num_inference_steps": 4, "q_aggregate": "min"}
+        | {"num_critics": 3},
+        variant="min",
+    ),
+    Case(
+        "qc_fql",
+        "qc",
+        "agents/acfql.py",
+        ("next", "x0", "time", "z"),
+        {"horizon": 3, "partial": "drop", "num_inference_steps": 4}
+        | {"alpha": 3.0, "normalize_q": False},
     ),
     Case(
         "rlpd",

@@ -84,13 +84,18 @@ def chunks(update: int, n_obs_steps: int, horizon: int) -> Arrays:
     return columns
 
 
-def chunk_transitions(update: int, discount: float, horizon: int) -> Arrays:
-    """Return transitions of complete chunks.
+def chunk_transitions(update: int, discount: float, horizon: int, *, full: bool) -> Arrays:
+    """Return transitions of chunks.
 
     Observations are [BATCH, 1, OBS], actions [BATCH, horizon, ACT], rewards [BATCH].
+    full: all chunks have `horizon` steps; otherwise some end with their episode and have weight 0.
     """
     columns, steps = batch(update, discount**horizon), batch(update, 1.0, (BATCH, horizon))
     columns |= {"actions": steps["actions"], "valid": np.ones((BATCH, horizon), bool)}
+    if not full:
+        count = np.random.RandomState([SEED, update, 2]).randint(1, horizon + 3, (BATCH, 1))
+        columns["valid"] = np.arange(horizon) < count
+        columns["weights"] = columns["valid"][:, -1].astype(np.float64)
     return columns | {k: columns[k][:, None] for k in ("observations", "next_observations")}
 
 

@@ -17,11 +17,11 @@ from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays, Tape
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
 from offline_rl.algorithms.common.chunk_cloning import ChunkCloning
+from offline_rl.algorithms.common.noising.flow_critic import FlowCritic
 from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
 from offline_rl.algorithms.common.on_policy.denoising import replay_log_prob
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import ONLINE
-from offline_rl.algorithms.fql import FQL
 from offline_rl.replay.batch import Batch
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.errors import UserError
@@ -136,8 +136,10 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
         return decisions(algorithm, update)
     if isinstance(algorithm, ChunkCloning):
         return inputs.chunks(update, algorithm.cfg.n_obs_steps, algorithm.cfg.horizon)
-    if isinstance(algorithm, FQL):
-        return inputs.chunk_transitions(update, algorithm.cfg.discount, algorithm.cfg.horizon)
+    if isinstance(algorithm, FlowCritic):
+        cfg = algorithm.cfg
+        full = cfg.partial == "bootstrap"
+        return inputs.chunk_transitions(update, cfg.discount, cfg.horizon, full=full)
     if "timesteps" in algorithm.extra_columns:
         return inputs.windows(update, full=bool(case.draws))
     columns = inputs.batch(update, algorithm.cfg.discount)

@@ -17,7 +17,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from torch import nn
 
 from offline_rl.algorithms.common.base import Algorithm, Metrics, State, minimize
-from offline_rl.algorithms.common.chunk_cloning import check_length
 from offline_rl.algorithms.common.config import BUILT, Fraction, Rate, Sizes
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.vision import VisionConfig, build_head
@@ -76,7 +75,6 @@ class BC(Algorithm):
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
         """Keep the episodes of highest return, by share of episodes or of time steps."""
         fraction = self.cfg.top_fraction
-        check_length(self.cfg.horizon, dataset)
         if fraction < 1 and self.cfg.top_of == "trajectories":
             dataset = dataset.top_episodes(fraction)
         elif fraction < 1:

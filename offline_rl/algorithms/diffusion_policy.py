@@ -87,7 +87,7 @@ class DiffusionPolicy(Denoising):
 
     def training_targets(self, random: Random, actions: Tensor) -> TrainingTargets:
         """Return the noise that was added, or the chunk, at `levels` noise levels per chunk."""
-        process = self.cfg.num_train_timesteps, self.cfg.prediction_type
+        process = cosine_alphas(self.cfg.num_train_timesteps), self.cfg.prediction_type
         return diffusion_targets(random, actions, self.cfg.levels, *process)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:

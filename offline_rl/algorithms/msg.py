@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from offline_rl.algorithms.common.actor_critic import CloningFirst
 from offline_rl.algorithms.common.base import Metrics, State, minimize, update_targets
 from offline_rl.algorithms.common.config import Ensemble, Rate, Sizes
-from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.critics import Critic, aggregate_q
 from offline_rl.algorithms.common.entropy import (
     SoftActorCritic,
     SoftConfig,
@@ -96,4 +96,4 @@ class MSG(CloningFirst, SoftActorCritic):
 
     def lower_bound(self, q: Tensor) -> Tensor:
         """Return mean + beta * standard deviation over the critics, [E, B] -> [B]."""
-        return q.mean(0) + self.cfg.beta * q.std(0, correction=0)
+        return aggregate_q(q, "mean", -self.cfg.beta)

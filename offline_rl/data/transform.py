@@ -50,9 +50,18 @@ class Preprocessing(Checked):
     min_std: Positive | None = None  # lower bound on the divisor; null: divide by std + 0.001
     normalize_returns: bool = False  # rewards * 1000 / (best - worst return), then scale and shift
     center_rewards: bool = False  # subtract the mean reward; only for data without terminations
+    standardize_rewards: bool = False  # (rewards - mean) / standard deviation, then scale and shift
     reward_scale: Number = 1.0  # training uses rewards * reward_scale + reward_shift
     reward_shift: Number = 0.0  # training uses rewards * reward_scale + reward_shift
     clip_actions: ActionClip = 1.0  # clip the actions of the data to +- this number
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.standardize_rewards and (self.normalize_returns or self.center_rewards):
+            raise ValueError(
+                "standardize_rewards=true already scales and centers rewards. Remove "
+                "normalize_returns and center_rewards."
+            )
 
 
 def range_of_returns(dataset: Dataset) -> float:
@@ -82,6 +91,18 @@ def center_of(dataset: Dataset) -> float:
     return float(dataset.rewards.mean(dtype=np.float64))
 
 
+def mean_and_std(dataset: Dataset) -> tuple[float, float]:
+    """Return the mean and standard deviation of rewards. Raises UserError if all are equal."""
+    rewards = np.asarray(dataset.rewards, np.float64)
+    mean, std = float(rewards.mean()), float(rewards.std(ddof=1))
+    if std <= 1e-6 * abs(mean):
+        raise UserError(
+            f"{dataset.path or dataset.name}: every reward is {mean:g}, so rewards cannot be "
+            "divided by their standard deviation. Set algorithm.standardize_rewards=false"
+        )
+    return mean, std
+
+
 @dataclass(frozen=True)
 class Transform:
     """Normalization of observations, an affine map of rewards, and clipping of actions."""
@@ -96,8 +117,8 @@ class Transform:
         """Fit the statistics on `dataset`. Without a data set, nothing is normalized.
 
         shape: shape of an observation, or {channel: shape}.
-        Raises UserError if `normalize_returns` is set and all returns are equal, or if
-        `center_rewards` is set and episodes terminate.
+        Raises UserError if `normalize_returns` or `standardize_rewards` is set and all returns or
+        rewards are equal, or if `center_rewards` is set and episodes terminate.
         """
         normalizer, scale = channels.identity(shape), cfg.reward_scale
         if dataset is not None and cfg.normalize_observations:
@@ -110,6 +131,10 @@ class Transform:
         shift = cfg.reward_shift
         if dataset is not None and cfg.center_rewards:
             shift -= scale * center_of(dataset)
+        if dataset is not None and cfg.standardize_rewards:
+            mean, std = mean_and_std(dataset)
+            scale /= std
+            shift -= scale * mean
         return cls(normalizer, float(scale), float(shift), cfg.clip_actions)
 
     def apply_to_rewards(self, rewards: np.ndarray) -> np.ndarray:

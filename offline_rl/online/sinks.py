@@ -105,6 +105,14 @@ class ReplaySink(Sink):
                 "Use online.warmup_policy=policy."
             )
 
+    def check(self, longest: int) -> None:
+        steps = self.policy.module.n_action_steps
+        if steps > longest:
+            raise UserError(
+                f"A chunk of {steps} executed actions is longer than an episode of at most "
+                f"{longest} steps. Lower algorithm.horizon or algorithm.n_action_steps."
+            )
+
     def start_episodes(self, episodes: Episodes, rows: np.ndarray) -> None:
         self.policy.reset(episodes.seeds[rows], rows)
 

@@ -36,6 +36,7 @@ class Batch:
     timesteps: Tensor | None = None  # [B], index of the step within its episode, from 0
     steps: Tensor | None = None  # [B], environment steps of the transition
     valid: Tensor | None = None  # [B, H] bool, padding mask: False where a step is only repeated
+    weights: Tensor | None = None  # [B], weights in the losses of critics; None: all are 1
     expert: Batch | None = None  # a batch of the same size from an expert's data
 
 

@@ -6,7 +6,8 @@ usually the next row, or an extra row at the end of an episode.
     observations  | o0 o1 o2 | o0' o1' | … rows in time order … | extra rows: ends of episodes
     next_index    |  1  2  x |   4   y | …
 
-Observation channels are tensors `observations/<channel>`; images are uint8.
+Observation channels are tensors `observations/<channel>`; images are uint8. A data set in which
+an episode goes on after a terminated row has the tensor `continues`, 1 in these rows.
 
 `sample` consists of tensor operations on `tensors()`, so that it is part of the compiled update.
 """
@@ -299,9 +300,6 @@ class ReplayBuffer(Source):
         rows = (data["oldest"] + random.integers(data["size"], (batch_size,))) % self.capacity
         columns, factor, last = n_step(data, rows, self.n_step, discount)
         bootstraps = 1 - data["terminated"][last]
-        if self.n_step > 1 and "continues" in data:
-            around, _ = rows_around(data, rows, 0, self.n_step - 1)
-            bootstraps = 1 - data["terminated"][around].amax(1)
         return Batch(
             observations=observations_at(data, rows),
             actions=data["actions"][rows],
@@ -330,15 +328,15 @@ def n_step(
 ) -> tuple[dict[str, Any], float | Tensor, Tensor]:
     """Return transitions of n rows that start at `rows` [B].
 
-    A transition has m <= n rows: it stops at the last row of the episode or of the data. Returns
-    the columns, combined over the rows as `columns.COLUMNS` declares; the product of the rows'
-    discounts; and the last row. All are [B].
+    A transition has m <= n rows: it stops at the first row that terminates, and at the last row of
+    the episode or of the data. Returns the columns, combined over the rows as `columns.COLUMNS`
+    declares; the product of the rows' discounts; and the last row. All are [B].
     """
     names = [name for name in COLUMNS if name in data]
     if n == 1:
         columns = {name: data[name][rows] for name in names}
         return columns, discount_of(data, rows, discount), rows
-    around, inside = rows_around(data, rows, 0, n - 1)  # [B, n]
+    around, inside = transition_rows(data, rows, n)  # [B, n]
     last_rows = around[:, -1]
     sums = [name for name in names if COLUMNS[name].over_steps in ("sum", "discounted")]
     columns = {name: torch.zeros_like(data[name][rows]) for name in sums}
@@ -354,6 +352,22 @@ def n_step(
         if name not in sums:
             columns[name] = data[name][last_rows if COLUMNS[name].over_steps == "last" else rows]
     return columns, factor, last_rows
+
+
+def transition_rows(data: Tensors, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return the rows of transitions of n rows that start at `rows` [B], and a mask, [B, n] each.
+
+    A transition stops at the first row that terminates, and at the last row of the episode or of
+    the data. This row is then repeated, and the mask is False.
+    """
+    around, inside = rows_around(data, rows, 0, n - 1)
+    if "continues" not in data:
+        return around, inside
+    terminated = data["terminated"][around] * inside
+    inside = inside & (terminated.cumsum(1) == terminated)  # no earlier row has terminated
+    last = inside.sum(1, keepdim=True) - 1
+    offset = torch.arange(n, device=rows.device).clamp(max=last)
+    return around.take_along_dim(offset, 1), inside
 
 
 def rows_around(data: Tensors, rows: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from offline_rl.replay.batch import Batch, Source
-from offline_rl.replay.buffer import Tensors, discount_of, observations_at, rows_around
+from offline_rl.replay.buffer import (
+    Tensors,
+    discount_of,
+    observations_at,
+    rows_around,
+    transition_rows,
+)
 from offline_rl.replay.columns import COLUMNS
 from offline_rl.utils.random import Random
 
@@ -28,15 +34,18 @@ class Chunks(Source):
     repeated; after the end, the last row is repeated. `valid` is False there.
 
     Rewards are the discounted sum over m rows, starting with the current one. m is
-    `n_action_steps`, or fewer if the episode ends before. Additional columns are combined as
-    `columns.COLUMNS` declares. The next observations follow row m. The discount is gamma**m, or 0
-    where one of the m rows terminated. In data that goes on after a success, the rewards of the
-    later rows count as well, as in ColinQiyangLi/qc:utils/datasets.py (sample_sequence). With the
-    column `steps`, the exponent is the sum of `steps` over these rows.
+    `n_action_steps`, or fewer if the episode ends before, or if row m terminated. Additional
+    columns are combined as `columns.COLUMNS` declares. The next observations follow row m. The
+    discount is gamma**m, or 0 where row m terminated. With the column `steps`, the exponent is the
+    sum of `steps` over these rows.
 
     A chunk that the end of the episode shortens therefore bootstraps from its last observation,
-    unless the episode terminated. With partial="drop", `valid` is False in all steps of such a
-    chunk. This is for algorithms that leave shortened chunks out of their losses.
+    unless the episode terminated. An episode may go on after a row that terminated, as in
+    demonstrations that continue after success. Actions and `valid` then go on too.
+
+    partial="drop" is the rule of ColinQiyangLi/qc:utils/datasets.py. `weights` is 0 for chunks that
+    the end of the episode shortens, and 1 for others. Rewards after a row that terminated are part
+    of the sum.
     """
 
     def __init__(
@@ -52,7 +61,7 @@ class Chunks(Source):
         """Sample from `buffer`, which has the tensors of a `ReplayBuffer`.
 
         chunk_start: the time step of the chunk's first action, as in the table above: that of the
-        oldest observation, or of the current one. partial: how to use chunks with fewer
+        oldest observation, or of the current one. partial: how critics use chunks with fewer
         than `n_action_steps` executed steps; see the class.
         """
         self.buffer, self.n_obs_steps = buffer, n_obs_steps
@@ -77,14 +86,17 @@ class Chunks(Source):
         )
         observed, _ = rows_around(data, current, 1 - self.n_obs_steps, 0)
         rows, valid = rows_around(data, current, self.first, self.first + self.horizon - 1)
-        executed, inside = rows_around(data, current, 0, self.n_action_steps - 1)
+        if self.drops_partial:
+            executed, inside = rows_around(data, current, 0, self.n_action_steps - 1)
+            bootstraps = 1 - data["terminated"][executed].amax(1)
+        else:
+            executed, inside = transition_rows(data, current, self.n_action_steps)
+            bootstraps = 1 - data["terminated"][executed[:, -1]]
         last_rows, count = executed[:, -1], inside.sum(1)
         power = torch.arange(self.n_action_steps, device=current.device)
         if "steps" in data:
             lengths = inside * data["steps"][executed]
             count, power = lengths.sum(1), lengths.cumsum(1) - lengths  # [B], [B, n_action_steps]
-        if self.drops_partial:
-            valid = valid & inside.all(1, keepdim=True)
         columns: dict[str, Any] = {}
         for name in (name for name in COLUMNS if name in data):
             rule = COLUMNS[name].over_steps
@@ -97,7 +109,6 @@ class Chunks(Source):
         if self.n_obs_steps > 1:
             previous, _ = rows_around(data, last_rows, 2 - self.n_obs_steps, 0)
             next_rows = torch.cat([previous, next_rows], 1)
-        bootstraps = 1 - data["terminated"][executed].amax(1)
         return Batch(
             observations=observations_at(data, observed),
             actions=data["actions"][rows],
@@ -105,6 +116,7 @@ class Chunks(Source):
             next_observations=observations_at(data, next_rows),
             bootstrap_mask=bootstraps.float(),
             valid=valid,
+            weights=inside[:, -1].float() if self.drops_partial else None,
             **columns,
         )
 

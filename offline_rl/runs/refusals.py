@@ -4,6 +4,7 @@
     wrong_options   the options of a run contradict or need each other; nothing has been read
     wrong_start     the run lacks its data, or the run or policy to start from
     wrong_data      the data does not contain what the algorithm needs
+    wrong_chunks    chunks of actions do not fit into the episodes of the data
     wrong_learner   the algorithm cannot learn with this specification and schedule
 
 Each stage yields error messages. `refuse` raises the first one.
@@ -245,6 +246,17 @@ def wrong_observations(run: Any, learner: Algorithm, spec: Spec) -> Iterator[str
         f"{run.method.name} needs one observation vector, but the observations are "
         f"{describe_shape(spec)}. {remedy}."
     )
+
+
+def wrong_chunks(learner: Algorithm, head: Any, data: Dataset) -> Iterator[str]:
+    """Yield an error message if every episode is shorter than a chunk. head: the acting head."""
+    longest = int(data.episode_lengths().max())
+    if head.chunk_size > longest:
+        remedy = "Lower algorithm.horizon." if hasattr(learner.cfg, "horizon") else "Shorten chunks."
+        yield (
+            f"{data.path or data.name}: the longest episode has {longest} steps, a chunk has "
+            f"{head.chunk_size}. {remedy}"
+        )
 
 
 def wrong_learner(

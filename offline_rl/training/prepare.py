@@ -25,7 +25,7 @@ from offline_rl.algorithms.common.schedule import ONLINE, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.formats.common import NoArraysToChoose, ReadOptions
 from offline_rl.data.specs import map_to_range, merge_specs, spec_of, stated_spec
-from offline_rl.data.transform import center_of, range_of_returns
+from offline_rl.data.transform import center_of, mean_and_std, range_of_returns
 from offline_rl.data.validation import columns_of, find_warnings
 from offline_rl.evaluation.rollout import evaluation_seeds
 from offline_rl.online.composed import Base, BaseFault, Composed, base_of, label_dataset
@@ -36,6 +36,7 @@ from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError, close_quietly
 from policies import Spec
 from policies.channels import BASE_ACTION
+from policies.heads.best_of_n import BestOfN
 
 Reader = Callable[[str | Task, Run], Dataset]
 
@@ -131,7 +132,10 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
     check_batch_size(run, spec)
     refuse(refusals.wrong_observations(run, learner, spec))
     budget, head = run.budget, build_head(learner)
+    check_samples(completed, learner, head, len(eval_seeds))
     schedule = learner.schedule(budget.num_updates, budget.num_env_steps, budget.pretrain_updates)
+    if data is not None:
+        refuse(refusals.wrong_chunks(learner, head, data))
     refuse(refusals.wrong_learner(run, learner, head, schedule, limit))
     return Prepared(
         runs=completed,
@@ -299,6 +303,8 @@ def fit(run: Run, spec: Spec, dataset: Dataset) -> tuple[Dataset, Run]:
         range_of_returns(dataset)  # raises if all returns are equal
     if cfg.center_rewards:
         center_of(dataset)  # raises if episodes terminate
+    if cfg.standardize_rewards:
+        mean_and_std(dataset)  # raises if all rewards are equal
     return data, replace(run, method=run.method.with_config(cfg))
 
 
@@ -323,6 +329,34 @@ def check_batch_size(run: Run, spec: Spec) -> None:
             f"batch_size={run.method.cfg.batch_size}: one batch is larger than memory "
             f"({total / 2**30:.0f} GiB). Lower it."
         )
+
+
+def check_samples(runs: Sequence[Run], learner: Algorithm, head: Any, episodes: int) -> None:
+    """Raise UserError if the sampled actions of an update or a decision do not fit into memory.
+
+    The estimate is a lower bound: the largest layer for all samples. episodes: evaluation episodes.
+    """
+    run, cfg = runs[0], learner.cfg
+    weights = [w for net in learner.modules.values() for w in net.parameters() if w.dim() > 1]
+    layers = (w.shape[-2] + w.shape[-1] * prod(w.shape[:-2]) for w in weights)
+    row_bytes = 4 * max(layers, default=0)
+    uses = []
+    if name := learner.samples_per_row:
+        device = hardware.select_device(run.compute.device)
+        uses.append((name, cfg.batch_size, f"batch_size={cfg.batch_size}", device))
+    if isinstance(head, BestOfN):
+        parallel = max(1, min(episodes, (run.evaluation.eval_envs or episodes) // len(runs)))
+        what = f"{parallel} evaluation episodes at a time"
+        uses.append(("num_samples", parallel, what, hardware.select_device("cpu")))
+    for name, rows, what, device in uses:
+        count, total = getattr(cfg, name), hardware.total_memory(device)
+        needed = len(runs) * rows * count * row_bytes
+        if needed > total:
+            raise UserError(
+                f"algorithm.{name}={count} with {what} needs at least {needed / 2**30:,.0f} GiB "
+                f"for the samples of {len(runs)} seeds, but {device} has {total / 2**30:,.0f} GiB. "
+                "Lower one of them."
+            )
 
 
 def build_head(learner: Algorithm) -> Any:

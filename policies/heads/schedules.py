@@ -4,6 +4,7 @@ Each denoising step calls the network once, f = network(input_scale x, time), an
 
     x0 = clip(x0_from_x x + x0_from_f f, -1, 1)                      predicted clean chunk
     x  = x_weight x + f_weight f + x0_weight x0 + noise_std z        z: fresh noise
+    x  = clip(x, -x_clip, x_clip), unless x_clip is 0
 
 The chunk is the x after the last step. DDPM, DDIM, the Euler steps of a flow and the jumps of a
 consistency model differ only in their tables. A table is a list of numbers, which a bundle stores.
@@ -36,6 +37,7 @@ class DenoisingStep(NamedTuple):
     f_weight: float
     x0_weight: float
     noise_std: float
+    x_clip: float = 0.0
 
 
 def count_noises(table: Table) -> int:
@@ -57,6 +59,7 @@ def sample(table: Table, network: Callable[[Any, float], Any], noise: Any) -> An
         x = step.x_weight * x + step.f_weight * f + step.x0_weight * x0
         if step.noise_std > 0:
             x, num_used = x + step.noise_std * noise[:, num_used], num_used + 1
+        x = x.clip(-step.x_clip, step.x_clip) if step.x_clip else x
     return x
 
 
@@ -71,6 +74,18 @@ def cosine_alphas(num_train_timesteps: int) -> tuple[float, ...]:
         num_train_timesteps=num_train_timesteps, beta_schedule="squaredcos_cap_v2"
     )
     return tuple(scheduler.alphas_cumprod.double().tolist())
+
+
+def variance_preserving_alphas(num_train_timesteps: int) -> tuple[float, ...]:
+    """Return alpha-bar of each training timestep in the variance-preserving schedule.
+
+    Song et al., arXiv:2011.13456, with beta_min 0.1 and beta_max 10, in discrete steps.
+    """
+    low, high, total = 0.1, 10.0, num_train_timesteps
+    return tuple(
+        math.exp(-low * t / total - (high - low) / 2 * (t / total) ** 2)
+        for t in range(1, total + 1)
+    )
 
 
 def ddpm(
@@ -90,6 +105,22 @@ def ddpm(
         x0_weight = next_alpha_bar**0.5 * (1 - alpha) / (1 - alpha_bar)
         x0 = x0_coefficients(alpha_bar, prediction_type)
         table.append(DenoisingStep(k, 1.0, *x0, x_weight, 0.0, x0_weight, noise_std))
+    return table
+
+
+def ddpm_clipping_x(alphas: Sequence[float]) -> Table:
+    """Return the table of DDPM's ancestral sampling with clipped x instead of clipped x0.
+
+    alphas: alpha-bar of each training timestep; there is a denoising step for each of them. The
+    network predicts the noise. The fresh noise has the variance beta, the other choice in section
+    3.2 of Ho et al., arXiv:2006.11239. As in philippe-eecs/IDQL:jaxrl5/networks/diffusion.py.
+    """
+    table = []
+    for k, alpha_bar, next_alpha_bar in leading_timesteps(alphas, len(alphas)):
+        alpha = alpha_bar / next_alpha_bar
+        weights = alpha**-0.5, -(1 - alpha) / (alpha * (1 - alpha_bar)) ** 0.5, 0.0
+        noise_std = (1 - alpha) ** 0.5 if k else 0.0
+        table.append(DenoisingStep(k, 1.0, 0.0, 0.0, *weights, noise_std, x_clip=1.0))
     return table
 
 

@@ -45,6 +45,17 @@ def xavier_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> Non
     nn.init.zeros_(bias)
 
 
+def lecun_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
+    """Initialize weights with LeCun's truncated normal distribution, and biases with zero.
+
+    It is the default of flax's Dense layers: a normal distribution cut off at two standard
+    deviations, rescaled to the variance 1 / fan_in.
+    """
+    std = math.sqrt(1 / fan_in) / 0.87962566103423978
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+    nn.init.zeros_(bias)
+
+
 def small_output_init(gain: float) -> Init:
     """Return `torch_init`, but the output layer has zero biases and Xavier weights times `gain`."""
 

@@ -22,15 +22,18 @@ def sinusoids(times: Tensor, size: int) -> Tensor:
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoidal embeddings, followed by an MLP with 4 * size hidden units."""
+    """Sinusoidal embeddings, followed by an MLP with one hidden layer."""
 
-    def __init__(self, size: int) -> None:
-        """Create the embedding. size: an even number of at least 4."""
+    def __init__(self, size: int, hidden: int | None = None) -> None:
+        """Create the embedding.
+
+        size: an even number of at least 4.  hidden: units of the hidden layer; default 4 * size.
+        """
         super().__init__()
         if size % 2 or size < 4:
             raise ValueError(f"size={size} of a time embedding must be even and at least 4")
         self.size = size
-        self.perceptron = MLP(size, size, (4 * size,), activation="mish", inner=True)
+        self.perceptron = MLP(size, size, (hidden or 4 * size,), activation="mish", inner=True)
 
     def forward(self, times: Tensor) -> Tensor:
         """Return the embeddings [..., size] of times [...]."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
 
 from policies.bundle import Bundle, BundleError
+from policies.heads.schedules import count_noises, sample
+from policies.normalizer import center_and_half_width
 
 RUNTIMES = ("torch", "onnx", "numpy")  # in the order in which `auto` tries them
 Inputs = np.ndarray | Mapping[str, np.ndarray]  # normalized [B, n_obs_steps, …], or by channel
@@ -37,6 +39,30 @@ class Network(Protocol):
         noise: [B, *noise_shape] float32, standard normal; [B, 0] for a deterministic policy.
         """
         ...
+
+
+class Sampler:
+    """Sampling loop of a denoising policy; see `policies.heads.diffusion.DiffusionActor`."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """Read the sampler table and the sizes. arguments: those of the policy's class."""
+        self._table, self._present = arguments["table"], arguments["n_obs_steps"] - 1
+        bounds = zip(arguments["action_low"], arguments["action_high"], strict=True)
+        ranges = np.array([center_and_half_width(*each) for each in bounds], np.float32)
+        self._center, self._half_width = ranges.T
+        sizes = arguments["horizon"], arguments["actions"]
+        self.noise_shape = (count_noises(self._table), *sizes)
+
+    def __call__(
+        self, network: Callable[[np.ndarray, float], np.ndarray], noise: np.ndarray
+    ) -> np.ndarray:
+        """Return the chunks [B, chunk_size, A].
+
+        network: the denoising network, a function of x [B, T, A] and a time.
+        """
+        chunk = sample(self._table, network, noise).clip(-1, 1)[:, self._present :]
+        actions: np.ndarray = (chunk * self._half_width + self._center).clip(-1, 1)
+        return actions
 
 
 def make_network(bundle: Bundle, runtime: str = "auto") -> Network:

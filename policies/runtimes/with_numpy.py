@@ -1,29 +1,33 @@
-"""MLP policies in numpy: the deterministic, Gaussian and chunk heads of `policies.heads`."""
+"""Policies of MLPs in numpy: actors, denoising policies, and the best of N samples by critics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from policies.bundle import Bundle
-from policies.runtimes.network import Inputs, Memory
+from policies.heads.schedules import FLOW_TIME
+from policies.runtimes.network import Inputs, Memory, Sampler
 
-KINDS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
+ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
+KINDS = (*ACTORS, "DiffusionActor", "BestOfN")
+DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
+Weights = Mapping[str, np.ndarray]
 
 
-def gelu(x: np.ndarray) -> np.ndarray:
-    """Return x * Phi(x), computed with the error function."""
+def normal_cdf(x: np.ndarray) -> np.ndarray:
+    """Return Phi(x), computed with the error function."""
     erf = np.array([math.erf(v) for v in (x / math.sqrt(2)).ravel().tolist()], np.float32)
-    return 0.5 * x * (1 + erf.reshape(x.shape))
+    return 0.5 * (1 + erf.reshape(x.shape))
 
 
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
     """Return x * Phi(x) with the approximation of Phi by tanh."""
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 def silu(x: np.ndarray) -> np.ndarray:
@@ -34,7 +38,7 @@ def silu(x: np.ndarray) -> np.ndarray:
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    "gelu": gelu,
+    "gelu": lambda x: x * normal_cdf(x),
     "gelu_tanh": gelu_tanh,
     "silu": silu,
     "tanh": np.tanh,
@@ -44,34 +48,79 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def find_problem(bundle: Bundle) -> str | None:
     """Return why numpy cannot run `bundle`. None if it can."""
-    return None if bundle.kind in KINDS else f"runs {', '.join(KINDS)}, not {bundle.kind}"
+    return find_head_problem(bundle.kind, bundle.arguments)
+
+
+def find_head_problem(kind: str, arguments: Mapping[str, Any]) -> str | None:
+    """Return why numpy cannot run a head of this class and these arguments. None if it can."""
+    if kind not in KINDS:
+        return f"runs {', '.join(KINDS)}, not {kind}"
+    if kind == "BestOfN":
+        return find_head_problem(arguments["policy"], arguments["policy_arguments"])
+    if kind != "DiffusionActor":
+        return None
+    if arguments["network"] not in DENOISERS:
+        return f"runs denoising networks {' and '.join(DENOISERS)}, not {arguments['network']}"
+    has_encoder, has_end = (
+        isinstance(arguments["observations"], dict),
+        arguments["until"] is not None,
+    )
+    if has_encoder or has_end:
+        return "runs no image encoders and no consistency models"
+    return None
 
 
 def make(bundle: Bundle) -> NumpyNetwork:
-    return NumpyNetwork(bundle)
+    return make_head(bundle.kind, bundle.arguments, bundle.weights)
+
+
+def make_head(kind: str, arguments: Mapping[str, Any], weights: Weights) -> NumpyNetwork:
+    """Return a head of this class, arguments and parameters."""
+    if kind == "BestOfN":
+        return BestOfN(arguments, weights)
+    if kind == "DiffusionActor":
+        return DenoisingActor(arguments, weights)
+    return Actor(kind, arguments, weights)
+
+
+def subtree(weights: Weights, prefix: str) -> Weights:
+    """Return the parameters whose names start with `prefix`, without it."""
+    return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+
+
+class Perceptron:
+    """An MLP, or an ensemble of MLPs; see `policies.networks.mlp.MLP`."""
+
+    def __init__(self, weights: Weights, activation: str, options: Mapping[str, Any] = {}) -> None:
+        """Read the parameters.
+
+        options: `norm_after_activation` and `norm_eps` of the MLP; by default the MLP's defaults.
+        """
+        layers = next(k for k in count() if f"weights.{k}" not in weights)
+        self._layers = [(weights[f"weights.{k}"], weights[f"biases.{k}"]) for k in range(layers)]
+        names = [(f"norms.{k}.weight", f"norms.{k}.bias") for k in range(layers - 1)]
+        self._norms = [(weights[gain], weights[bias]) for gain, bias in names if gain in weights]
+        self._activation = ACTIVATIONS[activation]
+        self._norm_last = options.get("norm_after_activation", False)
+        self._eps = options.get("norm_eps", 1e-5)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Return [R, outputs] for x [R, inputs], or [E, R, outputs] of an ensemble."""
+        last = len(self._layers) - 1
+        for k, (weight, bias) in enumerate(self._layers):
+            x = x @ weight + bias
+            if k < last:
+                x = self._activation(x) if self._norm_last else x
+                x = normalize_layer(x, *self._norms[k], self._eps) if self._norms else x
+                x = x if self._norm_last else self._activation(x)
+        return x
 
 
 class NumpyNetwork:
-    """An MLP head in numpy; see `Network`.
-
-    The last step maps the MLP output to actions in [-1, 1], by tanh or clipping.
-    """
+    """Base class of the heads in numpy; see `Network`."""
 
     name, module = "numpy", None
     noise_shape: tuple[int, ...] = ()
-
-    def __init__(self, bundle: Bundle) -> None:
-        weights, arguments = bundle.weights, bundle.arguments
-        layers = next(k for k in count() if f"trunk.weights.{k}" not in weights)
-        names = [(f"trunk.weights.{k}", f"trunk.biases.{k}") for k in range(layers)]
-        self._layers = [(weights[weight], weights[bias]) for weight, bias in names]
-        norms = [(f"trunk.norms.{k}.weight", f"trunk.norms.{k}.bias") for k in range(layers - 1)]
-        self._norms = [(weights[gain], weights[bias]) for gain, bias in norms if gain in weights]
-        self._activation = ACTIVATIONS[arguments.get("activation", "relu")]
-        self._squash = choose_squashing(bundle.kind, arguments)
-        self._horizon = arguments.get("horizon", 1)
-        if bundle.kind == "OneStepActor":
-            self.noise_shape = (self._horizon, arguments["actions"])
 
     def initial_memory(self, batch: int) -> Memory:
         return {}
@@ -80,21 +129,143 @@ class NumpyNetwork:
         self, observations: Inputs, memory: Memory, noise: np.ndarray
     ) -> tuple[np.ndarray, Memory]:
         assert isinstance(observations, np.ndarray)
+        return self.sample(observations, noise), memory
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Return the chunks [B, chunk_size, A]; see `Network.decide`."""
+        raise NotImplementedError
+
+
+class Actor(NumpyNetwork):
+    """An MLP head. The last step maps its output to actions in [-1, 1], by tanh or clipping."""
+
+    def __init__(self, kind: str, arguments: Mapping[str, Any], weights: Weights) -> None:
+        trunk = subtree(weights, "trunk.")
+        self._trunk = Perceptron(trunk, arguments.get("activation", "relu"))
+        self._squash = choose_squashing(kind, arguments)
+        self._horizon = arguments.get("horizon", 1)
+        if kind == "OneStepActor":
+            self.noise_shape = (self._horizon, arguments["actions"])
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         parts = [observations, noise] if self.noise_shape else [observations]
-        x = np.concatenate([part.reshape(len(observations), -1) for part in parts], -1)
-        for k, (weight, bias) in enumerate(self._layers):
-            x = (self._activation(x) if k else x) @ weight + bias
-            x = normalize_layer(x, *self._norms[k]) if k < len(self._norms) else x
-        return self._squash(x).reshape(len(x), self._horizon, -1), memory
+        x = self._trunk(np.concatenate([part.reshape(len(part), -1) for part in parts], -1))
+        return self._squash(x).reshape(len(x), self._horizon, -1)
 
 
-def normalize_layer(x: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:
+class DenoisingActor(NumpyNetwork):
+    """A denoising policy with an MLP; see `policies.heads.diffusion.DiffusionActor`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        kind = {"mlp": DenoisingMLP, "plain": PlainMLP, "ln_resnet": LayerNormResNet}
+        self._sampler = Sampler(arguments)
+        self.noise_shape = self._sampler.noise_shape
+        network = subtree(weights, "network.")
+        self._network = kind[arguments["network"]](arguments["options"], network)
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        features = observations.reshape(len(observations), -1)
+
+        def network(x: np.ndarray, time: float) -> np.ndarray:
+            return self._network(x.reshape(len(x), -1), time, features).reshape(x.shape)
+
+        return self._sampler(network, noise)
+
+
+class DenoisingMLP:
+    """See `policies.networks.denoisers.DenoisingMLP`."""
+
+    def __init__(self, options: Mapping[str, Any], weights: Weights) -> None:
+        self._embed_time = Perceptron(subtree(weights, "embed_time.perceptron."), "mish")
+        self._time_size = options.get("time_size", 32)
+        self._trunk = Perceptron(subtree(weights, "trunk."), options.get("activation", "mish"))
+
+    def __call__(self, x: np.ndarray, time: float, features: np.ndarray) -> np.ndarray:
+        """Return the network's output for x [R, T * A] and features [R, F]."""
+        embedding = self._embed_time(sinusoids(time, self._time_size)[None])
+        return self._trunk(np.concatenate([x, np.repeat(embedding, len(x), 0), features], -1))
+
+
+class PlainMLP:
+    """See `policies.networks.denoisers.PlainMLP`."""
+
+    def __init__(self, options: Mapping[str, Any], weights: Weights) -> None:
+        self._trunk = Perceptron(subtree(weights, "trunk."), options.get("activation", "gelu_tanh"))
+
+    def __call__(self, x: np.ndarray, time: float, features: np.ndarray) -> np.ndarray:
+        """See `DenoisingMLP`."""
+        times = np.full((len(x), 1), time / FLOW_TIME, np.float32)
+        return self._trunk(np.concatenate([features, x, times], -1))
+
+
+class LayerNormResNet:
+    """See `policies.networks.denoisers.LayerNormResNet`."""
+
+    def __init__(self, options: Mapping[str, Any], weights: Weights) -> None:
+        activation, self._frequencies = options.get("activation", "mish"), weights["frequencies"]
+        self._activation = ACTIVATIONS[activation]
+        self._embed_time, self._first, self._last = (
+            Perceptron(subtree(weights, f"{part}."), activation)
+            for part in ("embed_time", "first", "last")
+        )
+        blocks = [subtree(weights, f"blocks.{k}.") for k in range(options.get("blocks", 3))]
+        self._norms = [(block["norm.weight"], block["norm.bias"]) for block in blocks]
+        self._perceptrons = [Perceptron(subtree(x, "perceptron."), activation) for x in blocks]
+
+    def __call__(self, x: np.ndarray, time: float, features: np.ndarray) -> np.ndarray:
+        """See `DenoisingMLP`."""
+        waves = np.float32(2 * math.pi) * np.float32(time) * self._frequencies  # [1, size / 2]
+        embedding = self._embed_time(np.concatenate([np.cos(waves), np.sin(waves)], -1))
+        inputs = [x, features, np.repeat(embedding, len(x), 0)]
+        hidden = self._first(np.concatenate(inputs, -1))
+        for norm, perceptron in zip(self._norms, self._perceptrons, strict=True):
+            hidden = hidden + perceptron(normalize_layer(hidden, *norm, 1e-6))
+        return self._last(self._activation(hidden))
+
+
+class BestOfN(NumpyNetwork):
+    """One of N samples, selected by critics; see `policies.heads.best_of_n.BestOfN`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        kind, options = arguments["policy"], arguments["policy_arguments"]
+        self._policy = make_head(kind, options, subtree(weights, "policy."))
+        critic = arguments["critic_arguments"]
+        self._critic = Perceptron(subtree(weights, "critic.net."), critic["activation"], critic)
+        self._count, self._temperature = arguments["num_samples"], arguments["temperature"]
+        self._aggregate = np.min if arguments["aggregate"] == "min" else np.mean
+        self._n_action_steps = options.get("n_action_steps", options.get("horizon", 1))
+        shape = self._policy.noise_shape
+        self.noise_shape = (self._count, *((math.prod(shape) + 1,) if self._temperature else shape))
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        selection_noise = noise[..., -1]  # [B, N]; used with a temperature
+        noise = noise[..., :-1] if self._temperature else noise
+        s = np.repeat(observations, self._count, 0)
+        chunks = self._policy.sample(s, noise.reshape(len(s), *self._policy.noise_shape))
+        executed = chunks[:, : self._n_action_steps].reshape(len(s), -1)
+        q = self._critic(np.concatenate([s.reshape(len(s), -1), executed], -1))  # [E, B * N, 1]
+        values = self._aggregate(q[..., 0], axis=0).reshape(-1, self._count)  # [B, N]
+        if self._temperature:
+            uniform = normal_cdf(selection_noise).clip(1e-7, 1 - 1e-7)
+            values = values / self._temperature - np.log(-np.log(uniform))  # Gumbel noise
+        best = values.argmax(1) + self._count * np.arange(len(values))
+        return chunks[best]
+
+
+def sinusoids(time: float, size: int) -> np.ndarray:
+    """Return sinusoidal embeddings [size]; see `policies.networks.time.sinusoids`."""
+    index = np.arange(size // 2, dtype=np.float32)
+    waves = np.float32(time) * np.exp(index * np.float32(-math.log(10_000) / (size // 2 - 1)))
+    return np.concatenate([np.sin(waves), np.cos(waves)])
+
+
+def normalize_layer(x: np.ndarray, gain: np.ndarray, shift: np.ndarray, eps: float) -> np.ndarray:
     """Apply layer normalization, as `policies.networks.mlp.LayerNorm` does."""
     centered = x - x.mean(-1, keepdims=True)
-    return centered / np.sqrt(np.square(centered).mean(-1, keepdims=True) + 1e-5) * gain + shift
+    return centered / np.sqrt(np.square(centered).mean(-1, keepdims=True) + eps) * gain + shift
 
 
-def choose_squashing(kind: str, arguments: dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
+def choose_squashing(kind: str, arguments: Mapping[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
     """Return the function from MLP output to actions, as in the method `act` of the head."""
     if kind == "TanhGaussianActor":
         return lambda x: np.tanh(x[:, : arguments["actions"]])

@@ -10,9 +10,7 @@ import numpy as np
 
 from policies.bundle import Bundle, BundleError
 from policies.channels import flatten
-from policies.heads.schedules import count_noises, sample
-from policies.normalizer import center_and_half_width
-from policies.runtimes.network import Inputs, Memory, Network
+from policies.runtimes.network import Inputs, Memory, Network, Sampler
 
 # names of the graphs; `policy` predicts a chunk. In a diffusion policy, `policy` is one denoising
 # step, and `encoder` is the observation encoder.
@@ -100,15 +98,10 @@ class SamplerNetwork(OnnxNetwork):
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        arguments = bundle.arguments
         self._initial_memory = {}
         self._encoder, self._denoiser = Graph(bundle.graphs[ENCODER]), Graph(bundle.graphs[POLICY])
-        self._table, self._present = arguments["table"], arguments["n_obs_steps"] - 1
-        bounds = zip(arguments["action_low"], arguments["action_high"], strict=True)
-        ranges = np.array([center_and_half_width(*each) for each in bounds], np.float32)
-        self._center, self._half_width = ranges.T
-        sizes = arguments["horizon"], arguments["actions"]
-        self.noise_shape = (count_noises(self._table), *sizes)
+        self._sampler = Sampler(bundle.arguments)
+        self.noise_shape = self._sampler.noise_shape
 
     def decide(
         self, observations: Inputs, memory: Memory, noise: np.ndarray
@@ -119,5 +112,4 @@ class SamplerNetwork(OnnxNetwork):
             times = np.full(len(x), time, np.float32)
             return self._denoiser({FEATURES: features, X: x, TIME: times})[0]
 
-        chunk = sample(self._table, network, noise).clip(-1, 1)[:, self._present :]
-        return (chunk * self._half_width + self._center).clip(-1, 1), memory
+        return self._sampler(network, noise), memory

@@ -22,7 +22,14 @@ from policies.heads.deterministic import DeterministicActor
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import GaussianActor, TanhGaussianActor
 from policies.heads.recurrent import RecurrentActor
-from policies.heads.schedules import cosine_alphas, ddim, euler, jumps
+from policies.heads.schedules import (
+    cosine_alphas,
+    ddim,
+    ddpm_clipping_x,
+    euler,
+    jumps,
+    variance_preserving_alphas,
+)
 from policies.networks.mlp import Activation, Critic
 from policies.runtimes import network
 
@@ -90,6 +97,65 @@ def test_numpy_gives_the_chunks_of_torch_for_equal_noise(tmp_path: Path) -> None
         player.reset(range(10))
     for x in OBSERVATIONS.reshape(5, 10, 5):
         np.testing.assert_allclose(ours.step(x), reference.step(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.1])
+@pytest.mark.parametrize("network", ["mlp", "plain", "ln_resnet"])
+def test_numpy_selects_the_samples_that_torch_selects(
+    tmp_path: Path, network: Any, temperature: float
+) -> None:
+    """A diffusion policy or a flow, and critics with layer normalization after the activation."""
+    torch.manual_seed(0)
+    norm: Any = {"layer_norm": True, "norm_after_activation": True, "norm_eps": 1e-3}
+    critic = Critic(10, 6, (16, 8), activation="silu", ensemble=3, **norm)
+    policy: Any = make_sampler("flow")
+    if network == "mlp":
+        policy = make_sampler("ddim", eta=1.0)
+    else:
+        arguments = policy.arguments | {"network": network, "options": {"hidden": [16, 8]}}
+        if network == "ln_resnet":
+            arguments["options"] = {"width": 8, "blocks": 2, "time_size": 4}
+            arguments["table"] = ddpm_clipping_x(variance_preserving_alphas(5))
+        policy = DiffusionActor(**arguments)
+    for parameter in [
+        *critic.parameters(),
+        *policy.parameters(),
+    ]:  # gains other than 1, and samples of different values
+        parameter.data += 0.3 * torch.randn(parameter.shape)
+    head = compose(policy, critic, temperature)
+    path = write(tmp_path / "policy.bundle", head, **PLANNED)
+    ours, reference = (Player(policies.load(path, runtime=each)) for each in ("numpy", "torch"))
+    for player in (ours, reference):
+        player.reset(range(10))
+    for x in OBSERVATIONS.reshape(5, 10, 5):
+        np.testing.assert_allclose(ours.step(x), reference.step(x), atol=1e-4)
+
+
+def test_the_golden_output_does_not_depend_on_rounding_errors_of_values(tmp_path: Path) -> None:
+    """Values near 10,000 have rounding errors of 0.001, which change the choice in other rows."""
+    torch.manual_seed(0)
+    head = compose(make_sampler("flow"), Critic(10, 6, (16,)), 0.0, num_samples=50)
+    weights = {name: x.clone() for name, x in head.critic.named_parameters()}
+    with torch.no_grad():
+        for name in ("net.weights.1", "net.biases.1"):
+            head.critic.get_parameter(name).copy_(weights[name] * 0.01)
+        head.critic.get_parameter("net.biases.1").add_(1e4)
+    exact = policies.load(write(tmp_path / "a", head, **PLANNED))
+    golden, draw = exact.bundle.golden, np.random.default_rng(0)
+    assert golden is not None
+    with torch.no_grad():
+        for name in ("net.weights.1", "net.biases.1"):  # the same values, without rounding errors
+            head.critic.get_parameter(name).copy_(weights[name])
+    other = policies.load(write(tmp_path / "b", head, **PLANNED))
+
+    def count_changes(observations: Any, noise: Any) -> int:
+        a, b = (policy.decide(observations, {}, noise)[0] for policy in (exact, other))
+        return int((np.abs(a - b).max((1, 2)) > 1e-4).sum())
+
+    (name,) = golden.observations
+    s, noise = draw.normal(size=(64, 2, 5)), draw.normal(size=(64, *head.noise_shape))
+    assert count_changes({name: s.astype(np.float32)}, noise.astype(np.float32)) >= 8
+    assert count_changes(golden.observations, golden.noise) == 0
 
 
 def hide_packages(*hidden: str) -> str:
@@ -289,22 +355,28 @@ def test_an_exported_policy_with_a_memory_gives_the_actions_of_torch(tmp_path: P
         policies.load(path)
 
 
-def make_best_of_n() -> BestOfN:
-    policy, critic = make_sampler("flow"), Critic(10, 6, (16,), ensemble=3)
-    head = BestOfN("DiffusionActor", policy.arguments, critic.arguments, num_samples=4)
+def make_best_of_n(temperature: float = 0.0) -> BestOfN:
+    return compose(make_sampler("flow"), Critic(10, 6, (16,), ensemble=3), temperature)
+
+
+def compose(policy: Any, critic: Critic, temperature: float, num_samples: int = 4) -> BestOfN:
+    options: Any = {"num_samples": num_samples, "temperature": temperature}
+    head = BestOfN("DiffusionActor", policy.arguments, critic.arguments, **options)
     weights = {"policy": policy.state_dict(), "critic": critic.state_dict()}
     head.load_state_dict({f"{k}.{name}": x for k, v in weights.items() for name, x in v.items()})
     return head
 
 
-@pytest.mark.parametrize("kind", ["best of n", "recurrent"])
+@pytest.mark.parametrize("kind", ["best of n", "softmax of n", "recurrent"])
 def test_composed_heads_are_exported(tmp_path: Path, kind: str) -> None:
     """A policy with a critic, and a recurrent one, whose memory and noise are inputs."""
     from policies.export import export_bundle
 
     torch.manual_seed(0)
-    recurrent = RecurrentActor(5, 2, (16,), embedding=8, recurrent=8, latent=4)
-    head, sizes = (make_best_of_n(), PLANNED) if kind == "best of n" else (recurrent, {})
+    head: Any = RecurrentActor(5, 2, (16,), embedding=8, recurrent=8, latent=4)
+    sizes: Any = {}
+    if kind != "recurrent":
+        head, sizes = make_best_of_n(0.1 if kind == "softmax of n" else 0.0), PLANNED
     path = write(tmp_path / "policy.bundle", head, **sizes)
     exported, difference = export_bundle(bundle.read(path))
     assert difference < 1e-5

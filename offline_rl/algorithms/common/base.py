@@ -148,6 +148,7 @@ class Algorithm:
     # Phases that never read `next_observations`. They use every row of the data, including the
     # last of an episode. If "update" is one of them, no phase reads it.
     imitation_phases: ClassVar[tuple[str, ...]] = ()
+    samples_per_row: ClassVar[str] = ""  # config field: actions that an update samples per row
     vector_only: ClassVar[bool] = True  # cannot use named channels, such as images
     fixed_online_fields: frozenset[str] = frozenset()  # config fields set only for this phase
 

@@ -33,7 +33,6 @@ from offline_rl.utils.options import Amount, Count, Positive, Range, Share, froz
 from offline_rl.utils.random import Random
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import Table
-from policies.networks.denoisers import Kind
 from policies.spec import Spec
 
 LARGE = 2_000_000  # parameters above which stacking seeds is not faster
@@ -109,7 +108,7 @@ class ChunkConfig(ChunkShape, VisionConfig):
 class DenoiserShape(ChunkShape):
     """Network of a diffusion or flow policy. Defaults: Diffusion Policy's."""
 
-    network: Annotated[Kind, BUILT] = "unet"  # architecture of the denoising network
+    network: Annotated[Literal["unet", "transformer", "mlp"], BUILT] = "unet"  # denoising network
     # channels per level of a U-Net, units per layer of an MLP, token size per transformer layer
     widths: Sizes | None = (
         None  # of levels or layers; null: 256 512 1024 (unet), 3 * 512 (mlp), 8 * 256 (transformer)
@@ -328,7 +327,6 @@ class Student(Denoising):
 
 def with_action_ranges(cfg: Any, dataset: Dataset) -> Any:
     """Return `cfg` with null action limits set from the data. Raise UserError if not valid."""
-    check_length(cfg.num_future_actions, dataset)
     low, high = cfg.action_low, cfg.action_high
     low = tuple(dataset.actions.min(0).tolist()) if low is None else low
     high = tuple(dataset.actions.max(0).tolist()) if high is None else high
@@ -345,13 +343,3 @@ def with_action_ranges(cfg: Any, dataset: Dataset) -> Any:
             "every action. Limits that are not set are the data's."
         )
     return replace(cfg, action_low=low, action_high=high)
-
-
-def check_length(actions: int, dataset: Dataset) -> None:
-    """Raise UserError if no episode is as long as a chunk of `actions` actions."""
-    longest = int(dataset.episode_lengths().max())
-    if actions > longest:
-        raise UserError(
-            f"{dataset.path or dataset.name}: the longest episode has {longest} steps, a chunk has "
-            f"{actions}. Lower algorithm.horizon."
-        )

@@ -1,9 +1,9 @@
-"""Critics: Q and V networks, sampling of ensemble members, and TD regression."""
+"""Critics: Q and V networks, their ensembles, and TD regression."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,13 @@ class Value(nn.Module):
         *,
         activation: Activation = "relu",
         layer_norm: bool = False,
+        norm_after_activation: bool = False,
+        norm_eps: float = 1e-5,
         init: Init = torch_init,
     ) -> None:
         super().__init__()
         options: dict[str, Any] = {"activation": activation, "layer_norm": layer_norm}
+        options |= {"norm_after_activation": norm_after_activation, "norm_eps": norm_eps}
         self.net = MLP(observations, 1, hidden, init=init, **options)
 
     def forward(self, observations: Tensor) -> Tensor:
@@ -61,6 +64,19 @@ def sampled_q(state: State, q: Tensor, count: int | None) -> Tensor:
         return q
     is_drawn = members[:, None] == torch.arange(len(q), device=q.device)  # [K, E]
     return torch.where(is_drawn.reshape(*is_drawn.shape, *[1] * (q.dim() - 1)), q, 0).sum(1)
+
+
+def aggregate_q(
+    q: Tensor, how: Literal["mean", "min"] = "mean", rho: float | Tensor = 0.0
+) -> Tensor:
+    """Return the value of an ensemble [E, ...] -> [...]: the minimum, or mean - rho * std.
+
+    The standard deviation is that of the members themselves (divisor E).
+    """
+    if how == "min":
+        return q.amin(0)
+    is_mean = isinstance(rho, float) and not rho
+    return q.mean(0) if is_mean else q.mean(0) - rho * q.std(0, correction=0)
 
 
 def candidate_values(state: State, cfg: Any, s: Tensor) -> tuple[Tensor, Tensor]:

@@ -181,6 +181,13 @@ class OneBuffer(Online):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Chunked(OneBuffer):
+    """Options of Q-chunking: `OneBuffer`, with steps in which only the policy acts."""
+
+    warmup_steps: Amount = 5000  # environment steps per seed before updates start
+
+
+@dataclass(frozen=True, kw_only=True)
 class OnPolicy(Online):
     """Online training on new rollouts alone, without further options."""
 

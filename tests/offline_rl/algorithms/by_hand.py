@@ -92,6 +92,23 @@ def made_batch(seed: int = 1, size: int = 32) -> Batch:
     )
 
 
+def chunked(batch: Batch, horizon: int = 1) -> Batch:
+    """Return the batch as `Chunks` gives it; a chunk repeats its action."""
+    s, s2 = batch.observations[:, None], batch.next_observations[:, None]
+    actions = batch.actions[:, None].expand(-1, horizon, -1).clone()
+    valid = torch.ones(actions.shape[:2], dtype=torch.bool)
+    return replace(batch, observations=s, next_observations=s2, actions=actions, valid=valid)
+
+
+def made_chunks(seed: int = 1, horizon: int = 3) -> Batch:
+    """Random chunks. Those that the end of an episode cuts short have the weight 0."""
+    batch = chunked(made_batch(seed), horizon)
+    count = torch.arange(len(batch.rewards)) % (horizon + 1) + 1
+    valid = torch.arange(horizon) < count[:, None]
+    actions = torch.rand((*valid.shape, 2)) * 1.8 - 0.9
+    return replace(batch, actions=actions, valid=valid, weights=valid[:, -1].float())
+
+
 def one_step(actions: Tensor, rewards: Tensor) -> Dataset:
     """Return episodes of one step from one state. actions: [N, 1], rewards: [N]."""
     zeros = np.zeros((len(rewards), 1), np.float32)
@@ -309,6 +326,25 @@ def perceptron(
     for k, (weight, bias, _, _) in enumerate(layers):
         x = x @ weight + bias
         x = x.clamp(min=0) if k < len(layers) - 1 else x
+    return x
+
+
+def gelu_perceptron(
+    own: Mapping[str, Tensor], prefix: str, x: Tensor, member: int | None = None
+) -> Tensor:
+    """Return the output of layers with GELU by tanh, then layer normalization if there is any."""
+    layers = list(layers_of(own, prefix, member))
+    for k, (weight, bias, _, _) in enumerate(layers):
+        x = x @ weight + bias
+        if k == len(layers) - 1:
+            return x
+        x = 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+        if f"{prefix}norms.{k}.weight" in own:
+            variance = x.var(-1, correction=0, keepdim=True)
+            x = (x - x.mean(-1, keepdim=True)) / (variance + 1e-6).sqrt()
+            at = ... if member is None else (member, 0)
+            gain, shift = (own[f"{prefix}norms.{k}.{word}"][at] for word in ("weight", "bias"))
+            x = x * gain + shift
     return x
 
 

@@ -9,7 +9,6 @@ from by_hand import (
     advance,
     assert_same,
     close,
-    completed,
     doubles,
     made_batch,
     plain,
@@ -21,7 +20,6 @@ from by_hand import (
 from offline_rl.algorithms.bc import BC
 from offline_rl.data.dataset import Dataset
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.errors import UserError
 from policies.spec import Spec
 
 
@@ -118,5 +116,3 @@ def test_padding_beyond_an_episode_does_not_count():
 def test_too_long_chunks_are_refused():
     with pytest.raises(ValueError, match="n_action_steps=3 exceeds horizon=2"):
         BC.Config(horizon=2, n_action_steps=3)
-    with pytest.raises(UserError, match="longest episode has 10 steps, a chunk has 12"):
-        completed(BC, five_episodes(), BC.Config(horizon=12, n_action_steps=11))

@@ -187,11 +187,6 @@ def test_stacked_policies_act_like_each_seeds_head():
         assert np.abs(stacked(observations).numpy() - np.stack(expected)).max() < 1e-5
 
 
-def test_a_chunk_longer_than_every_episode_is_refused():
-    with pytest.raises(UserError, match="longest episode has 8 steps, a chunk has 15"):
-        completed(DiffusionPolicy, forks(), Config(n_action_steps=9))
-
-
 @pytest.mark.parametrize(
     ("ends", "words"),
     [

@@ -2,7 +2,7 @@
 
 The policy executes each chunk open loop. The critic regresses on the discounted rewards of the
 executed steps and the target value of the policy's next chunk. The policy maximizes the critic.
-Chunks that the end of an episode cuts short are left out of both losses.
+Chunks that the end of an episode cuts short have the weight 0 in the critic's loss.
 
 Paper:   Li, Zhou, Levine, NeurIPS 2025, arXiv:2507.07969 (Q-chunking), for the critic.
 Differs: an example; the policy is deterministic, as in DDPG, and learns without data.
@@ -54,20 +54,18 @@ class ChunkedCritic(ActorCritic):
         s, s2, chunks = (
             x.flatten(1) for x in (batch.observations, batch.next_observations, batch.actions)
         )
-        complete = batch.valid.all(1)  # [B]
-        share = complete / complete.sum().clamp(min=1)
         next_q = state.critic_target(s2, state.policy_target(s2).flatten(1)).amin(0)  # [B]
         target = batch.rewards + batch.discount * next_q
 
         def critic_loss(critic):
-            return ((critic(s, chunks) - target).square().sum(0) * share).sum()
+            return ((critic(s, chunks) - target).square().sum(0) * batch.weights).mean()
 
         state, critic_value = minimize(state, "critic", critic_loss)
         critic = state.critic
 
         def policy_loss(policy):
-            return -(critic(s, policy(s).flatten(1))[0] * share).sum()
+            return -critic(s, policy(s).flatten(1))[0].mean()
 
         state, policy_value = minimize(state, "policy", policy_loss)
         metrics = {"critic_loss": critic_value, "policy_loss": policy_value}
-        return update_targets(state), metrics | {"target": (target * share).sum()}
+        return update_targets(state), metrics | {"target": target.mean()}

@@ -134,6 +134,16 @@ def test_a_resumed_run_equals_an_undisturbed_one(
         assert evaluations(undisturbed, seed) == evaluations(resumed, seed)
 
 
+def test_a_chunk_longer_than_the_episodes_of_the_data_or_the_environment_is_refused(
+    train: Train,
+) -> None:
+    """Episodes have 100 steps in the data and 7 in the environment."""
+    with pytest.raises(UserError, match=r"has 100 steps, a chunk has 101\. Lower algorithm\.hor"):
+        train("best_of_n", "refused", **{"algorithm.horizon": 101})
+    with pytest.raises(UserError, match=r"A chunk of 8 executed actions is longer than .* 7 steps"):
+        train("chunked_critic", "refused", **{"algorithm.horizon": 8})
+
+
 def test_a_ring_that_nothing_fills_is_refused(folder: Path, tmp_path: Path) -> None:
     text = (HERE / "learned_model.py").read_text().replace("work += [fill, Learn", "work += [Learn")
     (tmp_path / "unfilled.py").write_text(text)

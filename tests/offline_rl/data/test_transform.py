@@ -156,6 +156,24 @@ def test_centered_rewards_have_mean_zero_and_are_refused_where_episodes_terminat
         Transform.fit(cfg, over, (2,))
 
 
+def test_standardized_rewards_have_mean_zero_and_standard_deviation_one() -> None:
+    """Scale and shift follow. Equal rewards, and a second normalization, are refused."""
+    rewards = np.array([1.0, 2, 6, 3])  # mean 3, unbiased variance 14 / 3
+    rows = np.zeros((4, 2)), np.zeros((4, 1))
+    data = Dataset.from_arrays(*rows, rewards, np.arange(4) == 1)
+    cfg = Preprocessing(standardize_rewards=True, reward_scale=10.0, reward_shift=0.5)
+    transform = Transform.fit(cfg, data, (2,))
+    expected = 10 * (rewards - 3) / np.sqrt(14 / 3) + 0.5
+    np.testing.assert_allclose(transform.apply(data).rewards, expected, rtol=1e-5)
+    np.testing.assert_allclose(transform.apply_to_rewards(np.array([3.0])), 0.5, atol=1e-6)
+    equal = Dataset.from_arrays(*rows, np.ones(4), np.arange(4) == 1)
+    with pytest.raises(UserError, match=r"every reward is 1.*standardize_rewards=false"):
+        Transform.fit(cfg, equal, (2,))
+    for other in ("normalize_returns", "center_rewards"):
+        with pytest.raises(ValueError, match="already scales and centers rewards"):
+            Preprocessing(standardize_rewards=True, **{other: True})
+
+
 def test_a_reward_is_the_same_number_from_data_and_from_an_environment() -> None:
     """Cal-QL compares rewards; data is float32, environments often return float64."""
     transform = Transform.fit(Preprocessing(reward_scale=0.3, reward_shift=0.1), None, (2,))

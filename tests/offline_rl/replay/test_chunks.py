@@ -1,5 +1,7 @@
 """Tests of action chunks: how observations, actions and rewards align within an episode."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -28,14 +30,18 @@ def episodes() -> Dataset:
 
 
 def batch_of(
-    chunk_start: str = "oldest", columns: dict | None = None, partial: str = "bootstrap", **sizes
+    chunk_start: str = "oldest",
+    columns: dict | None = None,
+    partial: str = "bootstrap",
+    data: Dataset | None = None,
+    **sizes,
 ):
     """Return a batch of 500 chunks, and the index in it of each current row."""
     sizes = {"n_obs_steps": 3, "horizon": 5, "n_action_steps": 2} | sizes
-    buffer = ReplayBuffer.from_dataset(episodes(), columns=columns)
+    buffer = ReplayBuffer.from_dataset(data or episodes(), columns=columns)
     source = Chunks(buffer, chunk_start=chunk_start, partial=partial, **sizes)
-    data = {k: v[0] for k, v in source.tensors().items()}
-    batch = source.sample(data, Random(torch.tensor(0), torch.tensor(0)), 500, GAMMA)
+    tensors = {k: v[0] for k, v in source.tensors().items()}
+    batch = source.sample(tensors, Random(torch.tensor(0), torch.tensor(0)), 500, GAMMA)
     present = batch.observations[:, -1, 0].int().tolist()
     assert set(present) == set(range(10))
     return batch, {row: present.index(row) for row in range(10)}
@@ -90,16 +96,80 @@ def test_a_chunk_sums_the_discounted_costs_of_its_executed_steps():
 
 
 @pytest.mark.parametrize("chunk_start", ["oldest", "present"])
-def test_chunks_that_an_episodes_end_cuts_short_can_be_left_out(chunk_start: str):
+def test_chunks_that_an_episodes_end_cuts_short_can_have_the_weight_zero(chunk_start: str):
     """Row 3 terminates and row 9 is truncated: three executed steps fit up to rows 1 and 7."""
     kept, _ = batch_of(chunk_start, n_action_steps=3)
     batch, places = batch_of(chunk_start, n_action_steps=3, partial="drop")
+    assert kept.weights is None
     for row, place in places.items():
-        fits = row <= 1 or 4 <= row <= 7
-        expected = kept.valid[place].tolist() if fits else [False] * 5
-        assert batch.valid[place].tolist() == expected
-    for name in ("observations", "actions", "rewards", "discount", "next_observations"):
+        assert batch.weights[place] == (row <= 1 or 4 <= row <= 7)
+    for name in ("observations", "actions", "rewards", "discount", "next_observations", "valid"):
         assert torch.equal(getattr(batch, name), getattr(kept, name))
+
+
+SUCCESSES = (2, 5, 6)  # rows that terminate, although their episodes go on
+
+
+def demonstrations() -> Dataset:
+    """Return rows 0-3 and 4-9, both truncated; the task is solved in rows 2, 5 and 6."""
+    data, rows = episodes(), np.arange(10)
+    solved = np.isin(rows, SUCCESSES)
+    ends = np.isin(rows, (3, 9))
+    return replace(data, terminated=solved, truncated=ends, continues=solved)
+
+
+def test_an_episode_goes_on_after_a_terminated_row():
+    data = demonstrations()
+    assert data.episode_ends.tolist() == [3, 9]
+    assert data.take(np.arange(1, 7)).episode_ends.tolist() == [2, 5]  # rows 3 and 6
+    returns = data.monte_carlo_returns(GAMMA)
+    expected = [3, 4, 4, 8, 32, 32, 64]  # 2 ** row, halved per step, up to a solved row
+    assert returns[:7].tolist() == expected
+
+
+@pytest.mark.parametrize("partial", ["bootstrap", "drop"])
+def test_a_chunk_goes_on_after_a_terminated_row_and_does_not_bootstrap(partial: str):
+    """Compared with a loop over single rows, by the two rules that `Chunks` states."""
+    sizes = {"n_obs_steps": 1, "horizon": 3, "n_action_steps": 3}
+    batch, places = batch_of(partial=partial, data=demonstrations(), **sizes)
+    for row, place in places.items():
+        _, last = first_and_last(row)
+        executed = [k for k in range(row, row + 3) if k <= last]
+        assert batch.valid[place].tolist() == [k <= last for k in range(row, row + 3)]
+        actions = [min(k, last) for k in range(row, row + 3)]
+        assert (10 * batch.actions[place, :, 0]).round().tolist() == actions
+        total, mask = 0.0, 1
+        for k in executed:
+            total += GAMMA ** (k - row) * 2.0**k if mask or partial == "drop" else 0
+            mask = min(mask, k not in SUCCESSES)
+        assert batch.rewards[place].item() == pytest.approx(total)
+        assert batch.bootstrap_mask[place] == mask
+        assert batch.discount[place].item() == pytest.approx(mask * GAMMA ** len(executed))
+        if partial == "drop":
+            assert batch.weights[place] == (len(executed) == 3)
+
+
+def test_observations_before_a_terminated_row_stay_in_the_history():
+    batch, places = batch_of(data=demonstrations())
+    assert batch.observations[places[7], :, 0].tolist() == [5, 6, 7]
+    assert batch.observations[places[3], :, 0].tolist() == [1, 2, 3]
+
+
+def test_an_n_step_transition_ends_with_a_terminated_row():
+    buffer = ReplayBuffer.from_dataset(demonstrations()).with_n_step(3)
+    data = {k: v[0] for k, v in buffer.tensors().items()}
+    batch = buffer.sample(data, Random(torch.tensor(0), torch.tensor(0)), 500, GAMMA)
+    present = batch.observations[:, 0].int().tolist()
+    for row, (total, discount) in {
+        0: (3, 0),  # 1 + 2 / 2 + 4 / 4
+        2: (4, 0),
+        3: (8, GAMMA),  # truncated
+        4: (32, 0),
+        7: (3 * 2**7, GAMMA**3),
+    }.items():
+        place = present.index(row)
+        assert batch.rewards[place].item() == total
+        assert batch.discount[place].item() == pytest.approx(discount)
 
 
 def test_a_decision_of_several_environment_steps_counts_as_so_many_powers_of_gamma():

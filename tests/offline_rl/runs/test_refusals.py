@@ -1,14 +1,18 @@
 """Refusals of options that contradict each other, before anything is read."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from offline_rl.runs.refusals import wrong_learner
+from offline_rl.data import Dataset
+from offline_rl.runs.refusals import wrong_chunks, wrong_learner
 from offline_rl.runs.run import runs_of
 from offline_rl.utils.errors import UserError
 from policies import Spec
 
+OWN = Path(__file__).parents[1] / "contracts" / "best_of_n.py"
 ONLINE: dict[str, Any] = {"task": "env:Pendulum-v1", "num_updates": 0, "num_env_steps": 400}
 
 
@@ -33,3 +37,28 @@ def test_an_on_policy_method_refuses_options_of_a_replay_buffer(option: str, sen
         schedule = learner.schedule(updates, 400, None)
         sentences = [*wrong_learner(run, learner, learner.acting_head(), schedule, None)]
         assert any("must train on a dataset" in x for x in sentences) == refused
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "chunk"),
+    [
+        ("qc", {"horizon": 9}, 9),
+        ("bc", {"horizon": 12, "n_action_steps": 11}, 12),
+        ("diffusion_policy", {"n_action_steps": 9}, 15),  # of 16 actions, one precedes
+        (str(OWN), {"horizon": 9}, 9),
+    ],
+)
+def test_a_chunk_longer_than_every_episode_is_refused(
+    algorithm: str, options: dict[str, int], chunk: int
+) -> None:
+    keys = {"algorithm": algorithm, "task": "none", "dataset": "a.npz", "num_updates": 1}
+    (run,) = runs_of({**keys, **{f"algorithm.{k}": v for k, v in options.items()}})
+    learner = run.learner(Spec((3,), 1))
+    head = learner.acting_head()
+    for longest, refused in ((chunk - 1, True), (chunk, False)):
+        rows = longest + 2  # a short episode and a long one
+        ends = np.isin(np.arange(rows), (1, rows - 1))
+        data = Dataset.from_arrays(np.ones((rows, 3)), np.zeros((rows, 1)), np.zeros(rows), ends)
+        sentences = [*wrong_chunks(learner, head, data)]
+        expected = f"data: the longest episode has {longest} steps, a chunk has {chunk}. Lower"
+        assert [expected in x for x in sentences] == [True] * refused

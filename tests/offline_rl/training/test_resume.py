@@ -32,6 +32,16 @@ ONLINE = {
     "eval_every": 300,
     "online.warmup_steps": 200,
 }
+CHUNKS = {
+    "algorithm": "qc",
+    "task": "env:Pendulum-v1",
+    "num_updates": 60,
+    "num_env_steps": 452,
+    "checkpoint_every": 113,  # in the middle of chunks of 5 steps
+    "eval_every": 300,
+    "online.warmup_steps": 50,
+    "algorithm.num_samples": 3,
+}
 COMMON = {
     "seeds": [0, 5],
     "eval_episodes": 1,
@@ -43,12 +53,12 @@ COMMON = {
 }
 
 
-def data_file(folder: Path) -> Path:
+def data_file(folder: Path, obs: int, act: int) -> Path:
     draw, rows = np.random.default_rng(0), 500
     columns = {
-        "obs": draw.normal(size=(rows, 6)),
-        "next_obs": draw.normal(size=(rows, 6)),
-        "action": draw.uniform(-1, 1, (rows, 2)),
+        "obs": draw.normal(size=(rows, obs)),
+        "next_obs": draw.normal(size=(rows, obs)),
+        "action": draw.uniform(-1, 1, (rows, act)),
         "reward": draw.normal(size=rows),
         "done": np.zeros(rows),
         "truncated": np.arange(rows) % 100 == 99,
@@ -64,12 +74,14 @@ def data_file(folder: Path) -> Path:
     [
         pytest.param(OFFLINE, id="offline"),
         pytest.param(ONLINE, id="online", marks=pytest.mark.slow),
+        pytest.param(CHUNKS, id="chunks", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, options: dict):
     keys = COMMON | options
     if "data" not in keys and keys["num_updates"]:
-        keys["dataset"] = str(data_file(tmp_path))
+        size = (6, 2) if keys["task"] == OFFLINE["task"] else (3, 1)
+        keys["dataset"] = str(data_file(tmp_path, *size))
     train(show=False, **keys, out=str(tmp_path / "whole"))
     keys["out"] = str(tmp_path / "killed")
     code = f"from offline_rl import train; train(show=False, **{keys!r})"

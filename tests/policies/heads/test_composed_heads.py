@@ -1,5 +1,7 @@
 """Heads that are composed of several networks: best of N samples, and a recurrent actor."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from policies.heads.schedules import euler
 from policies.networks.mlp import Critic
 
 
-def make_best_of_n(aggregate: str = "min", num_samples: int = 5) -> BestOfN:
+def make_best_of_n(aggregate: Any = "min", num_samples: int = 5, **options: Any) -> BestOfN:
     torch.manual_seed(0)
     policy = DiffusionActor(
         3,
@@ -26,7 +28,8 @@ def make_best_of_n(aggregate: str = "min", num_samples: int = 5) -> BestOfN:
     )
     critic = Critic(6, 4, (16,), ensemble=3)
     arguments = policy.arguments, critic.arguments
-    return BestOfN("DiffusionActor", *arguments, num_samples=num_samples, aggregate=aggregate)  # type: ignore[arg-type]
+    options |= {"num_samples": num_samples, "aggregate": aggregate}
+    return BestOfN("DiffusionActor", *arguments, **options)
 
 
 @pytest.mark.parametrize("aggregate", ["min", "mean"])
@@ -55,6 +58,25 @@ def test_one_sample_is_the_policys_own_chunk() -> None:
     observations, noise = torch.randn(4, 2, 3), torch.randn(4, *head.noise_shape)
     chunk, _ = head.policy.decide(observations, {}, noise[:, 0])
     assert torch.equal(head.decide(observations, {}, noise)[0], chunk)
+
+
+def test_with_a_temperature_samples_have_softmax_probabilities() -> None:
+    """A Gumbel variable per sample is computed from the last number of the sample's noise."""
+    head = make_best_of_n(num_samples=4, temperature=0.02)
+    assert head.noise_shape == (4, 9)
+    samples, rows = torch.randn(1, 4, 8).expand(20_000, -1, -1), 20_000
+    noise = torch.cat([samples, torch.randn(rows, 4, 1)], -1)
+    with torch.no_grad():
+        chosen, _ = head.decide(torch.ones(rows, 2, 3), {}, noise)
+        observations, each = torch.ones(4, 2, 3), samples[0].reshape(4, 1, 4, 2)
+        chunks, _ = head.policy.decide(observations, {}, each)
+        q = head.critic(observations.flatten(1), chunks[:, :2].flatten(1)).double().numpy().min(0)
+    weights = np.exp((q - q.max()) / 0.02)
+    matches = (chosen[:, None] - chunks).abs().amax((-1, -2)) < 1e-5  # [rows, N]
+    assert (matches.sum(1) == 1).all()
+    frequencies, expected = matches.double().mean(0).numpy(), weights / weights.sum()
+    assert 0.05 < expected.max() < 0.9
+    np.testing.assert_allclose(frequencies, expected, atol=0.015)
 
 
 def test_samples_of_a_deterministic_policy_are_refused() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from offline_rl.utils.random import Random
-from policies.heads.schedules import FLOW_TIME, cosine_alphas
+from policies.heads.schedules import FLOW_TIME
 
 
 class TrainingTargets(NamedTuple):
@@ -19,12 +20,15 @@ class TrainingTargets(NamedTuple):
 
 
 def diffusion_targets(
-    random: Random, chunks: Tensor, levels: int, num_train_timesteps: int, prediction_type: str
+    random: Random, chunks: Tensor, levels: int, alphas: Sequence[float], prediction_type: str
 ) -> TrainingTargets:
-    """Return the noise that was added (Ho et al., arXiv:2006.11239, eq. 14), or the chunk."""
+    """Return the noise that was added (Ho et al., arXiv:2006.11239, eq. 14), or the chunk.
+
+    alphas: alpha-bar of each training timestep.
+    """
     noise = random.normal((levels, *chunks.shape))
-    k = random.integers(num_train_timesteps, noise.shape[:2])  # [K, B]
-    alpha = chunks.new_tensor(cosine_alphas(num_train_timesteps))[k][..., None, None]
+    k = random.integers(len(alphas), noise.shape[:2])  # [K, B]
+    alpha = chunks.new_tensor(alphas)[k][..., None, None]
     noised = alpha.sqrt() * chunks + (1 - alpha).sqrt() * noise
     return TrainingTargets(noised, k.float(), noise if prediction_type == "epsilon" else chunks)
 

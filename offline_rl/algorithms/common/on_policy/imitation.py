@@ -28,7 +28,7 @@ from offline_rl.replay.chunks import Chunks
 from offline_rl.replay.mixtures import Mixture
 from offline_rl.utils.options import Count, Range, frozen
 from policies.heads.diffusion import DiffusionActor
-from policies.heads.schedules import sample
+from policies.heads.schedules import cosine_alphas, sample
 
 FLOW_TIMES = 1.5, 0.999  # flow_policy's defaults: `power` and `latest` of `flow_targets`
 Learns = Literal["none", "joint", "afterward"]
@@ -85,9 +85,8 @@ class Imitating(DenoisingRL):
         if cfg.process == "flow":
             x, times, target = flow_targets(*inputs, *FLOW_TIMES)
         else:
-            x, times, target = diffusion_targets(
-                *inputs, cfg.num_train_timesteps, cfg.prediction_type
-            )
+            alphas = cosine_alphas(cfg.num_train_timesteps)
+            x, times, target = diffusion_targets(*inputs, alphas, cfg.prediction_type)
 
         def loss(model: Network) -> Tensor:
             error: Tensor = model(batch.observations, x, times) - target

@@ -1,0 +1,92 @@
+"""IFQL: implicit flow Q-learning, which executes the best of N actions that a flow samples.
+
+V regresses on an upper expectile of Q over dataset actions, and Q bootstraps from V, as in IQL. The
+policy is a flow that imitates the data, without the critics. To act, it samples N actions, and the
+one of highest value is executed. It is IDQL with a flow instead of a diffusion policy.
+
+Paper:   Park, Li, Levine, ICML 2025, arXiv:2502.02538. Critics: IQL (arXiv:2110.06169, eq. 5 and
+         6). Selection: IDQL (arXiv:2304.10573).
+Differs: no known difference from the authors' code (seohongpark/fql:agents/ifql.py). As there,
+         every loss uses the networks from before the update, and target critics follow the critics
+         of the previous update. With horizon > 1, policy and critics have chunks of actions, which
+         are executed open loop, as in ColinQiyangLi/qam:agents/ifql.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from torch import Tensor, nn
+
+from offline_rl.algorithms.common.base import Metrics, Network, State, minimize, update_targets
+from offline_rl.algorithms.common.config import BUILT, Expectile, Rate
+from offline_rl.algorithms.common.critics import Value, aggregate_q
+from offline_rl.algorithms.common.in_sample import expectile_loss
+from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.data.transform import ActionClip
+from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count, frozen
+from policies.heads.best_of_n import BestOfN
+from policies.networks.init import xavier_init
+
+
+@frozen
+class Config(FlowConfig):
+    """Defaults: the authors' code."""
+
+    q_aggregate: Annotated[Literal["mean", "min"], BUILT] = "min"  # value of an ensemble of critics
+    expectile: Expectile = 0.9  # expectile of Q that V learns; 0.5: mean action, near 1: best one
+    num_samples: Annotated[Count, BUILT] = 32  # samples per decision, the best is executed (N)
+    value_lr: Rate = 3e-4  # learning rate of V
+    clip_actions: ActionClip = 1 - 1e-5  # clip the data's actions to +- this, as the authors do
+
+
+class IFQL(FlowCritic):
+    Config: type = Config
+    acts = ("policy", "critic")
+
+    def actor(self) -> nn.Module:
+        return self.flow()
+
+    def networks(self) -> dict[str, nn.Module]:
+        options: Any = {"layer_norm": True, "norm_after_activation": True, "norm_eps": 1e-6}
+        options |= {"activation": self.cfg.activation, "init": xavier_init}
+        value = Value(self.spec.observation_dim, self.cfg.hidden, **options)
+        return super().networks() | {"value": value}
+
+    def acting_head(self) -> BestOfN:
+        arguments: Any = [self.modules[name].arguments for name in self.acts]
+        options: Any = {"num_samples": self.cfg.num_samples, "aggregate": self.cfg.q_aggregate}
+        return BestOfN("DiffusionActor", *arguments, **options)
+
+    def optimizers(self) -> dict[str, Adam]:
+        return super().optimizers() | {"value": Adam(self.cfg.value_lr)}
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Update V, critics and policy, all from the networks before the update."""
+        next_value = state.value(batch.next_observations.flatten(1))
+        target = batch.rewards + batch.discount * next_value  # [B]
+        value_loss, mean_loss = self.value_loss(state, batch), self.critic_loss(batch, target)
+        flow_loss = self.flow_loss(state, batch)
+
+        def critic_loss(critic: Network) -> Tensor:  # a sum over the critics
+            return self.cfg.num_critics * mean_loss(critic)
+
+        state, value_value = minimize(update_targets(state), "value", value_loss)
+        state, critic_value = minimize(state, "critic", critic_loss)
+        state, policy_value = minimize(state, "policy", flow_loss)
+        losses = {"value": value_value, "critic": critic_value, "policy": policy_value}
+        return state, {f"{k}_loss": x for k, x in losses.items()} | {"target": target.mean()}
+
+    def value_loss(self, state: State, batch: Batch) -> Any:
+        """Return the expectile loss of Q - V at the data's chunks, with the target critics' Q."""
+        s, cfg = batch.observations.flatten(1), self.cfg
+        q = state.critic_target(s, batch.actions.flatten(1))  # [E, B]
+        q = aggregate_q(q, cfg.q_aggregate, cfg.rho)
+
+        def loss(value: Network) -> Tensor:
+            error = expectile_loss(q - value(s), cfg.expectile)  # [B]
+            return (error if batch.weights is None else error * batch.weights).mean()
+
+        return loss

@@ -1,0 +1,72 @@
+"""QC: Q-chunking, which executes the best of N chunks that a flow policy samples.
+
+The policy imitates the chunks of the data. The critics value chunks. They select one of N sampled
+chunks when the policy acts, and in the next state of a target. No gradient of a critic reaches the
+policy. Chunks are executed open loop. Steps after the end of an episode are left out of the
+imitation. With horizon=1 and num_samples=4, it is the paper's baseline BFN.
+
+Paper:   Li, Zhou, Levine, NeurIPS 2025, arXiv:2507.07969.
+Differs: from the authors' code (ColinQiyangLi/qc:agents/acfql.py, actor_type=best-of-n). Chunks
+         that the end of an episode cuts short bootstrap from the last observation, so that the
+         reward for success enters through all of them. The authors' critic loss leaves them out,
+         so it enters through one of `horizon` chunks: partial=drop. Their one-step policy, which
+         is not trained, does not exist here. Target critics follow the critics before their
+         update, as there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from torch import Tensor, nn
+
+from offline_rl.algorithms.common import schedule
+from offline_rl.algorithms.common.base import Metrics, State, minimize, update_targets
+from offline_rl.algorithms.common.config import BUILT
+from offline_rl.algorithms.common.critics import aggregate_q
+from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
+from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count, frozen
+from policies.heads.best_of_n import BestOfN, repeat_rows, select_rows
+
+
+@frozen
+class Config(FlowConfig):
+    """Defaults: the authors' code."""
+
+    horizon: Annotated[Count, BUILT] = 5  # actions of a chunk; all of them are executed
+    num_samples: Annotated[Count, BUILT] = 32  # sampled chunks per decision (N)
+
+
+class QC(FlowCritic):
+    Config = Config
+    Online = schedule.Chunked
+    acts = ("policy", "critic")
+    samples_per_row = "num_samples"
+
+    def actor(self) -> nn.Module:
+        return self.flow()
+
+    def acting_head(self) -> BestOfN:
+        arguments: Any = [self.modules[name].arguments for name in self.acts]
+        options: Any = {"num_samples": self.cfg.num_samples, "aggregate": self.cfg.q_aggregate}
+        return BestOfN("DiffusionActor", *arguments, **options)
+
+    def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Update critics and policy, both from the networks before the update."""
+        target = self.target(state, batch, self.best_chunks(state, batch.next_observations))
+        critic_loss, flow_loss = self.critic_loss(batch, target), self.flow_loss(state, batch)
+        state, critic_value = minimize(update_targets(state), "critic", critic_loss)
+        state, policy_value = minimize(state, "policy", flow_loss)
+        losses = {"critic_loss": critic_value, "policy_loss": policy_value}
+        return state, losses | {"target": target.mean()}
+
+    def best_chunks(self, state: State, observations: Tensor) -> Tensor:
+        """Return the chunks that the policy executes, [B, H, A], for observations [B, 1, O]."""
+        count = self.cfg.num_samples
+        s = repeat_rows(observations, count)  # [B * N, 1, O]
+        noise = state.random.normal((len(s), 1, self.cfg.horizon, self.spec.action_dim))
+        chunks, _ = state.policy.decide(s, {}, noise)  # [B * N, H, A]
+        q = state.critic(s.flatten(1), chunks.flatten(1))  # [E, B * N]
+        values = aggregate_q(q, self.cfg.q_aggregate).unflatten(0, (-1, count))  # [B, N]
+        return select_rows(chunks, values.argmax(1), count)

@@ -1,0 +1,34 @@
+"""QC-FQL: FQL whose policy and critics have chunks of actions.
+
+All losses are those of FQL, with a chunk in the place of an action. Chunks are executed open loop,
+so rewards of a chunk need no correction before they enter the target. Steps after the end of an
+episode are left out of the imitation.
+
+Paper:   Li, Zhou, Levine, NeurIPS 2025, arXiv:2507.07969.
+Differs: from the authors' code (ColinQiyangLi/qc:agents/acfql.py, actor_type=distill-ddpg). Chunks
+         that the end of an episode cuts short bootstrap from the last observation, so that the
+         reward for success enters through all of them. The authors' critic loss leaves them out,
+         so it enters through one of `horizon` chunks: partial=drop. The Q term is normalized where
+         no setting of the paper exists.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from offline_rl.algorithms import fql
+from offline_rl.algorithms.common import schedule
+from offline_rl.algorithms.common.config import BUILT
+from offline_rl.utils.options import Count, frozen
+
+
+@frozen
+class Config(fql.Config):
+    """Defaults: the authors' code, with a normalized Q term."""
+
+    horizon: Annotated[Count, BUILT] = 5  # actions of a chunk; all of them are executed
+
+
+class QCFQL(fql.FQL):
+    Config = Config
+    Online = schedule.Chunked
