@@ -14,6 +14,7 @@ from offline_rl.reporting.published import published_scores, rows_of
 from offline_rl.reporting.report import report
 from offline_rl.reporting.runs import read
 from offline_rl.reporting.summary import summarize
+from offline_rl.suite.plan import read_suite
 from offline_rl.training.result import final_score
 from offline_rl.utils.files import read_json
 
@@ -98,3 +99,14 @@ def test_published_scores_name_tasks_of_this_package(tmp_path: Path):
     seed = read(folder_of(tmp_path, task="ogbench/scene-play-sparse-singletask-task2-v0"))  # type: ignore[arg-type]
     score = published_scores([seed])["qc"]
     assert (score.score, score.std) == (99.5, None)
+
+
+def test_the_suite_has_the_published_protocol_and_every_task_of_it() -> None:
+    suite = read_suite("ogbench")
+    protocol = {"num_updates": 1_000_000, "eval_every": 100_000, "eval_episodes": 50}
+    assert suite.seeds == [*range(8)]
+    assert protocol.items() <= suite.keys.items()
+    tasks = {task for cell in suite.cells for task in cell["task"]}
+    assert tasks <= envs.cards().keys()
+    published = {row["task"] for row in rows_of("ogbench.csv") if row["algorithm"] in ("fql", "qc")}
+    assert {task.removeprefix("ogbench/") for task in tasks} == published
