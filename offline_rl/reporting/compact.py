@@ -259,10 +259,11 @@ def record_of(
     scored = reference.get("min") is not None
     known = {key: reference[key] for key in REFERENCE if reference.get(key) is not None}
     result["score_reference"] = known if scored else None
-    scale = Reference(**result["score_reference"]) if scored else None
-    for e in evaluations if scale is not None else ():
-        returns = [math.nan if r is None else r for r in e["returns"]]
-        e["eval/score"] = mean(scale.score(returns, e["success"]).tolist())
+    if scored:
+        scale = Reference(**result["score_reference"])
+        for e in evaluations:
+            returns = [math.nan if r is None else r for r in e["returns"]]
+            e["eval/score"] = mean(scale.score(returns, e["success"]).tolist())
     last = evaluations[-1] if evaluations else {}
     result |= {key: last.get(key) for key in LAST}
     return Record(config, parts["environment"], result, evaluations, metrics)

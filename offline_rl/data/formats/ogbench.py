@@ -96,19 +96,20 @@ def relabel(data: Dataset, goal: "Goal", *, keep_states: bool = False) -> Datase
     """
     where, task = data.path or data.name, goal.env_id
     qpos, buttons = data.extras.get("infos/qpos"), data.extras.get("infos/button_states")
-    missing = "qpos" if qpos is None else "button_states"
+    if qpos is not None:
+        found = channels.shapes(data.observations), qpos.shape[1:]
+        expected = (goal.observation_dim,), (goal.qpos_dim,)
+        if found != expected:
+            raise UserError(
+                f"{where} has observations {list(found[0])} and qpos {list(found[1])}, and {task} "
+                f"has {list(expected[0])} and {list(expected[1])}: it is the data of another task. "
+                f"Use that task, or another dataset=."
+            )
     if qpos is None or (goal.buttons is not None and buttons is None):
         raise UserError(
-            f"{where} has no {missing}, from which the rewards of {task} are computed. Use the "
-            f"published file, or task=none for the data without rewards."
-        )
-    found = channels.shapes(data.observations), qpos.shape[1:]
-    expected = (goal.observation_dim,), (goal.qpos_dim,)
-    if found != expected:
-        raise UserError(
-            f"{where} has observations {list(found[0])} and qpos {list(found[1])}, and {task} has "
-            f"{list(expected[0])} and {list(expected[1])}: it is the data of another task. Use "
-            f"that task, or another dataset=."
+            f"{where} has no {'qpos' if qpos is None else 'button_states'}, from which the rewards "
+            f"of {task} are computed. Use the published file, or task=none for the data without "
+            f"rewards."
         )
     rewards, solved = np.empty(len(qpos), np.float32), np.empty(len(qpos), bool)
     for start in range(0, len(qpos), BLOCK_ROWS):  # the states of large sets stay on disk

@@ -15,6 +15,8 @@ from offline_rl.data.convert import convert
 from offline_rl.data.load import load
 from offline_rl.data.read import read
 from offline_rl.data.validation import validate
+from offline_rl.runs.run import runs_of
+from offline_rl.training.prepare import read_data
 from offline_rl.utils.errors import UserError
 
 Arrays = dict[str, np.ndarray]
@@ -321,3 +323,14 @@ def test_a_card_of_shards_is_loaded_as_one_data_set_with_the_rewards_of_its_task
     np.testing.assert_array_equal(data.rewards, np.tile(one.rewards, 2))
     np.testing.assert_array_equal(data.next_observations, np.tile(one.next_observations, (2, 1)))
     assert goal[0].env_id in data.notes[-1]
+
+
+def test_a_file_gets_the_rewards_of_the_runs_task(tmp_path: Path, goal):
+    path = str(save(tmp_path / "mine.npz", pressed()))
+    keys = {"algorithm": "iql", "dataset": path}
+    (run,) = runs_of({**keys, "task": "ogbench/scene-play-singletask-task3-v0"})
+    assert read_data(path, run).terminated.sum() == len(STATES)
+    (run,) = runs_of({**keys, "task": "none"})
+    data = read_data(path, run)
+    assert not data.has_rewards
+    assert not data.extras

@@ -1,8 +1,10 @@
 """Tests of rows that terminate while their episode goes on, as in OGBench's recordings."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from offline_rl.data import Dataset
@@ -66,33 +68,43 @@ def stream() -> Stream:
     return Stream(data(), [0], 500, normalize=lambda x: x, columns={})
 
 
-def test_chunks_go_on_after_a_solved_row_and_do_not_bootstrap_over_it():
-    """The sums are those of QC's sample_sequence, within a recording."""
+def until_solved(start: int, count: int) -> range:
+    """Return up to `count` rows of the recording, and none after a solved one."""
+    rows = rows_of(start, count)
+    solved = [row for row in rows if SOLVED[row]]
+    return range(start, solved[0] + 1) if solved else rows
+
+
+@pytest.mark.parametrize("partial", ["bootstrap", "drop"])
+def test_chunks_go_on_after_a_solved_row_and_do_not_bootstrap_over_it(partial: Any):
+    """With "drop", the sums are those of QC's sample_sequence: they include the rows after it."""
     source = ReplayBuffer.from_dataset(data())
-    batch = sample(
-        Chunks(source, n_obs_steps=2, horizon=3, n_action_steps=3, chunk_start="present")
-    )
+    keys: dict[str, Any] = {"chunk_start": "present", "partial": partial}
+    batch = sample(Chunks(source, n_obs_steps=2, horizon=3, n_action_steps=3, **keys))
     present = batch.observations[:, -1, 0].long().tolist()
     assert set(present) == set(range(len(SOLVED)))
     for k, row in enumerate(present):
         rows = rows_of(row, 3)
-        reward = sum(GAMMA**j * float(data().rewards[r]) for j, r in enumerate(rows))
+        summed = rows if partial == "drop" else until_solved(row, 3)
+        reward = sum(GAMMA**j * float(data().rewards[r]) for j, r in enumerate(summed))
         mask = min(1 - int(SOLVED[r]) for r in rows)
-        np.testing.assert_allclose(batch.rewards[k], reward, rtol=1e-5)
+        np.testing.assert_allclose(batch.rewards[k], reward, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(batch.discount[k], GAMMA ** len(rows) * mask, rtol=1e-5)
         np.testing.assert_array_equal(batch.actions[k, : len(rows)], data().actions[[*rows]])
         assert batch.valid is not None
         assert batch.valid[k].tolist() == [j < len(rows) for j in range(3)]
-        assert batch.next_observations[k, -1, 0] == next_of(rows[-1])
+        assert batch.next_observations[k, -1, 0] == next_of(summed[-1])
         first_row = {0: 0, 8: 8}.get(row, row - 1)  # a history goes back over a solved row
         assert batch.observations[k, 0, 0] == first_row
 
 
-def test_n_step_transitions_do_not_bootstrap_over_a_solved_row():
+def test_n_step_transitions_stop_at_a_solved_row():
     batch = sample(ReplayBuffer.from_dataset(data()).with_n_step(3))
     for k, row in enumerate(batch.observations[:, 0].long().tolist()):
-        rows = rows_of(row, 3)
-        mask = min(1 - int(SOLVED[r]) for r in rows)
+        rows = until_solved(row, 3)
+        mask = 1 - int(SOLVED[rows[-1]])
+        reward = sum(GAMMA**j * float(data().rewards[r]) for j, r in enumerate(rows))
+        np.testing.assert_allclose(batch.rewards[k], reward, rtol=1e-5, atol=1e-6)
         assert batch.bootstrap_mask[k] == mask
         np.testing.assert_allclose(batch.discount[k], GAMMA ** len(rows) * mask, rtol=1e-5)
 

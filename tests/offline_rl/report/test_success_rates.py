@@ -16,6 +16,7 @@ from offline_rl.reporting.published import published_scores, rows_of
 from offline_rl.reporting.report import report
 from offline_rl.reporting.runs import read
 from offline_rl.reporting.summary import summarize
+from offline_rl.suite.plan import read_suite
 from offline_rl.training.result import final_score
 from offline_rl.utils.files import read_json
 from offline_rl.utils.paths import share
@@ -112,3 +113,14 @@ def test_published_scores_next_to_a_generated_file_say_so(tmp_path: Path):
     assert seed.outcome is not None
     generated = replace(seed, outcome=replace(seed.outcome, dataset_sha256=card["sha256"]))
     assert published_scores([generated])["fql"].about.startswith("another file")
+
+
+def test_the_suite_has_the_published_protocol_and_every_task_of_it() -> None:
+    suite = read_suite("ogbench")
+    protocol = {"num_updates": 1_000_000, "eval_every": 100_000, "eval_episodes": 50}
+    assert suite.seeds == [*range(8)]
+    assert protocol.items() <= suite.keys.items()
+    tasks = {task for cell in suite.cells for task in cell["task"]}
+    assert tasks <= envs.cards().keys()
+    published = {row["task"] for row in rows_of("ogbench.csv") if row["algorithm"] in ("fql", "qc")}
+    assert {task.removeprefix("ogbench/") for task in tasks} == published
