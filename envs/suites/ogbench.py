@@ -4,8 +4,8 @@
     ogbench/scene-sparse-singletask-task2-v0    reward -1 until every part is solved, then 0
 
 An environment terminates at success. `success_timing` states which state is judged: `post`, the
-state after the step, as all versions before 1.2 did; `pre`, the state before it, the library's
-default since 1.2.
+state after the step, as all versions before 1.2 did (in teleport mazes, those judged it after a
+teleport); `pre`, the state before it, the library's default since 1.2.
 
 Park et al., arXiv:2410.20092; seohongpark/ogbench.
 """
@@ -27,8 +27,8 @@ from envs.vector import VectorEnv
 
 Timing = Literal["post", "pre"]
 TIMINGS: dict[str, str] = {  # what each value means, for reports
-    "post": "the environment judges success after the step, and the data before it, as in "
-    "published results",
+    "post": "the environment judges success after the step, and the data before it, as ogbench "
+    "before 1.2 does, which the results of FQL and QC are from",
     "pre": "environment and data judge success before the step",
 }
 TIME_LIMITS = {  # environment -> steps of an episode; humanoidmaze-teleport cannot be built

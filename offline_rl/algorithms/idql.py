@@ -9,7 +9,7 @@ Paper:   Hansen-Estruch et al., 2023, arXiv:2304.10573. Critics: IQL (arXiv:2110
 Differs: from the authors' code (philippe-eecs/IDQL:jaxrl5/agents/ddpm_iql, with the network of the
          finetuning script). It trains on 95 % of the rows and validates on the others. Its
          schedules have 2 or 3 million updates; ours has `num_updates`. Online, it trains on 128 new
-         and 128 old rows; ours on halves of `batch_size`, which is the same in all phases, and the
+         and 128 old rows; ours on halves of `batch_size`, which is 512 in all phases, and the
          learning rate of the policy is constant. ddpm_iql_simple, which the authors' offline script
          uses, has policy_activation=silu, time_size=128, and V with a layer normalization of its
          input.
