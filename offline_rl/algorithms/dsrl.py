@@ -14,13 +14,13 @@ Use:     finetune algorithm=dsrl base=<bundle of a flow or diffusion policy> tas
 Differs: without `base`, no known difference in updates from ColinQiyangLi/qam:agents/dsrl.py, with
          best_of_n=1. When evaluated, the policy chooses its mean; both codes sample. Chunks that
          the end of an episode shortens bootstrap; that code leaves them out of the losses of critic
-         (partial=drop) and flow. Like that code, and unlike the paper's (ajwagen/dsrl):
-         targets are the mean minus rho deviations of ten critics, without an entropy term, instead
-         of the minimum of two; the noise critic takes one step per update; discounts count
-         environment steps, not chunks; the untrained policy acts in the warm-up, not the base.
-         The paper's settings for manipulation also differ: 20 updates per step, target entropy 0,
-         three layers of 2048 units with tanh, start noise up to 1.5. GR-RL has distributional critics, and does not publish its
-         constants; its predictor's noise is not bounded.
+         (partial=drop) and flow. Like that code, and unlike the paper's (ajwagen/dsrl): targets are
+         the mean minus rho deviations of ten critics, without an entropy term, instead of the
+         minimum of two; the noise critic takes one step per update; discounts count environment
+         steps, not chunks; the untrained policy acts in the warm-up, not the base. The paper's
+         settings for manipulation also differ: 20 updates per step, target entropy 0, three layers
+         of 2048 units with tanh, start noise up to 1.5. GR-RL has distributional critics, and does
+         not publish its constants; its predictor's noise is not bounded.
 """
 
 from __future__ import annotations

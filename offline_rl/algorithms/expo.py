@@ -7,7 +7,8 @@ the targets of the critics, N edited chunks are sampled, and that of the highest
 Paper:   Dong et al., 2025, arXiv:2507.07986.
 Differs: no known difference in updates from ColinQiyangLi/qam:agents/fedit.py. Chunks that the end
          of an episode shortens bootstrap; that code leaves them out of the losses of critics
-         (partial=drop) and flow, and adds the rewards after a step that terminates. In the paper, the chunks before the edit are candidates, too.
+         (partial=drop) and flow, and adds the rewards after a step that terminates. In the paper,
+         the chunks before the edit are candidates, too.
 """
 
 from __future__ import annotations

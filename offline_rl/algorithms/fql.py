@@ -7,8 +7,8 @@ the critics. So no gradient passes through the steps of the flow.
 Paper:   Park, Li, Levine, ICML 2025, arXiv:2502.02538.
 Differs: no known difference in updates from the authors' code (seohongpark/fql:agents/fql.py).
          Online, updates start after `batch_size` steps instead of one, and new steps do not replace
-         rows of the data; in the authors' code they do if the data has 2 million rows. As there, the
-         squared distance to the flow is a mean over the action dimensions; in the paper it is a
+         rows of the data; in the authors' code they do if the data has 2 million rows. As there,
+         the squared distance to the flow is a mean over the action dimensions; in the paper it is a
          sum. `alpha` refers to the mean. Target critics follow the critics before their update.
          With horizon > 1 it is `qc_fql`.
 """

@@ -6,11 +6,11 @@ one of highest value is executed. It is IDQL with a flow instead of a diffusion 
 
 Paper:   Park, Li, Levine, ICML 2025, arXiv:2502.02538. Critics: IQL (arXiv:2110.06169, eq. 5 and
          6). Selection: IDQL (arXiv:2304.10573).
-Differs: no known difference in updates from the authors' code (seohongpark/fql:agents/ifql.py).
-         Its online phase differs as that of `fql`. As there, every loss uses the networks from
-         before the update, and target critics follow the critics of the previous update. Chunks of
-         actions (horizon > 1) are ours. ColinQiyangLi/qam:agents/ifql.py has them, too, but its V
-         learns the mean minus deviations of ten critics, and it acts by their minimum.
+Differs: no known difference in updates from the authors' code (seohongpark/fql:agents/ifql.py). Its
+         online phase differs as that of `fql`. As there, every loss uses the networks from before
+         the update, and target critics follow the critics of the previous update. Chunks of actions
+         (horizon > 1) are ours. ColinQiyangLi/qam:agents/ifql.py has them, too, but its V learns
+         the mean minus deviations of ten critics, and it acts by their minimum.
 """
 
 from __future__ import annotations

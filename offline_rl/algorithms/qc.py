@@ -8,11 +8,11 @@ imitation. With horizon=1 and num_samples=4, it is the paper's baseline BFN.
 Paper:   Li, Zhou, Levine, NeurIPS 2025, arXiv:2507.07969.
 Differs: from the authors' code (ColinQiyangLi/qc:agents/acfql.py, actor_type=best-of-n). Chunks
          that the end of an episode cuts short bootstrap from the last observation, so that the
-         reward for success enters through all of them. The authors' critic loss leaves them out,
-         so it enters through one of `horizon` chunks: partial=drop. Rewards after a step that
+         reward for success enters through all of them. The authors' critic loss leaves them out, so
+         it enters through one of `horizon` chunks: partial=drop. Rewards after a step that
          terminates are left out of a chunk's sum; the authors add them. Online, new steps do not
-         replace rows of the data; theirs do if the data has 2 million rows. Their one-step policy, which
-         is not trained, does not exist here. Target critics follow the critics before their
+         replace rows of the data; theirs do if the data has 2 million rows. Their one-step policy,
+         which is not trained, does not exist here. Target critics follow the critics before their
          update, as there.
 """
 

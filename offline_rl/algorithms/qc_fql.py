@@ -7,11 +7,11 @@ episode are left out of the imitation.
 Paper:   Li, Zhou, Levine, NeurIPS 2025, arXiv:2507.07969.
 Differs: from the authors' code (ColinQiyangLi/qc:agents/acfql.py, actor_type=distill-ddpg). Chunks
          that the end of an episode cuts short bootstrap from the last observation, so that the
-         reward for success enters through all of them. The authors' critic loss leaves them out,
-         so it enters through one of `horizon` chunks: partial=drop. Rewards after a step that
+         reward for success enters through all of them. The authors' critic loss leaves them out, so
+         it enters through one of `horizon` chunks: partial=drop. Rewards after a step that
          terminates are left out of a chunk's sum; the authors add them. Online, new steps do not
-         replace rows of the data; theirs do if the data has 2 million rows. The Q term is normalized where
-         no setting of the paper exists.
+         replace rows of the data; theirs do if the data has 2 million rows. The Q term is
+         normalized where no setting of the paper exists.
 """
 
 from __future__ import annotations
