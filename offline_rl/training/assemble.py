@@ -58,7 +58,7 @@ def build_engine(
         transform = Transform.fit(run.method.cfg, prepared.data, spec.observation_shapes)
     else:
         transform = load_transform(run.start, seeds, spec, prepared.actions)
-    base = prepared.base and prepared.base.bundle
+    base = None if prepared.base is None else prepared.base.bundle
     if base is not None:  # its observation is a single vector
         transform = replace(transform, normalizer=next(iter(base.normalizers.values())))
     sources = sources_of(prepared, transform, seeds, device)

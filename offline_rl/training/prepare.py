@@ -139,7 +139,7 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
     completed = [replace(each, checksums={**each.checksums, **sums}) for each in completed]
 
     # build the learner
-    run, learner = completed[0], completed[0].learner(spec, base and base.bundle)
+    run, learner = completed[0], completed[0].learner(spec, None if base is None else base.bundle)
     check_batch_size(run, spec)
     refuse(refusals.wrong_observations(run, learner, spec))
     budget, head = run.budget, build_head(learner)
