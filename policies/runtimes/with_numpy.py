@@ -80,10 +80,14 @@ def make(bundle: Bundle) -> NumpyNetwork:
 
 def make_head(kind: str, arguments: Mapping[str, Any], weights: Weights) -> NumpyNetwork:
     """Return a head of this class, arguments and parameters."""
-    composed = {"BestOfN": BestOfN, "EditedActor": EditedActor, "SteeredActor": SteeredActor}
-    composed |= {"DiffusionActor": DenoisingActor}
-    if kind in composed:
-        return composed[kind](arguments, weights)
+    kinds: dict[str, Callable[..., NumpyNetwork]] = {
+        "BestOfN": BestOfN,
+        "DiffusionActor": DenoisingActor,
+        "EditedActor": EditedActor,
+        "SteeredActor": SteeredActor,
+    }
+    if kind in kinds:
+        return kinds[kind](arguments, weights)
     return Actor(kind, arguments, weights)
 
 

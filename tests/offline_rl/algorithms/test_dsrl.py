@@ -155,7 +155,7 @@ def echo(spec: Spec = SPEC, n_obs_steps: int = 1) -> Bundle:
 
 
 def test_the_base_stays_unchanged_and_no_flow_is_trained():
-    """Its history of two observations and its chunk of three actions enter the critics."""
+    """The base's history of two observations and chunk of three actions enter the critics."""
     state = start(base_bundle(), Spec((2,), 1))
     batch = made_batch()
     batch = replace(

@@ -290,7 +290,7 @@ def line_data() -> Dataset:
 def test_dsrl_learns_from_executed_actions_and_resumes(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_data: bool
 ) -> None:
-    """Its buffer has single steps, normalized as by its base, which stays unchanged to the bit."""
+    """The buffer has single steps, normalized as by the base, which stays unchanged to the bit."""
     scaled = replace(base_bundle(), normalizers=Normalizer.fit(np.float32([[1, 4], [3, 9]])))
     base = str(tmp_path / "base.bundle")
     bundle.write(base, seal(scaled))
