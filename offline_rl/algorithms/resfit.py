@@ -5,25 +5,26 @@ initialized to zero, adds a small residual action. It is trained by TD3 with n-s
 each batch is from demonstrations. There are ten LayerNorm critics, the target is the minimum over
 two random ones, and each actor update follows several critic updates. Training starts with a
 warm-up, in which the base acts with uniform noise. Then only the critics are trained for a while.
+With a `gate`, the base acts alone where the critics do not prefer the residual action.
 
 Paper:   Ankile, Jiang, Duan, Shi, Abbeel, Nagabandi, 2025, arXiv:2509.19301.
 Use:     finetune algorithm=resfit base=<bundle or module:function> task=… dataset=<demonstrations>.
-Differs: from the authors' code (amazon-science/residual-offpolicy-rl). Time-outs bootstrap; in the
-         authors' code they terminate. The clipped action is stored. The error of each critic is
-         squared before the mean over critics; `mean_first` selects the order of the authors' code.
-         The critics share no layer; in the authors' code they share one that compresses images.
-         Actor and critics each have their own image encoder; the authors' code has a single
-         encoder, trained by the critics. Actions are in [-1, 1]; in the authors' code they are in
-         the data's range, widened by a factor of (1 + scale). Weights have torch's initialization;
-         the authors' is orthogonal. No experience is dropped; the authors' code drops all but the
-         last 200,000 steps. Warm-up steps count as environment steps. Values are scalars; the
-         authors' code can also learn distributions (C51, HL-Gauss).
+Differs: from the authors' code (amazon-science/residual-offpolicy-rl). It has no gate. Time-outs
+         bootstrap; in the authors' code they terminate. The clipped action is stored. The error of
+         each critic is squared before the mean over critics; `mean_first` selects the order of the
+         authors' code. The critics share no layer; in the authors' code they share one that
+         compresses images. Actor and critics each have their own image encoder; the authors' code
+         has a single encoder, trained by the critics. Actions are in [-1, 1]; in the authors' code
+         they are in the data's range, widened by a factor of (1 + scale). Weights have torch's
+         initialization; the authors' is orthogonal. No experience is dropped; the authors' code
+         drops all but the last 200,000 steps. Warm-up steps count as environment steps. Values are
+         scalars; the authors' code can also learn distributions (C51, HL-Gauss).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -48,18 +49,17 @@ from offline_rl.algorithms.common.config import (
     Switch,
     Tau,
 )
-from offline_rl.algorithms.common.critics import Critic, sample_members
+from offline_rl.algorithms.common.critics import sample_members
 from offline_rl.algorithms.common.optim import Adam
-from offline_rl.algorithms.common.vision import VisionConfig, build_head
+from offline_rl.algorithms.common.vision import VisionConfig, build_head, input_options
 from offline_rl.data import Dataset
 from offline_rl.data.transform import Normalize, Transform
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Amount, Count, NonNegative, Positive, frozen
 from policies.channels import BASE_ACTION, Observations
-from policies.heads.residual import ResidualActor
-from policies.networks.encoders import ObservationEncoder
-from policies.spec import Spec
+from policies.heads.head import Head
+from policies.heads.residual import ExecutedActionCritic, GatedActor, ResidualActor
 
 
 @frozen
@@ -77,6 +77,9 @@ class Config(VisionConfig):
     mean_first: bool = False  # square the critics' mean |error|, as the authors' code does
     num_critics: Ensemble = 10  # number of critics (E)
     num_min_critics: Count = 2  # critics sampled in each update for the minimum in the target
+    gate: Annotated[Literal["none", "mean", "all"], BUILT] = (
+        "none"  # critics that must prefer the residual action; without them, the base acts
+    )
     layer_norm: Switch = True  # layer normalization before the ReLUs of actor and critics
     discount: Discount = 0.99  # discount factor gamma
     tau: Tau = 0.005  # target update rate: share of the trained networks mixed into their targets
@@ -145,8 +148,22 @@ class ResFiT(DelayedActor):
         options = {"scale": float(cfg.scale), "noise": cfg.noise}
         return {
             "policy": build_head(self.spec, cfg, ResidualActor, actions=act, **shape, **options),
-            "critic": ExecutedActionCritic(self.spec, cfg, ensemble=cfg.num_critics, **shape),
+            "critic": ExecutedActionCritic(
+                **input_options(self.spec, cfg), actions=act, ensemble=cfg.num_critics, **shape
+            ),
         }
+
+    @property
+    def acts(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The networks that act: with a gate, the critics as well."""
+        return ("policy",) if self.cfg.gate == "none" else ("policy", "critic")
+
+    def acting_head(self) -> Head:
+        head: Any = self.modules["policy"]
+        if self.cfg.gate == "none":
+            return head
+        arguments = head.arguments, self.modules["critic"].arguments
+        return GatedActor(type(head).__name__, *arguments, gate=self.cfg.gate)
 
     def optimizers(self) -> dict[str, Adam]:
         cfg = self.cfg
@@ -196,27 +213,3 @@ class ResFiT(DelayedActor):
         q = state.critic_target(s2, next_a, state.random, members)  # [num_min_critics, B]
         y = batch.rewards + batch.discount * q.amin(0)
         return y.clamp(0, 1) if cfg.clip_target else y
-
-
-class ExecutedActionCritic(nn.Module):
-    """Critic Q(s, a) of the executed action a. It does not observe the base's action."""
-
-    def __init__(self, spec: Spec, cfg: VisionConfig, **shape: Any) -> None:
-        super().__init__()
-        shapes = spec.observation_shapes
-        encoder = None if spec.single_vector else ObservationEncoder(shapes, **cfg.encoder_options)
-        self.observation_encoder = encoder
-        size = spec.observation_dim if encoder is None else encoder.features
-        self.base, hidden = spec.action_dim, shape.pop("hidden")
-        self.net = Critic(size - self.base, spec.action_dim, hidden, **shape)
-
-    def forward(
-        self, observations: Any, actions: Tensor, random: Any = None, members: Tensor | None = None
-    ) -> Tensor:
-        """Return Q, [E, ...], for observations [..., O] or channels, and actions [..., A].
-
-        The last part of the observation, the base's action, is left out.
-        """
-        encoder = self.observation_encoder
-        features = observations if encoder is None else encoder(observations, random)
-        return self.net(features[..., : -self.base], actions, members)

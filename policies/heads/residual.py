@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from policies.channels import BASE_ACTION
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import TanhGaussianActor
 from policies.heads.head import Actor, Head, Memory, load_kinds
 from policies.networks.dropout import Random
+from policies.networks.encoders import ObservationEncoder
 from policies.networks.init import small_output_init
-from policies.networks.mlp import MLP, Activation
+from policies.networks.mlp import MLP, Activation, Critic
 
 
 class ResidualActor(Actor):
@@ -73,6 +75,89 @@ class ResidualActor(Actor):
         """Return an action with Gaussian noise. `scale` does not affect the noise."""
         shape = (*observations.shape[:-1], self.actions)
         return self.add_to_base(observations, self.noise * random.normal(shape))
+
+
+class ExecutedActionCritic(nn.Module):
+    """Critics Q(s, a) of the executed action a, which do not observe the base's action."""
+
+    def __init__(
+        self,
+        observations: int | Mapping[str, Sequence[int]],
+        actions: int,
+        encoder: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Create the critics.
+
+        observations: size of the observation vector, or the shapes of all channels by name. In
+        both cases the base's action is the last part.
+        encoder: options of `ImageEncoder`, with channels.  options: arguments of `Critic`.
+        """
+        super().__init__()
+        self.observation_encoder: ObservationEncoder | None = None
+        self.arguments: dict[str, Any] = {"actions": actions, **options}
+        if isinstance(observations, Mapping):
+            shapes = {name: [*shape] for name, shape in observations.items()}
+            self.observation_encoder = ObservationEncoder(shapes, **(encoder or {}))
+            self.arguments |= {"observations": shapes, "encoder": dict(encoder or {})}
+            size = self.observation_encoder.features
+        else:
+            self.arguments["observations"] = size = observations
+        self.actions, self.net = actions, Critic(size - actions, actions, **options)
+
+    def forward(
+        self, observations: Any, actions: Tensor, random: Any = None, members: Tensor | None = None
+    ) -> Tensor:
+        """Return Q, [E, ...], for observations [..., O] or channels, and actions [..., A].
+
+        random: source of random numbers for image crops, in training only.
+        members: indices of the critics to evaluate; default: all.
+        """
+        encoder = self.observation_encoder
+        features = observations if encoder is None else encoder(observations, random)
+        return self.net(features[..., : -self.actions], actions, members)
+
+
+class GatedActor(Actor):
+    """The action of a residual policy where critics prefer it, and elsewhere the base's action.
+
+    Exploration is that of the residual policy.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        policy_arguments: Mapping[str, Any],
+        critic_arguments: Mapping[str, Any],
+        *,
+        gate: Literal["mean", "all"],
+    ) -> None:
+        """Create the policy and the critics.
+
+        policy: class name in `policies.heads`.  policy_arguments: arguments of this class.
+        critic_arguments: arguments of `ExecutedActionCritic`.
+        gate: whether the mean of the critics or each of them must prefer the residual action.
+        """
+        super().__init__()
+        self.arguments = {"policy": policy, "policy_arguments": dict(policy_arguments)}
+        self.arguments |= {"critic_arguments": dict(critic_arguments), "gate": gate}
+        self.policy: Any = load_kinds()[policy](**policy_arguments)
+        self.critic, self.gate = ExecutedActionCritic(**critic_arguments), gate
+
+    def act(self, observations: Any) -> Tensor:
+        """See `Actor.act`."""
+        vector = observations[BASE_ACTION] if isinstance(observations, Mapping) else observations
+        base, action = vector[..., -self.critic.actions :], self.policy(observations)
+        gain = self.critic(observations, action) - self.critic(observations, base)  # [E, ...]
+        value = gain.mean(0) if self.gate == "mean" else gain.amin(0)
+        return torch.where(value[..., None] > 0, action, base)
+
+    def explore(
+        self, observations: Any, memory: Memory, noise: Tensor, random: Random
+    ) -> tuple[Tensor, Memory]:
+        """See `Head.explore`."""
+        chunk: tuple[Tensor, Memory] = self.policy.explore(observations, memory, noise, random)
+        return chunk
 
 
 class EditedActor(Head):

@@ -41,7 +41,7 @@ from offline_rl.runs.folder import Done, SeedFolder
 from offline_rl.training import curves
 from offline_rl.utils.random import Random
 from policies import Channel, Spec
-from policies.channels import BASE_ACTION
+from policies.channels import BASE_ACTION, map_channels
 from policies.export import export_bundle
 from policies.golden import seal
 from policies.heads.residual import ResidualActor
@@ -459,6 +459,41 @@ def test_target_and_actor_loss_use_the_clipped_action() -> None:
     _, metrics = weighed.update(replace(state, algorithm=weighed), drawn, 1)
     pulled = 3.0 * 2 * 0.1**2  # of two numbers, as they are before the sum is clipped
     assert metrics["policy_loss"].item() == pytest.approx(expected.item() + pulled, abs=1e-6)
+
+
+@pytest.mark.parametrize("gate", ["mean", "all"])
+def test_with_a_gate_the_base_acts_unless_critics_prefer_the_residual_action(gate: str) -> None:
+    algorithm, observations = small(gate=gate, scale=0.5), batch(256).observations
+    head: Any = algorithm.acting_head()
+    for weight in head.policy.head.trunk.weights:
+        torch.nn.init.normal_(weight)
+    residual, base = head.policy(observations), observations[BASE_ACTION]
+    with torch.no_grad():
+        gains = head.critic(observations, residual) - head.critic(observations, base)  # [4, 256]
+        acted = head.act(observations)
+    votes = (gains > 0).sum(0)
+    prefers = gains.sum(0) > 0 if gate == "mean" else votes == 4
+    assert (prefers != (votes > 0)).any()  # critics disagree in some rows
+    assert torch.equal(acted[prefers], residual[prefers])
+    assert torch.equal(acted[~prefers], base[~prefers])
+    noise, random = torch.zeros(256, 0), [Random(torch.tensor(0), torch.tensor(0)) for _ in "12"]
+    explored = head.explore(map_channels(lambda x: x[:, None], observations), {}, noise, random[0])
+    alone = head.policy.explore(
+        map_channels(lambda x: x[:, None], observations), {}, noise, random[1]
+    )
+    assert torch.equal(explored[0], alone[0])
+
+
+def test_a_gated_policy_acts_from_its_bundle_as_evaluated(
+    line: str, data: Dataset, tmp_path: Path
+) -> None:
+    base, keys = bundle_of(line, tmp_path, data), {"seeds": 1, "algorithm.gate": "all"}
+    made = learn(base, data, tmp_path / "gated", **keys)
+    file = made.path / "seed_0" / "policy.bundle"
+    played = json.loads(evaluate(run=str(file), episodes=2, json=True))["bundles"][0]["returns"]
+    assert played == made.results[0]["returns"]
+    pytest.importorskip("onnxruntime")
+    assert export_bundle(policies.load(file).bundle)[1] <= 1e-4
 
 
 def test_exploration_noise_is_independent_of_the_scale() -> None:
