@@ -207,7 +207,7 @@ def test_a_run_writes_the_files_that_scripts_rely_on(
         result = json.loads((here / "result.json").read_text())
         assert result.keys() >= RESULT
         assert (result["seed"], result["seeds_stacked"], result["num_updates"]) == (seed, 2, 20)
-        assert result["score_reference"].keys() == {"min", "max", "source", "environment"}
+        assert result["score_reference"].keys() >= {"min", "max", "source", "environment"}
         assert (here / result["last_checkpoint"]).is_file()
         assert [row["updates"] for row in rows(here)] == [0, 20]
         assert rows(here)[-1]["returns"] == result["returns"]

@@ -226,7 +226,7 @@ def speed() -> list[str]:
 
 def page() -> str:
     """Return the text of docs/algorithms.md."""
-    rows = ["| name | paper | lines | trained on | bf16 |", "|---|---|---|---|---|"]
+    rows = ["| name | method | paper | lines | trained on | bf16 |", "|---|---|---|---|---|---|"]
     differs = []
     for name in algorithm_names():
         cls = algorithm_class(name)
@@ -236,8 +236,9 @@ def page() -> str:
         link = f"[`{name}`](../offline_rl/algorithms/{name}.py)"
         bf16 = "yes" if "bf16" in (algorithm_yaml(name).get("parity") or {}) else ""
         lines = f"{code_lines(path)} + {shared_lines(path)}".removesuffix(" + 0")
-        rows.append(f"| {link} | {paper} | {lines} | {learns_from(cls)} | {bf16} |")
-        differs += [f"**`{name}`**: {title.split(': ', 1)[-1]}", f"Differs: {parts['Differs']}", ""]
+        method = title.rstrip(".")
+        rows.append(f"| {link} | {method} | {paper} | {lines} | {learns_from(cls)} | {bf16} |")
+        differs += [f"**`{name}`**: {parts['Differs']}", ""]
     parts = [HEAD, *rows, "", "## Differences from papers and public code", "", *differs]
     measured = [SCORES, unmeasured(), "", *scores(), *online(), SPEED, *speed()]
     return "\n".join([*parts, *measured]).rstrip() + "\n"
@@ -245,14 +246,16 @@ def page() -> str:
 
 def readme(text: str) -> str:
     """Return README's text with the table of algorithms between its marks replaced."""
-    body = []
+    groups: dict[str, list[str]] = {}
     for name in algorithm_names():
-        title, parts = header(cls := algorithm_class(name))
-        paper = re.split(r"(?<=arXiv:\d{4}\.\d{5})", parts["Paper"])[0]
-        body.append(f"| `{name}` | {title.rstrip('.')} | {paper} | {learns_from(cls)} |")
+        source = re.sub(r"^data with .*?(?=, then|$)", "data", learns_from(algorithm_class(name)))
+        groups.setdefault(source, []).append(f"`{name}`")
+    rows = [f"| {source} | {' '.join(names)} |" for source, names in sorted(groups.items())]
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    rows = ["| name | method | paper | trained on |", "| --- | --- | --- | --- |", *body]
-    return "\n".join([before + BEGIN, *rows, END]) + after
+    return (
+        "\n".join([before + BEGIN, "| trained on | algorithms |", "| --- | --- |", *rows, END])
+        + after
+    )
 
 
 if __name__ == "__main__":
