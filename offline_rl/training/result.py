@@ -65,7 +65,7 @@ class Result:
 def final_score(folder: SeedFolder, reference: Reference, last: Episodes) -> float:
     """Return the score of a seed: the mean over its last evaluations, at least over the last one.
 
-    The reference states how many. An evaluation before the first update does not count.
+    The reference states how many. The evaluation before training does not count.
     """
     score = float(reference.score(last.returns, last.success).mean())
     if reference.last_evaluations == 1:

@@ -35,6 +35,7 @@ from policies.heads.schedules import (
 )
 from policies.networks.mlp import Activation, Critic
 from policies.runtimes import network
+from policies.runtimes.with_numpy import find_head_problem
 
 ROOT = Path(__file__).resolve().parents[2]
 OBSERVATIONS = np.random.default_rng(3).normal(size=(50, 5)).astype(np.float32) * 4
@@ -209,6 +210,18 @@ def test_a_policy_that_cannot_run_in_a_runtime_is_refused_with_the_reason(
     monkeypatch.setattr("policies.runtimes.with_torch.find_spec", lambda name: None)
     with pytest.raises(BundleError, match=r"torch needs .*pip install torch; .*export.*; .*numpy"):
         policies.load(path)
+
+
+def test_numpy_refuses_composed_policies_whose_sampler_it_cannot_run() -> None:
+    unet = {"network": "unet", "observations": 5, "until": None}
+    edited = {"flow_arguments": unet}
+    for kind, arguments in (
+        ("EditedActor", edited),
+        ("SteeredActor", {"sampler": "DiffusionActor", "sampler_arguments": unet}),
+        ("BestOfN", {"policy": "DiffusionActor", "policy_arguments": unet}),
+        ("BestOfN", {"policy": "EditedActor", "policy_arguments": edited}),
+    ):
+        assert "not unet" in (find_head_problem(kind, arguments) or "")
 
 
 def make_sampler(
@@ -536,7 +549,9 @@ def make_edited() -> BestOfN:
     flow = DiffusionActor(5, 2, network="plain", **shape)
     edit, critic = TanhGaussianActor(11, 6, (16,)), Critic(5, 6, (16,), ensemble=3)
     arguments: Any = EditedActor(flow.arguments, edit.arguments, edit_scale=0.7).arguments
-    return BestOfN("EditedActor", arguments, critic.arguments, num_samples=3, aggregate="mean")
+    head: Any = BestOfN("EditedActor", arguments, critic.arguments, num_samples=3, aggregate="mean")
+    head.policy.edit.trunk.biases[-1].data[..., 6] = 9.0  # a log standard deviation out of bounds
+    return head
 
 
 STEPPED = {"chunk_size": 3, "n_action_steps": 3}

@@ -40,6 +40,11 @@ def test_every_environment_has_five_tasks_and_a_default_one():
         4,
         2,
     ]
+    assert [default_task(name) for name in ("cube-double-play", "puzzle-3x3", "puzzle-4x5")] == [
+        2,
+        4,
+        2,
+    ]
 
 
 def test_a_dataset_has_a_card_for_each_task_and_the_files_of_its_own_name():
@@ -87,13 +92,13 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 
 class Global(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Environment that draws from NumPy's global generator, as OGBench's mazes do."""
+    """Environment with NumPy's global generator and random actions, as in OGBench's mazes."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (1,))
     action_space = gymnasium.spaces.Box(-1, 1, (1,))
 
     def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        return np.random.uniform(size=1), {}  # noqa: NPY002
+        return np.random.uniform(size=1) + self.action_space.sample(), {}  # noqa: NPY002
 
     def step(self, action: np.ndarray) -> tuple[Any, ...]:
         return np.random.uniform(size=1), 0.0, False, False, {}  # noqa: NPY002
@@ -210,3 +215,4 @@ def test_the_goal_is_read_from_the_librarys_environment(monkeypatch: pytest.Monk
     assert [columns for columns, _ in goal.parts] == [(14, 15, 16), (23,), (24,)]
     assert [target.tolist() for _, target in goal.parts] == [[0.1, 0.2, 0.3], [-0.1], [0.2]]
     assert (goal.observation_dim, goal.qpos_dim, goal.is_sparse) == (40, 25, True)
+    assert goal.tolerance_m == 0.04

@@ -17,7 +17,7 @@ from policies.spec import Spec
 
 STEPS = 3
 SMALL = {"hidden": (16, 16), "num_inference_steps": STEPS, "actor_lr": 1e-3, "critic_lr": 1e-3}
-SMALL |= {"average_start": 1, "average_every": 2, "policy_tau": 0.3, "tau": 0.1}
+SMALL |= {"average_start": 2, "average_every": 2, "policy_tau": 0.3, "tau": 0.1}
 
 # The variance-preserving process: beta of each step, alpha-bar after it, and the variance of
 # q(x_{t-1} | x_t, x_0).
@@ -142,6 +142,22 @@ def test_updates_equal_plain_pytorch(options):
                     moment = adams[name].state[value]["exp_avg"]
                     close(state.optimizer[name]["first"][k], moment)
     assert sides == {False, True}  # each critic was maximized at least once
+
+
+def test_each_critic_has_the_value_of_its_own_best_sample():
+    """The second critic is minus the first one, so their best samples differ."""
+    state, batch = start(DiffusionQL, **SMALL | {"num_target_samples": 4}), made_batch()
+    critic = {k: v[:1].repeat(2, *[1] * (v.dim() - 1)) for k, v in state.params["critic"].items()}
+    for name in ("net.weights.2", "net.biases.2"):
+        critic[name][1] *= -1
+    state = replace(state, params=state.params | {"critic_target": critic})
+    target, (noise,) = state.algorithm.target(state, batch), state.random.given
+    s2 = batch.next_observations.repeat_interleave(4, 0)
+    q = state.critic_target(s2, state.algorithm.sample(state.policy_target, s2, noise))
+    close(q[1], -q[0])
+    values = q[0].reshape(32, 4)
+    lowest = torch.minimum(values.max(1).values, -values.min(1).values)
+    close(target, batch.rewards + batch.discount * lowest)
 
 
 def policy_gradient(state: State, eta: float) -> dict[str, Tensor]:

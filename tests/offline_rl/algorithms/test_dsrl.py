@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import prod
 
+import numpy as np
 import pytest
 import torch
 from by_hand import SPEC, Recorded, advance, close, gelu_perceptron, hill, made_batch
@@ -12,14 +13,16 @@ from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from offline_rl.algorithms.common.base import State
 from offline_rl.algorithms.dsrl import DSRL, Config
+from offline_rl.data import Dataset
 from offline_rl.replay.batch import Batch
+from offline_rl.replay.buffer import ReplayBuffer
 from policies import Bundle, Normalizer, Spec
 from policies.heads.diffusion import DiffusionActor
 
 RATES = {"actor_lr": 1e-3, "critic_lr": 1e-3, "alpha_lr": 1e-3}
 SMALL = {"hidden": (16, 16), "num_inference_steps": 3, "num_critics": 3, "tau": 0.1} | RATES
 PREDICTOR = {"predictor": "deterministic", "norm_limit": 0.05, "norm_weight": 0.7}
-PREDICTOR |= {"noise_scale": 2.0, "alpha_lr": 3e-4}
+PREDICTOR |= {"noise_scale": 2.0, "predicted_share": 0.3, "alpha_lr": 3e-4}
 
 
 def start(base: Bundle | None = None, spec: Spec = SPEC, **config) -> State:
@@ -119,7 +122,7 @@ def losses_by_hand(state: State, batch: Batch, leaves, random: Recorded) -> dict
         y = batch.rewards + batch.discount * y
         noise = random.normal((32, size))
         if not is_gaussian:
-            chosen = random.uniform((32, 1)) < 0.5
+            chosen = random.uniform((32, 1)) < 0.3
             assert 0 < chosen.sum() < 32
             noise = torch.where(chosen, cfg.noise_scale * policy(s)[0], noise)
     x0 = random.normal((1, *batch.actions.shape))[0].flatten(1)
@@ -152,6 +155,24 @@ def echo(spec: Spec = SPEC, n_obs_steps: int = 1) -> Bundle:
     normalizer = Normalizer.identity(spec.observation_shape)
     about = replace(spec, n_obs_steps=n_obs_steps)
     return Bundle(about, "DiffusionActor", head.arguments, weights, normalizer)
+
+
+def test_batches_have_the_actions_that_the_base_executes():
+    """Its chunk has four actions, starts at the older observation, and three are executed."""
+    rows = np.arange(6.0)[:, None]
+    ends = rows[:, 0] == 5
+    s, never = np.hstack([rows, rows + 9]), ends & False
+    data = Dataset.from_arrays(s, rows / 10, rows[:, 0], never, ends, s + 1)
+    for partial in ("drop", "bootstrap"):
+        learner = DSRL(Spec((2,), 1), Config(**SMALL, partial=partial))
+        learner.base = base_bundle()
+        source = learner.source("update", {"offline": ReplayBuffer.from_dataset(data)})
+        tensors = {name: values[0] for name, values in source.tensors().items()}
+        batch = source.sample(tensors, Recorded(), 64, 0.9)
+        present = batch.observations[:, 1, 0]
+        close(10 * batch.actions[..., 0], (present[:, None] + torch.arange(3)).clamp(max=5))
+        expected = (present <= 3).float() if partial == "drop" else None
+        assert batch.weights is expected or torch.equal(batch.weights, expected)
 
 
 def test_the_base_stays_unchanged_and_no_flow_is_trained():
@@ -190,6 +211,23 @@ def test_chooses_the_noise_whose_action_is_best(options):
     assert action.item() == pytest.approx(0.3, abs=0.1)
 
 
+def test_it_acts_by_the_averaged_flow_at_the_scaled_noise_of_its_policy():
+    state = start(**PREDICTOR, horizon=2, exploration_noise=0.3)
+    shifts = enumerate(state.params.items())
+    params = {k: {n: v + 0.1 * i for n, v in tree.items()} for i, (k, tree) in shifts}
+    head = state.algorithm.acting_head()
+    head.load_state_dict(dict(state.algorithm.acting_params(params)))
+    state, s = replace(state, params=params), torch.randn(32, 1, 3)
+    start_noise = 2.0 * gelu_perceptron(params["policy"], "trunk.", s[:, 0]).tanh()
+    expected, _ = state.sampler.decide(s, {}, start_noise.reshape(32, 1, 2, 2))
+    torch.testing.assert_close(head.decide(s, {}, torch.zeros(32, 0))[0], expected)
+    still, policy = torch.zeros(4000, 3), state.algorithm.modules["policy"]
+    with torch.no_grad():  # the policy of zero weights acts 0
+        for p in policy.parameters():
+            p.zero_()
+        assert policy.explore_action(still, Recorded()).std() == pytest.approx(0.3, rel=0.05)
+
+
 def test_a_norm_below_the_limit_costs_nothing():
     s = torch.randn(32, 1, 3)
     batch = replace(chunked(made_batch()), observations=s)
@@ -203,6 +241,10 @@ def test_a_norm_below_the_limit_costs_nothing():
     ("options", "fault"),
     [
         ({"norm_weight": 2.0}, "norm_weight is not used with predictor=gaussian"),
+        ({"norm_limit": 2.0}, "norm_limit is not used with predictor=gaussian"),
+        ({"predicted_share": 0.1}, "predicted_share is not used with predictor=gaussian"),
+        ({"exploration_noise": 0.2}, "exploration_noise is not used with predictor=gaussian"),
+        (PREDICTOR | {"alpha_lr": 1e-3}, "alpha_lr is not used with predictor=deterministic"),
         (PREDICTOR | {"entropy_scale": 1.0}, "entropy_scale is not used with predictor=determin"),
     ],
 )

@@ -105,6 +105,18 @@ def test_without_an_edit_the_chunk_is_that_of_the_flow():
     assert torch.equal(head.decide(s, {}, noise)[0], flow)
 
 
+@pytest.mark.parametrize("aggregate", ["mean", "min"])
+def test_the_policy_executes_the_chunk_that_the_target_uses(aggregate):
+    state = start(EXPO, horizon=2, num_samples=4, rho=0.5, q_aggregate=aggregate, **SMALL)
+    s = torch.randn(64, 1, 3)
+    chunks = state.algorithm.best_chunks(state, s)
+    head = state.algorithm.acting_head()
+    head.load_state_dict(dict(state.algorithm.acting_params(state.params)))
+    (noise,) = state.random.given
+    executed, _ = head.decide(s, {}, noise.reshape(64, *head.noise_shape))
+    torch.testing.assert_close(chunks, executed)
+
+
 @pytest.mark.slow
 def test_edits_the_actions_of_the_data_toward_the_best_one():
     """The data has uniform actions; the reward is highest at 0.3, and edits reach 0.8."""

@@ -20,7 +20,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from offline_rl.algorithms.common.base import State
+from offline_rl.algorithms.dsrl import DSRL
+from offline_rl.algorithms.expo import EXPO
 from offline_rl.algorithms.fql import FQL
+from offline_rl.algorithms.idql import IDQL
+from offline_rl.algorithms.ifql import IFQL
 from offline_rl.replay.batch import Batch
 from policies.spec import Spec
 
@@ -95,6 +99,19 @@ def losses_by_hand(state: State, batch: Batch, leaves, random: Recorded):
     return losses, target
 
 
+def test_outside_the_range_of_actions_the_distance_alone_has_a_gradient():
+    """Its gradient for the output's bias is 2 alpha / A times the mean difference to the flow."""
+    state, batch = start(FQL, alpha=2.0, **SMALL), chunked(made_batch())
+    policy = {**state.params["policy"], "trunk.biases.2": torch.full((2,), 9.0)}
+    state = replace(state, params={**state.params, "policy": policy})
+    after, _ = state.algorithm.update(state, batch, 0)
+    s, z = batch.observations, state.random.given[-1]
+    outputs, (flow_chunks, _) = state.policy(s, z), state.flow.decide(s, {}, z[:, None])
+    assert outputs.min() > 1
+    gradient = 2.0 * (outputs - flow_chunks).mean((0, 1))  # A is 2
+    close(after.optimizer["policy"]["first"]["trunk.biases.2"], 0.1 * gradient)
+
+
 def test_the_policy_that_acts_is_the_clipped_network():
     head = start(FQL, **SMALL).algorithm.acting_head()
     weights = {k: 20 * v for k, v in head.named_parameters()}
@@ -123,6 +140,18 @@ def test_moves_from_the_data_toward_the_action_of_highest_value():
     s, z = torch.zeros(64, 1, 1), torch.linspace(-2, 2, 64)[:, None, None]
     actions, _ = state.policy.decide(s, {}, z)
     assert (actions - 0.3).abs().mean() < 0.15  # the data's actions are uniform in [-1, 1]
+
+
+@pytest.mark.parametrize("cls", [FQL, IFQL, DSRL, EXPO, IDQL])
+def test_each_network_has_its_own_learning_rate(cls):
+    rates = {"actor_lr": 0.1, "critic_lr": 0.2, "alpha_lr": 0.3, "value_lr": 0.4}
+    names = {"actor_lr": ("policy", "flow", "model"), "critic_lr": ("critic", "noise_critic")}
+    names |= {"alpha_lr": ("log_alpha",), "value_lr": ("value",)}
+    rates = {name: rate for name, rate in rates.items() if hasattr(cls.Config(), name)}
+    learner = start(cls, **cls.Config.small() | rates).algorithm
+    expected = {network: rate for name, rate in rates.items() for network in names[name]}
+    trained = learner.initial()["optimizer"]
+    assert {k: learner.optimizers()[k].lr for k in trained} == {k: expected[k] for k in trained}
 
 
 def test_chunks_enter_policy_flow_and_critics():

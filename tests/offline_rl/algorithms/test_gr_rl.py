@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import erf, sqrt
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -11,10 +12,10 @@ from by_hand import SMALL, Recorded, advance, assert_same, close, made_batch, pl
 from torch import Tensor
 
 from offline_rl import Dataset, train
-from offline_rl.algorithms.gr_rl import GRRL
+from offline_rl.algorithms.gr_rl import GRRL, progress
 from offline_rl.cli.main import main
 from offline_rl.data.writers.d4rl import write
-from offline_rl.generation.filtering import select
+from offline_rl.generation.filtering import progress_of, select
 from offline_rl.generation.options import FilterOptions
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.errors import UserError
@@ -124,6 +125,23 @@ def walks(mistakes: int) -> tuple[Dataset, np.ndarray]:
     return data, np.array(back)
 
 
+def test_progress_is_the_mean_over_the_critics_at_the_chunk_of_the_actor():
+    state, rows = start(GRRL, hidden=(4,), horizon=2), [0, 8191, 8192, 8299]
+    values = np.random.default_rng(0).normal(size=(8300, 3)).astype(np.float32)
+    found = progress(state.algorithm, state.params, values)
+    assert found.shape == (8300,)
+    s = torch.from_numpy(values[rows])
+    q = state.critic(s, state.policy(s[:, None]).flatten(1))
+    assert (q[0] - q[1]).abs().max() > 1e-3
+    close(torch.from_numpy(found[rows]), (q[0] + q[1]) / 2)
+    # a run's observations are normalized first
+    zeros = np.zeros((4, 1))
+    data = Dataset.from_arrays(5 + 2 * values[rows], zeros, zeros[:, 0], np.arange(4) == 3)
+    transform = SimpleNamespace(normalizer=lambda x: (x - 5) / 2)
+    parts = {"algorithm": state.algorithm, "parameters": state.params, "transform": transform}
+    np.testing.assert_allclose(progress_of(SimpleNamespace(**parts), data), found[rows], atol=1e-5)
+
+
 def test_the_frames_of_wrong_actions_are_left_out_and_no_others(tmp_path, capsys):
     data, back = walks(mistakes=8)
     write(data, tmp_path / "walks.hdf5")
@@ -166,6 +184,10 @@ def test_the_filter_keeps_frames_up_to_delta_and_ignores_those_after_the_task():
     assert rows_of(delta=0.05, window=2) == [2, 3, 4, 5]
     assert rows_of(delta=0.2, window=2) == [0, 1, 2, 3, 4, 5]
     assert rows_of(quantile=0.5, window=2) == [2, 3, 4, 5]
+    keep, _ = select(values, data, FilterOptions(delta=0.05), horizon=2, success_reward=1.0)
+    assert np.flatnonzero(keep).tolist() == [2, 3, 4, 5]  # the default window is the horizon
+    # of the five falls up to the end of the task, 0, 0, 0, 0.1 and 0.1, the fourth
+    assert rows_of(quantile=0.75, window=2) == [0, 1, 2, 3, 4, 5]
 
 
 def test_retries_are_read_from_the_file_if_the_option_infos_is_set(tmp_path):

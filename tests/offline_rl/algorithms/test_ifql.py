@@ -11,6 +11,7 @@ from by_hand import (
     close,
     gelu_perceptron,
     made_batch,
+    made_chunks,
     opinionated,
     start,
     two_actions,
@@ -121,6 +122,20 @@ def test_the_critics_do_not_influence_the_policy():
     for a, b in zip(*(state.params["policy"].values() for state in states), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(*(state.params["value"]["net.weights.1"] for state in states))
+
+
+def test_chunks_of_weight_zero_teach_v_and_the_critics_nothing():
+    batch = made_chunks()
+    cut = (batch.weights == 0)[:, None, None]
+    assert 0 < cut.sum() < len(cut)
+    state, other = start(IFQL, **SMALL, horizon=3), torch.where(cut, 0.5, batch.actions)
+    one, two = (
+        state.algorithm.update(replace(state, random=Recorded()), replace(batch, actions=a), 0)[0]
+        for a in (batch.actions, other)
+    )
+    for name in ("value", "critic"):
+        for k, value in one.params[name].items():
+            assert torch.equal(value, two.params[name][k])
 
 
 def test_chunks_enter_policy_and_critics():

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from by_hand import (
@@ -27,7 +28,9 @@ from offline_rl.algorithms.common.base import State
 from offline_rl.algorithms.common.critics import aggregate_q
 from offline_rl.algorithms.common.registry import algorithm_config, tuned
 from offline_rl.algorithms.qc import QC
+from offline_rl.data import Dataset
 from offline_rl.replay.batch import Batch
+from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.runs.folder import SeedFolder
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils.errors import UserError
@@ -112,9 +115,10 @@ def test_ensembles_are_aggregated_by_minimum_or_by_mean_and_population_deviation
     close(aggregate_q(q, "mean", 0.5), torch.tensor([4 - 0.5 * variance**0.5, 2.0]))
 
 
-def test_the_policy_executes_the_chunk_that_the_target_uses():
+@pytest.mark.parametrize("aggregate", ["mean", "min"])
+def test_the_policy_executes_the_chunk_that_the_target_uses(aggregate: str):
     """Both select by the trained critics; the target critics would choose other chunks."""
-    state = start(QC, **SMALL)
+    state = start(QC, **SMALL, q_aggregate=aggregate)
     params = {**state.params, "critic_target": {k: -v for k, v in state.params["critic"].items()}}
     state, s = replace(state, params=params), torch.randn(64, 1, 3)
     chunks = state.algorithm.best_chunks(state, s)
@@ -156,6 +160,20 @@ def test_chunks_of_weight_zero_are_imitated_but_teach_the_critics_nothing():
     assert all(torch.equal(x, three.params["critic"][k]) for k, x in one.params["critic"].items())
     bias = "network.trunk.biases.0"
     assert not torch.equal(one.params["policy"][bias], three.params["policy"][bias])
+
+
+def test_the_option_partial_gives_chunks_cut_short_the_weight_zero():
+    """Of five rows, a chunk of three actions fits from row 2 at the latest."""
+    rows = np.arange(5.0)[:, None]
+    data = Dataset.from_arrays(rows, rows / 10, rows[:, 0], rows[:, 0] < 0, rows[:, 0] == 4, rows)
+    for partial, lightest in (("drop", 0), ("bootstrap", 1)):
+        learner = QC(Spec((1,), 1), QC.Config(**SMALL, partial=partial))
+        source = learner.source("update", {"offline": ReplayBuffer.from_dataset(data)})
+        tensors = {name: values[0] for name, values in source.tensors().items()}
+        batch = source.sample(tensors, Recorded(), 64, 0.9)
+        expected = torch.where(batch.observations[:, 0, 0] > 2, lightest, 1)
+        weights = torch.ones(64) if batch.weights is None else batch.weights
+        assert weights.tolist() == expected.tolist()
 
 
 def test_executes_chunks_of_higher_value_than_those_it_imitates():
@@ -230,8 +248,8 @@ def test_a_run_that_stops_in_the_middle_of_a_chunk_resumes_to_the_bit(
 
 def test_n_step_returns_of_chunks_are_refused(tmp_path: Path) -> None:
     keys = KEYS | {"dataset": str(save_small(tmp_path / "data.npz", obs=3, act=1))}
-    with pytest.raises(UserError, match=r"online\.n_step=3 is not used: .* horizon=5 actions"):
-        offline_rl.train(out=str(tmp_path), **keys | {"online.n_step": 3})
+    with pytest.raises(UserError, match=r"online\.n_step=2 is not used: .* horizon=5 actions"):
+        offline_rl.train(out=str(tmp_path), **keys | {"online.n_step": 2})
 
 
 def test_spec_and_horizon_give_the_sizes_of_the_networks():

@@ -1,5 +1,7 @@
 """Mirror images of episodes: they obey the simulator, and mirroring twice changes nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -105,6 +107,16 @@ def test_arms_and_wrist_cameras_are_exchanged_and_images_are_flipped():
     np.testing.assert_allclose(mirrored["state"].T, [c, 1 - d, a, 1 - b])
 
 
+def test_columns_are_exchanged_then_negated_and_unlisted_channels_stay():
+    data = two_arms(np.random.default_rng(0))
+    mirrored = mirror(data, parse_mirror({"state": {"swap": [[0, 1]], "negate": [0]}}, "here"))
+    a, b, c, d = data.observations["state"].T
+    np.testing.assert_array_equal(mirrored.observations["state"].T, [-b, a, c, d])
+    for name in ("left", "right", "top"):
+        np.testing.assert_array_equal(mirrored.observations[name], data.observations[name])
+    np.testing.assert_array_equal(mirrored.actions, data.actions)
+
+
 def test_the_mirror_image_of_a_mirror_image_is_the_original():
     data, parts = two_arms(np.random.default_rng(1)), parse_mirror(TWO_ARMS, "here")
     twice = mirror(mirror(data, parts), parts)
@@ -115,7 +127,9 @@ def test_the_mirror_image_of_a_mirror_image_is_the_original():
 
 def test_mirrored_episodes_follow_the_originals_with_their_own_next_observations():
     data = two_arms(np.random.default_rng(2))
+    data = replace(data, extras={"infos/time": np.arange(7)})
     both, count = with_mirror(data, parse_mirror(TWO_ARMS, "here")), data.num_rows
+    assert both.extras["infos/time"].tolist() == [*range(7), *range(7)]
     assert both.num_episodes == 2 * data.num_episodes
     np.testing.assert_array_equal(both.rewards, np.tile(data.rewards, 2))
     np.testing.assert_array_equal(both.usable, np.tile(data.usable, 2))

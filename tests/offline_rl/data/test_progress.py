@@ -29,6 +29,13 @@ def test_the_task_ends_where_the_last_run_of_successes_begins():
     assert ends.tolist() == [3, 7, 10]
 
 
+def test_an_episode_of_successes_alone_ends_its_task_in_its_own_first_row():
+    zeros = np.zeros((5, 1))
+    rewards, ends = np.array([0, 1, 1, 1, 1]), np.isin(np.arange(5), [1, 4])
+    success, last = find_successes(Dataset.from_arrays(zeros, zeros, rewards, ends), 1.0)
+    assert (success.tolist(), last.tolist()) == ([True, True], [1, 2])
+
+
 def test_without_a_reward_of_success_every_episode_succeeds_at_its_end():
     success, ends = find_successes(demonstrations(), None)
     assert success.all()
@@ -55,6 +62,11 @@ def test_a_retry_adds_the_attempt_before_it_as_a_failure():
     assert data.terminated[added].tolist() == [False, False, True, False, True]
     following = data.observations[data.next_index[added], 0]
     assert following[[0, 1, 3]].tolist() == [1, 2, 9]
+
+
+def test_a_retry_at_the_end_of_the_task_or_after_it_is_no_failure():
+    retry = [0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1]  # the tasks end in rows 3 and 10
+    assert label_progress(demonstrations(retry=retry), 1.0, "retry").num_rows == 10
 
 
 def test_a_data_set_without_success_or_without_the_column_is_refused():

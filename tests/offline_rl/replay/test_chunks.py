@@ -149,6 +149,21 @@ def test_a_chunk_goes_on_after_a_terminated_row_and_does_not_bootstrap(partial: 
             assert batch.weights[place] == (len(executed) == 3)
 
 
+def test_a_chunk_ends_with_a_terminated_row_if_the_row_after_it_has_no_successor():
+    """Rows 3 and 9 have no next observation, so they are no transitions; row 4 follows row 2."""
+    rows = np.arange(10)
+    columns = rows[:, None] / 10, 2.0**rows, rows < 0, np.isin(rows, (3, 9))
+    data = Dataset.from_arrays(rows[:, None].astype(np.float32), *columns)
+    data = replace(data, terminated=rows == 2, continues=rows == 2)
+    assert np.flatnonzero(data.usable).tolist() == [0, 1, 2, 4, 5, 6, 7, 8]
+    source = Chunks(ReplayBuffer.from_dataset(data), n_obs_steps=1, horizon=3, n_action_steps=3)
+    tensors = {k: v[0] for k, v in source.tensors().items()}
+    batch = source.sample(tensors, Random(torch.tensor(0), torch.tensor(0)), 200, GAMMA)
+    present = batch.observations[:, 0, 0]
+    lengths = torch.where(present > 3, 9 - present, 3 - present).clamp(max=3)
+    assert batch.valid.sum(1).tolist() == lengths.tolist()
+
+
 def test_observations_before_a_terminated_row_stay_in_the_history():
     batch, places = batch_of(data=demonstrations())
     assert batch.observations[places[7], :, 0].tolist() == [5, 6, 7]

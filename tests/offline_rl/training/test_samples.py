@@ -27,6 +27,7 @@ DATA = Dataset.from_arrays(
         ("ifql", "num_samples", "5 evaluation episodes at a time"),
         ("idql", "num_samples", "5 evaluation episodes at a time"),
         ("qc", "num_samples", "batch_size=64"),
+        ("expo", "num_samples", "batch_size=64"),
         ("diffusion_ql", "num_target_samples", "batch_size=64"),
     ],
 )

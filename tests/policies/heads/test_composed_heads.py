@@ -12,7 +12,7 @@ from policies.heads.best_of_n import BestOfN
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import TanhGaussianActor
 from policies.heads.recurrent import MIN_STD, GRUCell, RecurrentActor
-from policies.heads.residual import SteeredActor
+from policies.heads.residual import SteeredActor, steering_problem
 from policies.heads.schedules import euler
 from policies.networks.mlp import Critic
 
@@ -61,6 +61,26 @@ def test_one_sample_is_the_policys_own_chunk() -> None:
     observations, noise = torch.randn(4, 2, 3), torch.randn(4, *head.noise_shape)
     chunk, _ = head.policy.decide(observations, {}, noise[:, 0])
     assert torch.equal(head.decide(observations, {}, noise)[0], chunk)
+
+
+def test_the_next_memory_is_that_of_the_selected_sample() -> None:
+    torch.manual_seed(0)
+    policy = RecurrentActor(3, 2, (8,), embedding=5, recurrent=6, latent=4)
+    arguments = policy.arguments, Critic(3, 2, (16,), ensemble=2).arguments
+    head = BestOfN("RecurrentActor", *arguments, num_samples=4)
+    memory = {"state": torch.randn(7, 10), "action": torch.randn(7, 2)}
+    observations, noise = torch.randn(7, 1, 3), torch.randn(7, 4, 4)
+    with torch.no_grad():
+        chunk, following = head.decide(observations, memory, noise)
+        samples = [head.policy.decide(observations, memory, noise[:, n]) for n in range(4)]
+        actions = torch.stack([each[:, 0] for each, _ in samples])
+        q = head.critic(observations[:, 0].expand(4, -1, -1), actions)  # [E, N, B]
+    selected = torch.minimum(q[0], q[1]).argmax(0), torch.arange(7)
+    assert len(selected[0].unique()) > 1
+    torch.testing.assert_close(chunk[:, 0], actions[selected])
+    for name in memory:
+        each = torch.stack([memories[name] for _, memories in samples])
+        torch.testing.assert_close(following[name], each[selected])
 
 
 def test_with_a_temperature_samples_have_softmax_probabilities() -> None:
@@ -164,3 +184,6 @@ def test_a_steered_policy_is_its_sampler_at_the_chosen_noise() -> None:
 def test_a_sampler_that_draws_fresh_noise_cannot_be_steered() -> None:
     with pytest.raises(ValueError, match="draws 2 further noises, so a start noise does not"):
         make_steered(euler(3, eta=0.5))
+    assert steering_problem("TunedActor", (1, 4, 2)) is None
+    assert steering_problem("TunedActor", (3, 4, 2)) is not None
+    assert steering_problem("OneStepActor", (4, 2)) is None
