@@ -1,15 +1,15 @@
-"""QC-FQL: FQL whose policy and critics have chunks of actions.
+"""QC-FQL: flow Q-learning on action chunks, which its policy predicts and its critics evaluate.
 
-All losses are those of FQL, with a chunk in the place of an action. Chunks are executed open loop,
-so rewards of a chunk need no correction before they enter the target. Steps after the end of an
-episode are left out of the imitation.
+All losses are those of FQL, with a chunk in place of an action. Chunks are executed open loop, so
+the target is an n-step return without off-policy bias. Steps after the end of an episode are left
+out of the imitation loss.
 
 Paper:   Li, Zhou, Levine, NeurIPS 2025, arXiv:2507.07969.
 Differs: from the authors' code (ColinQiyangLi/qc:agents/acfql.py, actor_type=distill-ddpg). Chunks
          that the end of an episode cuts short bootstrap from the last observation, so that the
          reward for success enters through all of them. The authors' critic loss leaves them out,
-         so it enters through one of `horizon` chunks: partial=drop. The Q term is normalized where
-         no setting of the paper exists.
+         so it enters through one of `horizon` chunks: partial=drop. The Q term is normalized in
+         tasks without a setting in the paper.
 """
 
 from __future__ import annotations

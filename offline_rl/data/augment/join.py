@@ -11,7 +11,7 @@ from policies import channels
 
 
 def join(parts: Sequence[Dataset]) -> Dataset:
-    """Return the episodes of all data sets, in order. Name, spec and notes are the first one's."""
+    """Return the episodes of all data sets in order, with name, spec and notes of the first."""
     rows = [part.num_rows for part in parts]
     sizes = [channels.size(part.observations) for part in parts]
     first_row, first_extra = 0, sum(rows)
