@@ -1,4 +1,4 @@
-"""DSRL: diffusion steering, RL on the start noise of a frozen flow or diffusion policy.
+"""DSRL: diffusion steering, RL on the initial noise of a frozen flow or diffusion policy.
 
 The policy chooses the noise from which a sampler starts. The sampler maps this noise to a chunk of
 actions, without fresh noise. The critic evaluates executed chunks, so it can learn from any data.
@@ -17,9 +17,8 @@ Differs: without `base`, no known difference in updates from ColinQiyangLi/qam:a
          (partial=drop) and flow. Like that code, and unlike the paper's (ajwagen/dsrl):
          targets are the mean minus rho standard deviations of ten critics, without an entropy
          term, instead of the minimum of two; the noise critic takes one step per update; discounts
-         count environment steps, not chunks. GR-RL has distributional critics
-         and does not publish its constants; its predictor's
-         noise is not bounded.
+         count environment steps, not chunks. GR-RL has distributional critics and does not publish
+         its constants; its predictor's noise is not bounded.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class DSRL(FlowCritic):
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
-        """The shape of the start noise, which has D values."""
+        """The shape of the initial noise, which has D values."""
         sampler: Any = self.modules["sampler"]
         shape: tuple[int, ...] = sampler.noise_shape
         return shape
@@ -124,7 +123,7 @@ class DSRL(FlowCritic):
         return networks | ({"flow": copy.deepcopy(sampler)} if base is None else {})
 
     def noise_policy(self, inputs: int, size: int) -> nn.Module:
-        """Return the policy, whose actions are start noise divided by `noise_scale`."""
+        """Return the policy, whose actions are initial noise divided by `noise_scale`."""
         cfg, options = self.cfg, {"activation": self.cfg.activation, "init": xavier_init}
         if cfg.predictor == "gaussian":
             return TanhGaussianActor(inputs, size, cfg.hidden, **options)
@@ -179,7 +178,7 @@ class DSRL(FlowCritic):
         return state.policy.act(s)
 
     def sample_chunks(self, state: State, histories: Tensor, noise: Tensor) -> Tensor:
-        """Return the executed actions [B, n_action_steps, A] for start noise [B, D]."""
+        """Return the executed actions [B, n_action_steps, A] for initial noise [B, D]."""
         noise = noise.reshape(-1, *self.noise_shape)
         chunks, _ = state.sampler.decide(histories, {}, noise)
         return chunks[:, : self.steps["n_action_steps"]]

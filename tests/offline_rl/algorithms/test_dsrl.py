@@ -143,7 +143,7 @@ def losses_by_hand(state: State, batch: Batch, leaves, random: Recorded) -> dict
 
 
 def echo(spec: Spec = SPEC, n_obs_steps: int = 1) -> Bundle:
-    """Return a base whose chunk of one action is its start noise."""
+    """Return a base whose chunk of one action is its initial noise."""
     shape = {"n_obs_steps": n_obs_steps, "horizon": n_obs_steps, "n_action_steps": 1}
     options = {"hidden": [4], "time_size": 4}
     sizes = spec.observation_dim, spec.action_dim
@@ -155,7 +155,7 @@ def echo(spec: Spec = SPEC, n_obs_steps: int = 1) -> Bundle:
 
 
 def test_the_base_stays_unchanged_and_no_flow_is_trained():
-    """Its history of two observations and its chunk of three actions enter the critics."""
+    """The critics' inputs are the base's two observations and its chunk of three actions."""
     state = start(base_bundle(), Spec((2,), 1))
     batch = made_batch()
     batch = replace(
