@@ -261,7 +261,7 @@ REFUSED = {
     "qpos": "has no qpos, from which the rewards of scene-singletask-task3-v0 are computed",
     "button_states": "has no button_states, from which the rewards",
     "another task": r"has observations \[5\] and qpos \[3\], and scene-.* has \[6\] and \[3\]: it "
-    "is the data of another task",
+    "the data belongs to another task",
 }
 
 
