@@ -346,7 +346,7 @@ def check_batch_size(run: Run, spec: Spec) -> None:
 def check_samples(runs: Sequence[Run], learner: Algorithm, head: Any, episodes: int) -> None:
     """Raise UserError if the sampled actions of an update or a decision do not fit into memory.
 
-    The estimate is a lower bound: the outputs of the largest layer for all samples.
+    The estimate is a lower bound: inputs and outputs of the largest layer for all samples.
     episodes: number of evaluation episodes.
     """
     run, cfg = runs[0], learner.cfg
