@@ -70,9 +70,7 @@ class Config(FlowConfig):
     norm_weight: NonNegative = 1.0  # deterministic: weight of max(|noise|^2 / 2 - limit, 0)
     norm_limit: NonNegative = 0.5  # deterministic: that limit, per dimension of the noise
     predicted_share: Share = 0.5  # deterministic: share of distillation rows with policy noise
-    exploration_noise: Annotated[NonNegative, BUILT] = (
-        0.1  # deterministic: standard deviation of the exploration noise, divided by noise_scale
-    )
+    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # deterministic: std, times noise_scale
 
     def __post_init__(self) -> None:
         super().__post_init__()
