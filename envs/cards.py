@@ -118,7 +118,7 @@ class Card:
     # columns to negate or swap in a mirror image; see offline_rl/data/augment/mirror.py
     mirror: dict[str, dict[str, list | str | dict[int, float]]] = field(default_factory=dict)
     note: str | None = None
-    variant_of: str | None = None  # the card of the same data in another task; it is listed instead
+    variant_of: str | None = None  # card of the same data for another task; only that one is listed
 
 
 @functools.cache

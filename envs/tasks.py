@@ -47,7 +47,7 @@ class Task:
     reference: Reference | None = None
     max_episode_steps: int | None = None
     observation_keys: tuple[str, ...] = ()  # keys to use of a Dict observation; empty: all keys
-    success_timing: str | None = None  # OGBench: the state that is judged; see `suites.ogbench`
+    success_timing: str | None = None  # OGBench: when success is judged; see `suites.ogbench`
 
     def with_options(
         self,
@@ -64,7 +64,7 @@ class Task:
             if self.success_timing is None:
                 raise ValueError(
                     f"success_timing={success_timing}: {self.name} is not a single task of "
-                    "OGBench. Leave it out."
+                    "OGBench. Remove success_timing=."
                 )
             return _with_timing(self, success_timing)
         if self.env_id is None or not self.env_id.startswith("env:"):

@@ -90,8 +90,8 @@ class Golden:
 class Composition:
     """The way in which a policy acts on its frozen base policy; see `policies.composed`."""
 
-    how: Literal["residual", "noise"]  # adds to the base's actions, or chooses its start noise
-    noise_scale: float = 1.0  # with how=noise: the start noise for the action 1
+    how: Literal["residual", "noise"]  # adds to the base's actions, or chooses its initial noise
+    noise_scale: float = 1.0  # with how=noise: the initial noise for the action 1
 
     def __post_init__(self) -> None:
         if self.how not in ("residual", "noise") or not 0 < self.noise_scale < np.inf:

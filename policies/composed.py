@@ -113,7 +113,7 @@ class SteeredEpisodes(ComposedEpisodes):
     def __init__(self, inner: RunningEpisodes, noise_scale: float, **options: Any) -> None:
         """Create the object without episodes.
 
-        inner: episodes of the steering policy.  noise_scale: start noise for the action 1.
+        inner: episodes of the steering policy.  noise_scale: initial noise for the action 1.
         """
         self.noise_scale = noise_scale
         super().__init__(inner, **options)
@@ -123,7 +123,7 @@ class SteeredEpisodes(ComposedEpisodes):
         super().add_rewards(rewards, rows)
 
     def draw_noise(self, rows: np.ndarray) -> np.ndarray:
-        """Take a step of the steering policy. Its action replaces the start noise."""
+        """Take a step of the steering policy. Its action replaces the initial noise."""
         present = map_channels(lambda x: x[rows, -1], self._history)
         actions = self.step_inner(present, rows)
         return set_start_noise(super().draw_noise(rows), actions, self.noise_scale)
@@ -136,9 +136,9 @@ def add_base_action(observations: Observations, base: np.ndarray) -> dict[str, A
 
 
 def set_start_noise(noise: np.ndarray, actions: np.ndarray, noise_scale: float) -> np.ndarray:
-    """Return the noise of a sampler with `noise_scale * actions` as its start noise.
+    """Return the noise of a sampler with `noise_scale * actions` as its initial noise.
 
-    noise: [R, K, ...], of which noise[:, 0] is the start noise.  actions: [R, D] in [-1, 1].
+    noise: [R, K, ...], of which noise[:, 0] is the initial noise.  actions: [R, D] in [-1, 1].
     """
     steered = noise.copy()
     steered[:, 0] = (noise_scale * actions).reshape(steered[:, 0].shape)
@@ -158,7 +158,7 @@ def base_mismatch(trained: BundlePolicy, base: BundlePolicy) -> str | None:
         return f"the base policy, a {base.bundle.kind}, keeps a memory of its episode"
     if composition.how == "noise":
         if not (size := start_noise_size(base)):
-            return f"the base policy, a {base.bundle.kind}, has no sampler with a start noise"
+            return f"the base policy, a {base.bundle.kind}, has no sampler with an initial noise"
         if spec.action_dim != size:
             return f"it chooses {spec.action_dim} numbers, but the base starts from {size}"
         return base.spec.mismatch(replace(base.spec, channels=spec.channels))

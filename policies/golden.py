@@ -185,7 +185,7 @@ def make_golden_input(policy: BundlePolicy) -> Golden:
     size = (rows, *policy.noise_shape)
     noise = rng.standard_normal(size, np.float32) if policy.noise_shape else None
     if selects and noise is not None:
-        # where two samples have almost the same value, rounding errors decide which is selected
+        # if two samples have almost the same value, rounding errors decide which one is selected
         order = policy.selection_margins(observations, noise).argsort()[-ROWS:]
         observations, noise = {k: v[order] for k, v in observations.items()}, noise[order]
     memory = policy.network.initial_memory(ROWS)

@@ -1,4 +1,4 @@
-"""A small flow-like base policy whose actions are its start noise, for tests of steering."""
+"""A small flow-like base policy whose actions are its initial noise, for tests of steering."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def write_base(path: Path, table: Any = ECHO, **spec: Any) -> str:
 
 
 def steering_bundle(base: Bundle | None, noise_scale: float = 1.5, **changes: Any) -> Bundle:
-    """Return the bundle of an MLP that chooses the start noise of `base`, without golden output."""
+    """Return the bundle of an MLP that chooses the initial noise of `base`; no golden output."""
     draw = np.random.default_rng(1)
     weights = {
         "trunk.weights.0": draw.normal(size=(OBS, HORIZON)).astype(np.float32),

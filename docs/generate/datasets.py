@@ -57,8 +57,8 @@ The cards of the generated data sets, from one machine:
 """
 
 
-VARIANTS_NOTE = """A name that ends in `-singletask-v0` is the default one of five tasks. The others
-end in `-singletask-task1-v0` to `-singletask-task5-v0` and have the same files."""
+VARIANTS_NOTE = """A name that ends in `-singletask-v0` stands for the default task. The five tasks
+end in `-singletask-task1-v0` to `-singletask-task5-v0` and use the same files."""
 
 
 def number(x: float) -> str:

@@ -2,11 +2,12 @@
 
 The manipulation policies are the oracles of the `ogbench` package (extra `ogbench`). `play` follows
 plans with correlated noise. `noisy` acts on the current state, with independent noise. In the point
-mazes, `navigate` walks from goal to goal. `stitch` walks to one goal, four cells away, and stays.
+mazes, `navigate` moves from goal to goal. `stitch` moves to a goal that is four cells away, and
+stays there.
 
 Park et al., arXiv:2410.20092. `seohongpark/ogbench:data_gen_scripts` made the published sets. The
-random numbers are drawn in the order of these scripts. Only the uniform actions (`p_random`) differ
-in their generator: the scripts do not seed theirs.
+random numbers are drawn in the order of these scripts. Only the uniform actions (`p_random`)
+differ, because the scripts do not seed their generator.
 """
 
 # ruff: noqa: NPY002 - ogbench draws from NumPy's global generator
@@ -23,14 +24,14 @@ import numpy as np
 
 Cell = tuple[int, int]  # row and column in a maze
 NEIGHBORS = ((-1, 0), (0, -1), (1, 0), (0, 1))
-STITCH_CELLS = 4  # length of the walks of `stitch`
+STITCH_CELLS = 4  # distance of the goal of `stitch`
 OBJECTS = {
     "cube": ("cube",),
     "scene": ("cube", "button", "drawer", "window"),
     "puzzle": ("button",),
 }
 ORACLES = {"play": "plan", "noisy": "markov"}
-STACKING = {  # range of an episode's probability to put a cube on another one
+STACKING = {  # range of the probability of stacking cubes, sampled per episode
     "cube-double": (0.0, 0.25),
     "cube-triple": (0.05, 0.35),
     "cube-quadruple": (0.1, 0.5),
@@ -41,9 +42,10 @@ NOISE_SCALE = np.array([1, 1, 1, 3, 10])  # of x, y, z, yaw and gripper, for `no
 class Collector(ABC):
     """Collector of trajectories in one environment. A trajectory depends only on its seed.
 
-    environment: its name in OGBench without the version, such as cube-single.
-    steps: transitions of a trajectory, which has steps + 1 rows.
-    noise: standard deviation of the noise (of its random scale per trajectory for `noisy`).
+    environment: name in OGBench without the version, such as cube-single.
+    steps: number of transitions of a trajectory, which has steps + 1 rows.
+    noise: standard deviation of the action noise. For `noisy` it is a maximum: each trajectory
+    samples its standard deviation uniformly from [0, noise], and multiplies it by NOISE_SCALE.
     p_random: probability of a uniform action.
     """
 
@@ -60,7 +62,7 @@ class Collector(ABC):
         noise: float = 0.1,
         p_random: float = 0.0,
     ) -> None:
-        """Make the environment. Raises ValueError if ogbench is missing."""
+        """Create the environment. Raises ValueError if ogbench is missing."""
         self.load_package()
         self.environment, self.kind = environment, kind
         self.steps, self.noise, self.p_random = steps, noise, p_random
@@ -86,7 +88,7 @@ class Collector(ABC):
     def collect(self, seed: int) -> dict[str, np.ndarray]:
         """Return the columns of one trajectory, [steps + 1, ...].
 
-        The last row is the final state. Its action is executed, but the next state is not stored.
+        The last row is the final state. Its action was executed, but the next state is not stored.
         """
         state = np.random.get_state()  # ogbench draws from NumPy's global generator
         np.random.seed(seed)
@@ -112,7 +114,7 @@ def append(
     done: bool,
     info: Mapping[str, Any],
 ) -> None:
-    """Append one row. info: of the step that executed the action."""
+    """Append one row. info: returned by the step that executed the action."""
     rows["observations"].append(observation)
     rows["actions"].append(action)
     rows["terminals"].append(done)
@@ -145,7 +147,7 @@ class Manipulation(Collector):
 
     def rows(self, seed: int) -> dict[str, list[Any]]:
         self.env.reset(seed=seed)
-        # The first reset computes contacts with the joint damping of the previous episode.
+        # Reset twice: the first reset computes contacts with the previous episode's joint damping.
         observation, info = self.env.reset(seed=seed)
         while True:
             rows = self.episode(observation, info)
@@ -154,7 +156,7 @@ class Manipulation(Collector):
             observation, info = self.env.reset()
 
     def episode(self, observation: np.ndarray, info: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Return the columns of one episode. A new target follows whenever an oracle is done."""
+        """Return the columns of one episode. When an oracle is done, a new target is sampled."""
         rows: dict[str, list[Any]] = defaultdict(list)
         stacking = STACKING.get(self.environment)
         p_stack = np.random.uniform(*stacking) if stacking else 0.0
@@ -182,9 +184,9 @@ class Manipulation(Collector):
 
 
 def is_cube_visible(qpos: np.ndarray) -> bool:
-    """Return True if the scene's cube stays in view, or in the drawer, during an episode.
+    """True if the scene's cube stays in view, or in the drawer, during an episode.
 
-    qpos: [rows, Q]. A goal image does not show a cube elsewhere.
+    A goal image does not show a cube that is elsewhere. qpos: [rows, Q].
     """
     y, z = qpos[:, 15], qpos[:, 16]
     in_drawer = (z >= 0.06) & (z <= 0.08)
@@ -224,14 +226,14 @@ class PointMaze(Collector):
         return rows
 
     def stitch_goal(self, start: Cell) -> Cell:
-        """Return a random cell at the distance of `stitch`, or the start if there is none."""
+        """Return a random cell at distance STITCH_CELLS, or the start if there is none."""
         cells = [c for c, length in self.distances[start].items() if length == STITCH_CELLS]
         return choose(cells) if cells else start
 
     def direction(self, position: np.ndarray, goal: Cell) -> np.ndarray:
-        """Return the unit vector [2] from a position to the center of the next cell.
+        """Return the unit vector [2] from a position to the center of the next cell on the path.
 
-        In the goal's cell, the next cell is this cell.
+        If the position is in the goal cell, it points to the center of this cell.
         """
         lengths, (i, j) = self.distances[goal], self.inner.xy_to_ij(position)
         cells = [(i, j), *((i + di, j + dj) for di, dj in NEIGHBORS)]
@@ -246,7 +248,7 @@ def choose(cells: list[Cell]) -> Cell:
 
 
 def is_hallway(maze: np.ndarray, cell: Cell) -> bool:
-    """Return True if a free cell has free neighbors only above and below, or left and right.
+    """True if the only free neighbors of a cell are those above and below, or left and right.
 
     maze: True where a cell is free.
     """

@@ -26,9 +26,9 @@ from envs.adapters import LoopVectorEnv, make_registered, rescale_actions
 from envs.vector import VectorEnv
 
 Timing = Literal["post", "pre"]
-TIMINGS: dict[str, str] = {  # what each value means, for reports
-    "post": "the environment judges success after the step, and the data before it, as ogbench "
-    "before 1.2 does, which the results of FQL and QC are from",
+TIMINGS: dict[str, str] = {  # description of each value, for reports
+    "post": "the environment judges success after the step, and the data before it, as in ogbench "
+    "before 1.2, with which the results of FQL and QC were obtained",
     "pre": "environment and data judge success before the step",
 }
 TIME_LIMITS = {  # environment -> steps of an episode; humanoidmaze-teleport cannot be built
@@ -57,7 +57,7 @@ BALL_XY, AGENT_XY = (15, 16), (0, 1)  # columns of qpos
 
 
 def default_task(environment: str) -> int:
-    """Return the number of the task that an id without a number stands for."""
+    """Return the number of the environment's default task, for an id without a number."""
     return next((n for name, n in DEFAULT_TASKS.items() if environment.startswith(name)), 1)
 
 
@@ -71,7 +71,8 @@ def make_single_task(
 ) -> VectorEnv:
     """Return environments of a single task. Raises ValueError if ogbench is not installed.
 
-    num_threads: not used: teleporters draw from NumPy's global generator, which threads share.
+    num_threads: ignored, because teleporters draw from NumPy's global generator, which threads
+    share.
     """
     make = partial(_make, env_id, success_timing)
     import_library(env_id)
@@ -89,9 +90,9 @@ def import_library(env_id: str) -> Any:
 
 
 def _make(env_id: str, success_timing: Timing) -> gymnasium.Env:
-    """Return one environment, made by the library's constructor.
+    """Return one environment from the library's constructor.
 
-    The constructor takes the name of a dataset and removes its type, such as `play`.
+    The constructor takes the name of a dataset, and ignores its type, such as `play`.
     """
     name = env_id.replace("-sparse-", "-")
     dataset = name.replace("-singletask", "-play-singletask")
@@ -147,7 +148,7 @@ class Goal:
     env_id: str
     observation_dim: int
     qpos_dim: int
-    parts: tuple[tuple[tuple[int, ...], np.ndarray], ...]  # columns of qpos, and their goal
+    parts: tuple[tuple[tuple[int, ...], np.ndarray], ...]  # columns of qpos, and their goal values
     tolerance_m: float
     buttons: np.ndarray | None  # state of each button; None: the task has no buttons
     is_sparse: bool
@@ -229,7 +230,7 @@ def _single_tasks() -> dict[str, Callable[..., VectorEnv]]:
 
 
 ENVS: dict[str, Callable[..., VectorEnv]] = {
-    # in the library's own timing; the datasets of the recipe `cube` are recorded here
+    # the library's default success_timing; the recipe `cube` records its datasets here
     "ogbench/cube-single": partial(
         make_registered,
         module="ogbench",

@@ -1,17 +1,17 @@
 """Diffusion-QL: a diffusion policy that imitates the data and maximizes Q.
 
-The policy predicts the noise in noised actions of the data. It also samples actions with few
-denoising steps, and follows the gradient of Q through all of them. A moving average of the policy
-samples the actions of the critics' target. To act, the policy samples many actions, and one of them
-is drawn with probabilities softmax(Q).
+The policy learns to denoise the data's actions. It also samples actions with few denoising steps,
+and the gradient of Q is backpropagated through all of them. A moving average of the policy samples
+the next actions in the critics' target. In each decision, the policy samples N actions, and one of
+them is drawn with probabilities softmax(Q).
 
 Paper:   Wang, Hunt, Zhou, ICLR 2023, arXiv:2208.06193. Equation numbers refer to it.
 Differs: no known difference offline from the authors' code
          (Zhendong-Wang/Diffusion-Policies-for-Offline-RL) without its option `lr_decay`, which
-         lowers the learning rates by about 0.1 % over a run. Its results are those of the best
-         checkpoint, by score or by imitation loss; ours are those of the last one. The online phase
-         is ours: one buffer that starts with the data, and a moving average that follows from the
-         first update on.
+         lowers the learning rates by about 0.1 % over a run. The authors report the best
+         checkpoint, by score or by imitation loss; we report the last one. They have no online
+         phase. Ours has one buffer that starts with the data, and the moving average follows the
+         policy from the first online update.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from policies.networks.mlp import Critic
 
 @frozen
 class Config(CriticConfig):
-    """Defaults: the authors' for D4RL locomotion, where `max_grad_norm` is 1 to 9."""
+    """Defaults: the authors' code for D4RL locomotion, where `max_grad_norm` is 1 to 9."""
 
     eta: NonNegative = 1.0  # weight of the Q term, which is divided by the batch's mean |Q|
     num_inference_steps: Annotated[Count, BUILT] = 5  # denoising steps and noise levels (T)
-    num_samples: Annotated[Count, BUILT] = 50  # sampled actions per decision, one is drawn
-    num_target_samples: Count = 1  # next actions per target; a critic's value is that of the best
-    max_grad_norm: Positive = 5.0  # gradients of policy and of critics are clipped to this norm
-    policy_tau: Tau = 0.005  # rate of the policy's moving average, which provides next actions
+    num_samples: Annotated[Count, BUILT] = 50  # actions sampled per decision (N)
+    num_target_samples: Count = 1  # next actions sampled per target; each critic takes its maximum
+    max_grad_norm: Positive = 5.0  # maximum gradient norm, of the policy and of the critics
+    policy_tau: Tau = 0.005  # rate of the policy's moving average, which samples next actions
     average_start: Amount = 1000  # updates before the moving average starts to follow the policy
     average_every: Count = 5  # updates between two steps of the moving average
     actor_lr: Rate = 3e-4  # learning rate of the policy

@@ -1,9 +1,9 @@
-"""DSRL: diffusion steering, RL on the start noise of a frozen flow or diffusion policy.
+"""DSRL: diffusion steering, RL on the initial noise of a frozen flow or diffusion policy.
 
-A policy chooses the noise from which a sampler starts; the sampler maps it to a chunk of actions,
-without further noise. The critic learns values of executed chunks, so it can learn from any data.
-The noise critic imitates it: for random noise, it predicts the critic's value of the sampler's
-chunk. The policy maximizes the noise critic by SAC, and no gradient passes through the sampler.
+The policy chooses the noise from which a sampler starts. The sampler maps this noise to a chunk of
+actions, without fresh noise. The critic evaluates executed chunks, so it can learn from any data.
+The noise critic is distilled from it: for random noise, it predicts the critic's value of the
+sampler's chunk. SAC trains the policy on the noise critic. No gradient passes through the sampler.
 
 The sampler is that of `base`, which stays unchanged. Without `base`, a flow policy is trained by
 imitation in the same run, and the sampler is its moving average.
@@ -12,15 +12,16 @@ Paper:   Wagenmaker et al., CoRL 2025, arXiv:2506.15799. predictor=deterministic
          arXiv:2512.01801, section on online RL.
 Use:     finetune algorithm=dsrl base=<bundle of a flow or diffusion policy> task=…
 Differs: without `base`, no known difference in updates from ColinQiyangLi/qam:agents/dsrl.py, with
-         best_of_n=1. When evaluated, the policy chooses its mean; both codes sample. Chunks that
-         the end of an episode shortens bootstrap; that code leaves them out of the losses of critic
-         (partial=drop) and flow. Like that code, and unlike the paper's (ajwagen/dsrl): targets are
-         the mean minus rho deviations of ten critics, without an entropy term, instead of the
-         minimum of two; the noise critic takes one step per update; discounts count environment
-         steps, not chunks; the untrained policy acts in the warm-up, not the base. The paper's
-         settings for manipulation also differ: 20 updates per step, target entropy 0, three layers
-         of 2048 units with tanh, start noise up to 1.5. GR-RL has distributional critics, and does
-         not publish its constants; its predictor's noise is not bounded.
+         best_of_n=1. Evaluation uses the policy's mean; that code and the paper's sample. A chunk
+         that the end of an episode cuts short bootstraps here; that code leaves it out of the
+         losses of critic (partial=drop) and flow. Like that code, and unlike the paper's
+         (ajwagen/dsrl): targets are the mean minus rho standard deviations of ten critics, without
+         an entropy term, instead of the minimum of two; the noise critic takes one step per update;
+         discounts count environment steps, not chunks; the untrained policy acts in the warm-up,
+         not the base. The paper's settings for manipulation are 20 updates per step, target entropy
+         0, three layers of 2048 units with tanh, and initial noise up to 1.5. GR-RL has
+         distributional critics and does not publish its constants; its predictor's noise is not
+         bounded.
 """
 
 from __future__ import annotations
@@ -59,20 +60,20 @@ from policies.runtimes.network import make_network
 
 @frozen
 class Config(FlowConfig):
-    """Defaults: ColinQiyangLi/qam:agents/dsrl.py. With base, its chunks and sampler are used."""
+    """Defaults: ColinQiyangLi/qam:agents/dsrl.py. Chunks and sampler of a base are its own."""
 
-    noise_scale: Positive = 1.0  # largest start noise that the policy chooses, per dimension
+    noise_scale: Positive = 1.0  # largest absolute value of the noise that the policy chooses
     num_critics: Ensemble = 10  # number of critics (E), and of noise critics
     rho: NonNegative = 0.5  # target values: mean - rho * standard deviation of the critics
     alpha_lr: Rate = 3e-4  # learning rate of the temperature
     entropy_scale: Number = 0.5  # target entropy is -entropy_scale * dimensions of the noise
     predictor: Annotated[Literal["gaussian", "deterministic"], BUILT] = (
-        "gaussian"  # gaussian: SAC; deterministic: one noise per state, of limited norm (GR-RL)
+        "gaussian"  # gaussian: SAC; deterministic: one noise per state, with a norm penalty (GR-RL)
     )
     norm_weight: NonNegative = 1.0  # deterministic: weight of max(|noise|^2 / 2 - limit, 0)
-    norm_limit: NonNegative = 0.5  # deterministic: limit of |noise|^2 / 2, per dimension of noise
-    predicted_share: Share = 0.5  # deterministic: share of the policy's noise in distillation
-    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # deterministic: std, / noise_scale
+    norm_limit: NonNegative = 0.5  # deterministic: that limit, per dimension of the noise
+    predicted_share: Share = 0.5  # deterministic: share of distillation rows with policy noise
+    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # deterministic: std, times noise_scale
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,7 +100,7 @@ class DSRL(FlowCritic):
 
     @property
     def noise_shape(self) -> tuple[int, ...]:
-        """The shape of the start noise, which has D values."""
+        """The shape of the initial noise, which has D values."""
         sampler: Any = self.modules["sampler"]
         shape: tuple[int, ...] = sampler.noise_shape
         return shape
@@ -123,7 +124,7 @@ class DSRL(FlowCritic):
         return networks | ({"flow": copy.deepcopy(sampler)} if base is None else {})
 
     def noise_policy(self, inputs: int, size: int) -> nn.Module:
-        """Return the policy, whose actions are start noise divided by `noise_scale`."""
+        """Return the policy, whose actions are initial noise divided by `noise_scale`."""
         cfg, options = self.cfg, {"activation": self.cfg.activation, "init": xavier_init}
         if cfg.predictor == "gaussian":
             return TanhGaussianActor(inputs, size, cfg.hidden, **options)
@@ -141,7 +142,7 @@ class DSRL(FlowCritic):
         return super().optimizers() | {name: self.adam(rate) for name, rate in rates.items()}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update all networks; every loss uses the other networks from before the update."""
+        """Update all networks. Each loss reads the other networks as before the update."""
         old, histories, s = state, batch.observations, batch.observations.flatten(1)
         y = self.target(old, batch, self.next_chunks(old, batch.next_observations))
         noise = self.distillation_noise(old, s)
@@ -167,7 +168,7 @@ class DSRL(FlowCritic):
         return state, metrics | {"target": y.mean()}
 
     def next_chunks(self, state: State, histories: Tensor) -> Tensor:
-        """Return the chunks that follow from the policy, [B, H, A], for [B, n_obs_steps, O]."""
+        """Return the chunks [B, H, A] of the policy for observations [B, n_obs_steps, O]."""
         noise = self.cfg.noise_scale * self.policy_actions(state, histories.flatten(1))
         return self.sample_chunks(state, histories, noise)
 
@@ -178,13 +179,13 @@ class DSRL(FlowCritic):
         return state.policy.act(s)
 
     def sample_chunks(self, state: State, histories: Tensor, noise: Tensor) -> Tensor:
-        """Return the executed actions [B, n_action_steps, A] for start noise [B, D]."""
+        """Return the executed actions [B, n_action_steps, A] for initial noise [B, D]."""
         noise = noise.reshape(-1, *self.noise_shape)
         chunks, _ = state.sampler.decide(histories, {}, noise)
         return chunks[:, : self.steps["n_action_steps"]]
 
     def distillation_noise(self, state: State, s: Tensor) -> Tensor:
-        """Return standard normal noise [B, D]; deterministic: a share of it is the policy's."""
+        """Return standard normal noise [B, D]; with `deterministic`, partly the policy's noise."""
         size = prod(self.noise_shape)
         noise = state.random.normal((len(s), size))
         if self.cfg.predictor == "gaussian":
@@ -193,7 +194,7 @@ class DSRL(FlowCritic):
         return torch.where(is_predicted, self.cfg.noise_scale * state.policy.act(s), noise)
 
     def policy_loss(self, policy: Network, old: State, s: Tensor) -> LossAndMetrics:
-        """Return the cost of the policy's noise minus the mean of the noise critics."""
+        """Return the loss: entropy term (or norm penalty) minus the mean of the noise critics."""
         cfg = self.cfg
         if cfg.predictor == "gaussian":
             u, log_pi = policy.sample(s, old.random)

@@ -1,14 +1,14 @@
-"""EXPO: a flow policy trained by imitation, whose chunks a small policy edits to increase Q.
+"""EXPO: a flow policy trained by imitation, and a small policy that edits its chunks to raise Q.
 
-The flow policy imitates the data. The edit policy observes the flow's chunk and adds to it at most
-`edit_scale`; it is trained by SAC. No gradient passes through the flow's sampler. To act, and for
-the targets of the critics, N edited chunks are sampled, and that of the highest value counts.
+The flow policy imitates the data. The edit policy observes a chunk of the flow policy and changes
+each action by at most `edit_scale`. SAC trains it. No gradient passes through the flow's sampler.
+In each decision and in the critics' target, N edited chunks are sampled and the best one is used.
 
 Paper:   Dong et al., 2025, arXiv:2507.07986.
-Differs: no known difference in updates from ColinQiyangLi/qam:agents/fedit.py. Chunks that the end
-         of an episode shortens bootstrap; that code leaves them out of the losses of critics
-         (partial=drop) and flow, and adds the rewards after a step that terminates. In the paper,
-         the chunks before the edit are candidates, too.
+Differs: no known difference in updates from ColinQiyangLi/qam:agents/fedit.py. A chunk that the end
+         of an episode cuts short bootstraps here; that code leaves it out of the losses of critics
+         (partial=drop) and flow, and it adds rewards after a step that terminates. In the paper,
+         the unedited chunks are candidates, too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from policies.networks.mlp import Scalar
 class Config(FlowConfig):
     """Defaults: ColinQiyangLi/qam:agents/fedit.py, with the edit scale of most of its tasks."""
 
-    edit_scale: Annotated[NonNegative, BUILT] = 0.2  # largest change of an action in [-1, 1]
+    edit_scale: Annotated[NonNegative, BUILT] = 0.2  # largest change of an action, in [-1, 1]
     num_samples: Annotated[Count, BUILT] = 1  # chunks sampled per decision (N)
     num_critics: Ensemble = 10  # number of critics (E)
     rho: NonNegative = 0.5  # target values: mean - rho * standard deviation of the critics
@@ -84,11 +84,11 @@ class EXPO(FlowCritic):
         return super().optimizers() | {"log_alpha": self.adam(self.cfg.alpha_lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update all networks; every loss uses the other networks from before the update."""
+        """Update all networks. Each loss reads the other networks as before the update."""
         old, s, alpha = state, batch.observations, state.log_alpha().exp()
         y = self.target(old, batch, self.best_chunks(old, batch.next_observations))
         critic_loss, flow_loss = self.critic_loss(batch, y), self.flow_loss(old, batch)
-        noise = old.random.normal(batch.actions.shape)[:, None]  # [B, 1, T, A]
+        noise = old.random.normal(batch.actions.shape)[:, None]  # [B, 1, H, A]
         flow_chunks = old.policy.sample_flow(s, noise)
 
         def policy_loss(policy: Network) -> LossAndMetrics:

@@ -1,16 +1,16 @@
 """FQL: flow Q-learning, a one-step policy distilled from a flow policy and trained on Q.
 
-A flow policy imitates the data: it learns the velocity from noise to actions. The policy that acts
-maps noise to actions in one step. It matches the flow's result for the same noise, and maximizes
-the critics. So no gradient passes through the steps of the flow.
+A flow policy imitates the data: it learns the velocity from noise to actions. A second policy,
+which acts, maps noise to actions in one step. It is trained to match the flow's action for the same
+noise and to maximize Q. No gradient passes through the integration steps of the flow.
 
 Paper:   Park, Li, Levine, ICML 2025, arXiv:2502.02538.
 Differs: no known difference in updates from the authors' code (seohongpark/fql:agents/fql.py).
          Online, updates start after `batch_size` steps instead of one, and new steps do not replace
-         rows of the data; in the authors' code they do if the data has 2 million rows. As there,
-         the squared distance to the flow is a mean over the action dimensions; in the paper it is a
-         sum. `alpha` refers to the mean. Target critics follow the critics before their update.
-         With horizon > 1 it is `qc_fql`.
+         rows of the data; in the authors' code they do if the data has 2 million rows or more. As
+         there, the squared distance to the flow is a mean over the action dimensions; in the paper
+         it is a sum. `alpha` refers to the mean. As there, target critics are updated with the
+         critics from before the gradient step. With horizon > 1, it is `qc_fql`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from policies.heads.chunk import OneStepActor
 class Config(FlowConfig):
     """Defaults: the authors' code, with the normalized Q loss that it recommends for new tasks."""
 
-    alpha: NonNegative = 1.0  # weight of the squared distance between policy and flow
-    normalize_q: bool = True  # divide the Q term by the batch's mean |Q|, so that alpha has no unit
+    alpha: NonNegative = 1.0  # weight of the squared distance to the flow's actions; larger: closer
+    normalize_q: bool = True  # divide the Q term by the batch's mean |Q|; alpha then has no unit
 
 
 class FQL(FlowCritic):
@@ -55,7 +55,7 @@ class FQL(FlowCritic):
         return super().optimizers() | {"flow": self.adam(self.cfg.actor_lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update all networks; every loss uses the other networks from before the update."""
+        """Update all networks. Each loss reads the other networks as before the update."""
         old, s2 = state, batch.next_observations
         a2, _ = old.policy.decide(s2, {}, old.random.normal(batch.actions.shape))
         target = self.target(old, batch, a2)
@@ -73,7 +73,7 @@ class FQL(FlowCritic):
         flow_chunks, _ = state.flow.decide(batch.observations, {}, z[:, None])
 
         def loss(policy: Network) -> LossAndMetrics:
-            chunks = policy(batch.observations, z)  # not clipped: the distance pulls them back
+            chunks = policy(batch.observations, z)  # not clipped: the distance limits them
             distance = (chunks - flow_chunks).square().mean()
             q = state.critic(batch.observations.flatten(1), chunks.clip(-1, 1).flatten(1)).mean(0)
             scale = 1 / q.detach().abs().mean() if self.cfg.normalize_q else 1.0

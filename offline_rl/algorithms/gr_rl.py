@@ -3,7 +3,7 @@
 The reward is 1 at the end of a successful demonstration and 0 elsewhere, so the value of a frame is
 its progress, gamma^(steps until success). TD3+BC is trained on chunks of actions. The critics are
 categorical: they predict distributions over [0, 1]. `offline-rl data filter` leaves out the frames
-before which progress falls; any imitation algorithm can be trained on the rest.
+after which progress falls. Any imitation algorithm can be trained on the filtered data.
 
 Paper:   Li et al., 2025, arXiv:2512.01801, section 3.1. There is no public code.
 Use:     train algorithm=gr_rl task=none dataset=…, then data filter <run> <new file>.
@@ -11,8 +11,8 @@ Differs: from the paper. Networks are MLPs; the paper's critic is a transformer 
          value for each step of a chunk. The reward is the same: a chunk that contains the end, k
          steps after its start, has the reward gamma^k. The paper does not publish the form of its
          labels, the number of bins or the weight of TD3+BC's terms; HL-Gauss labels are used, and
-         TD3+BC's weight. The actor's chunks are evaluated, not the demonstrated ones; see
-         `progress`. The online part, which steers the noise of a flow policy, is not here.
+         TD3+BC's weight. Progress is the value of the actor's chunks, not of the demonstrated
+         ones; see `progress`. For the online part, which steers a flow policy, see `dsrl`.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Config(td3_bc.Config):
 
     horizon: Annotated[Count, BUILT] = 5  # actions of a chunk
     bins: Annotated[int, Range(2), BUILT] = 101  # bins of the critics' distributions over [0, 1]
-    smoothing: Annotated[Positive, BUILT] = 0.75  # std of the labels (HL-Gauss), in bin widths
+    smoothing: Annotated[Positive, BUILT] = 0.75  # std of the HL-Gauss labels, in bin widths
     success_reward: Annotated[Number | None, BUILT] = (
-        None  # an episode succeeds if its last reward is at least this; null: all succeed
+        None  # an episode succeeds if its last reward is at least this; null: all episodes succeed
     )
     retries: Annotated[str | None, BUILT] = (
-        None  # extra column that marks the start of second attempts: adds failed episodes
+        None  # extra column, 1 where a retry starts: the steps up to it also count as a failure
     )
 
 
@@ -68,7 +68,7 @@ class GRRL(td3_bc.TD3BC):
         return cfg.success_reward is not None
 
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
-        """Replace the rewards by progress; see `label_progress`. Raises UserError."""
+        """Replace the rewards by success labels; see `label_progress`. Raises UserError."""
         return label_progress(dataset, self.cfg.success_reward, self.cfg.retries), self.cfg
 
     def source(self, phase: str, sources: Sources) -> Source:
@@ -85,7 +85,7 @@ class GRRL(td3_bc.TD3BC):
         return CategoricalCritic(obs, act * cfg.horizon, cfg.hidden, **options)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update the critics; at every `policy_delay`-th call also the actor and both targets."""
+        """Update the critics, and in every `policy_delay`-th update the actor and both targets."""
         target = self.target(state, batch)  # [B]
         s, chunks = batch.observations.flatten(1), batch.actions.flatten(1)
 
@@ -105,7 +105,7 @@ class GRRL(td3_bc.TD3BC):
         return update_targets(state), metrics | {"policy_loss": policy_value}
 
     def target(self, state: State, batch: Batch) -> Tensor:
-        """Return the reward plus the discounted smaller progress of the target actor, [B]."""
+        """Return r + discount * min Q of the target actor's next chunk, with noise, [B]."""
         s2, cfg = batch.next_observations, self.cfg
         noise = cfg.policy_noise * state.random.normal(batch.actions.shape)
         noise = noise.clamp(-cfg.noise_clip, cfg.noise_clip)
@@ -126,8 +126,8 @@ class GRRL(td3_bc.TD3BC):
 def progress(algorithm: GRRL, params: Mapping[str, Params], observations: np.ndarray) -> np.ndarray:
     """Return the progress of normalized observations [N, O]: mean over the critics, [N].
 
-    params: of all networks. The action is that of the actor: the value of a demonstrated mistake
-    would be low from its first frame on, so that it would not fall within the mistake.
+    params: parameters of all networks. Progress is the value of the actor's chunk. The value of a
+    demonstrated mistake is already low in its first frame, so it does not fall during the mistake.
     """
     nets = {name: Network(algorithm.modules[name], params[name]) for name in ("policy", "critic")}
     values = []

@@ -1,18 +1,18 @@
 """IDQL: implicit Q-learning whose policy is the best of N actions of a diffusion policy.
 
 V regresses on an upper expectile of Q over dataset actions, and Q bootstraps from V, as in IQL. The
-policy is a diffusion policy that imitates the data, without the critics. To act, its moving average
-samples N actions, and the one of highest value under the target critics is executed. Online, only
-the critics are trained, unless `train_policy` is set.
+policy is a diffusion policy that only imitates the data. In each decision, the moving average of
+the policy samples N actions, and the action with the highest target Q is executed. Online, only the
+critics and V are trained, unless `train_policy` is set.
 
 Paper:   Hansen-Estruch et al., 2023, arXiv:2304.10573. Critics: IQL (arXiv:2110.06169, eq. 5, 6).
 Differs: from the authors' code (philippe-eecs/IDQL:jaxrl5/agents/ddpm_iql, with the network of the
-         finetuning script). It trains on 95 % of the rows and validates on the others. Its
-         schedules have 2 or 3 million updates; ours has `num_updates`. Online, it trains on 128 new
-         and 128 old rows; ours on halves of `batch_size`, which is 512 in all phases, and the
-         learning rate of the policy is constant. ddpm_iql_simple, which the authors' offline script
-         uses, has policy_activation=silu, time_size=128, and V with a layer normalization of its
-         input.
+         finetuning script). It trains on 95 % of the rows and validates on the others. Its learning
+         rate schedules have 2 or 3 million updates; ours has `num_updates`. Online, it trains on
+         128 new and 128 old rows; ours on halves of `batch_size`, which is 512 in all phases, and
+         the learning rate of the policy is constant. The authors' offline script uses
+         ddpm_iql_simple, with policy_activation=silu, time_size=128, and a layer normalization of
+         V's input.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ from policies.networks.mlp import Activation
 class Config(CriticConfig):
     """Defaults: the authors' code, for D4RL locomotion."""
 
-    expectile: Expectile = 0.7  # expectile of Q that V learns; 0.5: mean action, near 1: best one
-    num_samples: Annotated[Count, BUILT] = 64  # samples per decision, the best is executed (N)
+    expectile: Expectile = 0.7  # expectile of Q that V learns; 0.5: mean, near 1: best action
+    num_samples: Annotated[Count, BUILT] = 64  # actions sampled per decision (N)
     num_inference_steps: Annotated[Count, BUILT] = 5  # denoising steps and noise levels (T)
     policy_tau: Tau = 0.001  # rate of the policy's moving average, which acts
     actor_lr: Rate = 3e-4  # initial learning rate of the policy
@@ -75,7 +75,7 @@ class Config(CriticConfig):
     hidden: Sizes = (256, 256)  # units of each hidden layer of V and critics
     width: Annotated[Count, BUILT] = 256  # units of the policy's residual blocks
     blocks: Annotated[Count, BUILT] = 3  # residual blocks of the policy
-    time_size: Annotated[Count, BUILT] = 64  # cosines and sines of the noise level; an even number
+    time_size: Annotated[Count, BUILT] = 64  # cosines and sines of the noise level; even
     policy_activation: Annotated[Activation, BUILT] = "mish"  # activation of the policy
     dropout: Dropout = 0.1  # dropout rate of the policy during training
     batch_size: Count = 512  # transitions per update; `batch_size=` sets it too
@@ -97,7 +97,7 @@ class Online(schedule.HalfAndHalf):
     """Defaults: the authors' finetuning script."""
 
     warmup_steps: Amount = 5000  # environment steps per seed before updates start
-    train_policy: bool = False  # train the policy too, on new and old actions; else only critics
+    train_policy: bool = False  # also train the policy, on data and experience
 
 
 class IDQL(ActorCritic):
@@ -137,7 +137,7 @@ class IDQL(ActorCritic):
         return {f"{name}.{k}": v for name, tree in parts.items() for k, v in tree.items()}
 
     def for_phase(self, phase: str) -> Algorithm:
-        """Return the algorithm for `phase`; online, the policy is frozen or does not decay."""
+        """Return the algorithm for `phase`. Online: frozen policy, or constant learning rate."""
         algorithm: Any = super().for_phase(phase)
         if phase == ONLINE:
             algorithm.cfg = replace(algorithm.cfg, decay_actor_lr=False)
@@ -151,7 +151,7 @@ class IDQL(ActorCritic):
         return {"model": adam, "critic": Adam(cfg.critic_lr), "value": Adam(cfg.value_lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update policy and its moving average, V, critics with the new V, target critics."""
+        """Update the policy and its moving average, V, the critics (with the new V), targets."""
         s, a, metrics = batch.observations, batch.actions, Metrics()
         if self.trains_policy:
             state, metrics["policy_loss"] = minimize(state, "model", self.model_loss(state, batch))

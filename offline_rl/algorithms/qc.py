@@ -1,9 +1,9 @@
 """QC: Q-chunking, which executes the best of N chunks that a flow policy samples.
 
-The policy imitates the chunks of the data. The critics value chunks. They select one of N sampled
-chunks when the policy acts, and in the next state of a target. No gradient of a critic reaches the
-policy. Chunks are executed open loop. Steps after the end of an episode are left out of the
-imitation. With horizon=1 and num_samples=4, it is the paper's baseline BFN.
+The policy imitates the chunks of the data. The critics evaluate chunks. They select one of N
+sampled chunks to execute, and one in the next state of the critics' target. No gradient of a critic
+reaches the policy. Chunks are executed open loop. Steps after the end of an episode are left out of
+the imitation loss. With horizon=1 and num_samples=4, it is the paper's baseline BFN.
 
 Paper:   Li, Zhou, Levine, NeurIPS 2025, arXiv:2507.07969.
 Differs: from the authors' code (ColinQiyangLi/qc:agents/acfql.py, actor_type=best-of-n). Chunks
@@ -11,9 +11,9 @@ Differs: from the authors' code (ColinQiyangLi/qc:agents/acfql.py, actor_type=be
          reward for success enters through all of them. The authors' critic loss leaves them out, so
          it enters through one of `horizon` chunks: partial=drop. Rewards after a step that
          terminates are left out of a chunk's sum; the authors add them. Online, new steps do not
-         replace rows of the data; theirs do if the data has 2 million rows. Their one-step policy,
-         which is not trained, does not exist here. Target critics follow the critics before their
-         update, as there.
+         replace rows of the data; in the authors' code they do if the data has 2 million rows or
+         more. Their unused and untrained one-step policy is left out. As there, target critics are
+         updated with the critics from before the gradient step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Config(FlowConfig):
     """Defaults: the authors' code."""
 
     horizon: Annotated[Count, BUILT] = 5  # actions of a chunk; all of them are executed
-    num_samples: Annotated[Count, BUILT] = 32  # sampled chunks per decision (N)
+    num_samples: Annotated[Count, BUILT] = 32  # chunks sampled per decision (N)
 
 
 class QC(FlowCritic):
@@ -55,7 +55,7 @@ class QC(FlowCritic):
         return BestOfN("DiffusionActor", *arguments, **options)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update critics and policy, both from the networks before the update."""
+        """Update critics and policy. Both losses read the networks as before the update."""
         target = self.target(state, batch, self.best_chunks(state, batch.next_observations))
         critic_loss, flow_loss = self.critic_loss(batch, target), self.flow_loss(state, batch)
         state, critic_value = minimize(update_targets(state), "critic", critic_loss)

@@ -1,8 +1,8 @@
-"""QC-FQL: FQL whose policy and critics have chunks of actions.
+"""QC-FQL: flow Q-learning on action chunks, which its policy predicts and its critics evaluate.
 
-All losses are those of FQL, with a chunk in the place of an action. Chunks are executed open loop,
-so rewards of a chunk need no correction before they enter the target. Steps after the end of an
-episode are left out of the imitation.
+All losses are those of FQL, with a chunk in place of an action. Chunks are executed open loop, so
+the target is an n-step return without off-policy bias. Steps after the end of an episode are left
+out of the imitation loss.
 
 Paper:   Li, Zhou, Levine, NeurIPS 2025, arXiv:2507.07969.
 Differs: from the authors' code (ColinQiyangLi/qc:agents/acfql.py, actor_type=distill-ddpg). Chunks
@@ -10,8 +10,8 @@ Differs: from the authors' code (ColinQiyangLi/qc:agents/acfql.py, actor_type=di
          reward for success enters through all of them. The authors' critic loss leaves them out, so
          it enters through one of `horizon` chunks: partial=drop. Rewards after a step that
          terminates are left out of a chunk's sum; the authors add them. Online, new steps do not
-         replace rows of the data; theirs do if the data has 2 million rows. The Q term is
-         normalized where no setting of the paper exists.
+         replace rows of the data; in the authors' code they do if the data has 2 million rows or
+         more. The Q term is normalized in tasks without a setting in the paper.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ def data(arguments: Sequence[str]) -> None:
     docs/reference/formats.md. <card> is a dataset's name in `offline-rl data list`.
     data_dir= is the folder of the datasets. Repeat the command to
     continue an interrupted download; complete files are not downloaded again.
-    filter leaves out the frames of demonstrations before which progress falls. mirror adds the
+    filter leaves out the frames of demonstrations after which progress falls. mirror adds the
     mirror image of every episode.
-    The options below are for info, check, convert and mirror, and those marked `filter` for filter.
+    Options marked `filter` are for filter. All others are for info, check, convert and mirror.
     For info and check, format= is the layout of the file. For the other actions, format= is the
     layout to write, and source_format= is the layout of the file to read.
     """

@@ -72,7 +72,7 @@ def finetune(arguments: Sequence[str]) -> None:
 
     The second form trains on a frozen base policy. By default it trains a residual policy, which
     adds small actions to those of the base (algorithm=resfit). With algorithm=dsrl it trains a
-    policy that chooses the start noise of a flow or diffusion policy; dataset= is optional.
+    policy that chooses the initial noise of a flow or diffusion policy; dataset= is optional.
 
     All options of `train` are allowed. Data, hyper-parameters and seeds default to those of the
     run, the other options to the defaults of `train`. The run itself is not changed. With another

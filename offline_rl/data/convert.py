@@ -85,8 +85,8 @@ def save(
     source, notes = data.path or data.name, list(data.notes)
     if data.continues is not None:
         raise UserError(
-            f"{source}: {data.continues.sum():,} rows terminate while their episode goes on, which "
-            f"no layout can store. Convert the file itself, without a task: {data.path}."
+            f"{source}: {data.continues.sum():,} rows terminate while their episode continues, "
+            f"which no layout can store. Convert the file itself, without a task: {data.path}."
         )
     if drop_unusable and (unusable := int((~data.usable).sum())):
         notes.append(f"{unusable:,} time-out rows without a next observation left out")

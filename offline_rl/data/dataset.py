@@ -11,7 +11,7 @@ uint8 images.
 `terminated` means that the task ended: the value of the next observation is 0. `truncated` means
 that only the recording stopped (time limit, end of file): algorithms bootstrap from the value of
 the next observation. An episode ends at both, except at a terminated row that `continues`: there
-the recording goes on after the task has ended, as in OGBench.
+the recording continues after the task has ended, as in OGBench.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ class Dataset:
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)  # [N, ...] each, e.g. costs
     notes: tuple[str, ...] = ()  # what was left out or assumed in reading, and warnings
     spec: Spec | None = None  # names, units, control rate, and the range of the actions
-    # [N] bool, True in terminated rows whose episode goes on; None: no episode does
+    # [N] bool, True in terminated rows whose episode continues; None: there are no such rows
     continues: np.ndarray | None = None
 
     # Constructors that read files. `data/load.py` defines them, because it imports this module.

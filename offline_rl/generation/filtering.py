@@ -1,4 +1,4 @@
-"""Data sets without the frames before which progress falls, and with mirror images.
+"""Data sets without the frames after which progress falls, and with mirror images.
 
 The progress filter of GR-RL (arXiv:2512.01801) uses the critics of a run of `gr_rl`.
 """
@@ -28,7 +28,7 @@ from offline_rl.utils.errors import UserError
 
 
 def filter_dataset(run: str | Path, target: str | Path, **options: Any) -> str:
-    """Write a run's data set without the frames before which progress falls; return a summary.
+    """Write a run's data set without the frames after which progress falls; return a summary.
 
     run: folder of a run of gr_rl. Progress is the mean over its seeds and critics.
     target: as in `convert`. options: those of `FilterOptions`. Raises UserError.
@@ -69,14 +69,14 @@ def select(
     horizon: int,
     success_reward: float | None,
 ) -> tuple[np.ndarray, str]:
-    """Return the rows to keep, [N] bool, and a sentence about the others.
+    """Return the rows to keep, [N] bool, and a sentence about the rows that are left out.
 
     progress: [N].  horizon: default of the option `window`.
     """
     window = options.window or horizon
     ends = np.repeat(find_successes(data, success_reward)[1], data.episode_lengths())
     before_end = np.arange(data.num_rows) <= ends
-    progress = np.where(before_end, progress, progress.max())  # the task is done
+    progress = np.where(before_end, progress, progress.max())  # progress is complete after success
     falls = np.where(before_end, largest_falls(progress, data, window), 0)
     delta = options.delta
     if delta is None:
@@ -112,7 +112,7 @@ def mirror_dataset(
     elif (card := cards().get(str(source))) is not None and card.mirror:
         parts = parse_mirror(card.mirror, f"card {card.name}")
     else:
-        raise UserError(f"{source} has no mirror in a dataset card. Give one with mirror=<file>.")
+        raise UserError(f"{source} has no mirror in a dataset card. Pass one with mirror=<file>.")
     if source_format is not None:
         options["format"] = source_format
     return save(with_mirror(load(source, data_dir, **options), parts), path, layout)

@@ -2,10 +2,10 @@
 
 A recipe (configs/recipe/<name>.yaml) with a `collector` lists sets. A set is a file of training
 trajectories, `<set>.npz`, a file of validation trajectories, `<set>-val.npz`, and a card. Every
-trajectory has a seed of its own. The bytes therefore depend neither on the number of processes nor
-on interruptions, and a smaller set holds the first trajectories of a larger one.
+trajectory has its own seed. The bytes therefore depend neither on the number of processes nor on
+interruptions, and a smaller set contains the first trajectories of a larger one.
 
-While a set is collected, its finished trajectories are in the folder `.<set>.parts`.
+During collection, finished trajectories are stored in the folder `.<set>.parts`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from offline_rl.utils.options import Checked, Count, NonNegative, Share, build
 from offline_rl.utils.words import unknown
 
 PART = 10  # trajectories in one file of `.<set>.parts`
-VERSION = "-v0"  # end of the names of OGBench's sets
-SPLITS = {"train": "", "val": "-val"}  # split -> end of its file's name
+VERSION = "-v0"  # suffix of the names of OGBench's sets
+SPLITS = {"train": "", "val": "-val"}  # split -> suffix of its file's name
 Columns = dict[str, np.ndarray]
 
 
@@ -58,8 +58,8 @@ class OGBenchSet(Checked):
 
     episodes: Count = 1000  # training trajectories
     val_episodes: Count | None = None  # validation trajectories; default: a tenth of `episodes`
-    steps: Count = 1000  # transitions of a trajectory, which has one more row in the file
-    noise: NonNegative = 0.1  # standard deviation of the noise; for `noisy`, of its largest scale
+    steps: Count = 1000  # transitions of a trajectory, which has steps + 1 rows in the file
+    noise: NonNegative = 0.1  # standard deviation of the action noise; for `noisy`, its maximum
     p_random: Share = 0.0  # probability of a uniform action
 
     def count(self, split: str) -> int:
@@ -69,7 +69,7 @@ class OGBenchSet(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Collection:
-    """Sets of OGBench and how they are collected."""
+    """A recipe that collects sets of OGBench."""
 
     collector: Literal["ogbench"]
     suite: str
@@ -98,7 +98,7 @@ def load_sets(plan: Collection, where: str = "") -> dict[str, OGBenchSet]:
 
 
 def select_sets(plan: Collection, options: GenerateOptions) -> dict[str, OGBenchSet]:
-    """Return the sets that the options select, in the size of the options. Raises UserError."""
+    """Return the sets that the options select, with the sizes they set. Raises UserError."""
     if options.task is not None and options.qualities is not None:
         raise UserError("task= and qualities= both select sets. Remove one of them.")
     names = options.qualities if options.task is None else [find_set(plan, options)]
@@ -117,7 +117,7 @@ def select_sets(plan: Collection, options: GenerateOptions) -> dict[str, OGBench
 
 
 def find_set(plan: Collection, options: GenerateOptions) -> str:
-    """Return the set of task= and type=; by default, the first type. Raises UserError."""
+    """Return the name of the set for task= and type= (default: the first). Raises UserError."""
     types: dict[str, list[str]] = {}
     for name in plan.sets:
         environment, kind = split_name(name)
@@ -133,7 +133,10 @@ def find_set(plan: Collection, options: GenerateOptions) -> str:
 
 
 def resize(name: str, values: OGBenchSet, options: GenerateOptions) -> OGBenchSet:
-    """Return a set in the size of the options. Raises UserError for a part of a trajectory."""
+    """Return a set with the size that the options set.
+
+    Raises UserError if rows= is not a number of complete trajectories.
+    """
     if options.rows is not None and options.episodes is not None:
         raise UserError("rows= and episodes= both set the size. Remove one of them.")
     episodes = options.episodes or values.episodes
@@ -216,9 +219,9 @@ def make_set(
 
 
 def is_complete(card_file: Path, paths: Mapping[str, Path], card: Mapping[str, Any]) -> bool:
-    """Return True if both files of a set are complete and were collected as in `card`.
+    """True if both files of a set are complete and were collected as in `card`.
 
-    Raises UserError if the files are another set, or damaged.
+    Raises UserError if the files are damaged, or were collected differently.
     """
     if not any(path.exists() for path in (card_file, *paths.values())):
         return False
@@ -247,12 +250,15 @@ def list_parts(values: OGBenchSet, block: int) -> list[Part]:
 
 
 def check_parts(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings and versions of the parts. Raises UserError if they have others."""
+    """Write the settings and versions of the parts.
+
+    Raises UserError if the folder contains parts with other settings or versions.
+    """
     path = folder / "settings.json"
     if path.is_file() and read_json_object(path) != settings:
         raise UserError(
-            f"{folder} holds an interrupted set with other settings or versions. Repeat its "
-            "command, or remove the folder."
+            f"{folder} contains an interrupted set with other settings or versions. Repeat its "
+            "command to continue it, or remove the folder."
         )
     write_json(path, settings)
 
@@ -313,7 +319,7 @@ _worker: dict[str, Any] = {}  # the collector of a worker process, and the event
 
 
 def start_worker(name: str, values: OGBenchSet, stop: Event) -> None:
-    """Prepare a worker process. It ends with its parent, and leaves Ctrl-C to the parent."""
+    """Prepare a worker process. It exits with its parent, and ignores Ctrl-C."""
 
     def follow() -> None:
         parent = multiprocessing.parent_process()
@@ -363,7 +369,7 @@ def join_parts(files: Sequence[Path], path: Path) -> dict[str, Any]:
 
 
 class Meter:
-    """Meter that prints the progress and the speed ten times."""
+    """Meter that prints progress and speed after each tenth of the work."""
 
     def __init__(self, name: str, steps: int, parts: Sequence[Part]) -> None:
         self.name, self.done, self.tenths, self.start = name, 0, 0, time.monotonic()

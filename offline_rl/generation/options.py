@@ -25,7 +25,7 @@ class GenerateOptions(Checked):
     type: str | None = None  # recipe=ogbench: play or noisy; in mazes navigate or stitch
     episodes: Count | None = None  # recipe=ogbench: training trajectories; default: as published
     val_episodes: Count | None = None  # recipe=ogbench: validation trajectories; default: a tenth
-    processes: Count = 1  # recipe=ogbench: parallel processes; the files do not depend on it
+    processes: Count = 1  # recipe=ogbench: parallel processes; they do not change the files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class FilterOptions(Checked):
 
     format: Format | None = None  # layout to write
     window: Count | None = None  # filter: steps in which progress must not fall; default: horizon
-    delta: NonNegative | None = None  # filter: largest fall of progress in a frame that is kept
-    quantile: Share = 0.9  # filter: without delta=, delta is this quantile of the falls
+    delta: NonNegative | None = None  # filter: largest fall of progress after a kept frame
+    quantile: Share = 0.9  # filter: default of delta= is this quantile of the falls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class MirrorOptions(Reading):
     """Options of `offline-rl data mirror`."""
 
     format: Format | None = None  # layout to write
-    source_format: FileFormat | None = None  # layout of the file
+    source_format: FileFormat | None = None  # layout of the file to read
     mirror: str | None = None  # mirror: YAML file of the mirror; default: the mirror of the card
 
 

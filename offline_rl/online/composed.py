@@ -3,7 +3,7 @@
                    residual                             noise
     observation    {channels of the environment,        observation of the environment
                    base_action}
-    action         base action plus residual action     start noise of the base's sampler
+    action         base action plus residual action     initial noise of the base's sampler
     a step is      one environment step                 `n_action_steps` steps, open loop
 
 The base computes each chunk once. The noise of a chunk is a function of the episode's seed and the
@@ -123,7 +123,7 @@ class Base:
     ) -> np.ndarray:
         """Return the actions to execute, [R, n_action_steps, A], in the episodes `rows` [R].
 
-        actions: [R, D] in [-1, 1], the start noise divided by `noise_scale`. Raises BaseFault.
+        actions: [R, D] in [-1, 1], the initial noise divided by `noise_scale`. Raises BaseFault.
         """
 
         def predict() -> np.ndarray:
@@ -152,13 +152,13 @@ class Composed:
     composition: Composition
 
     def __post_init__(self) -> None:
-        """Raise UserError if the learner chooses the start noise and the base has none."""
+        """Raise UserError if the learner chooses the initial noise and the base has none."""
         if not self.is_residual and not self.start_noise_size:
             policy = self.base.policy
             description = "your own code" if policy is None else f"a {policy.bundle.kind}"
             raise UserError(
-                f"base={self.base.name} is {description}, which has no sampler with a start noise. "
-                "Use the bundle of a diffusion or flow policy."
+                f"base={self.base.name} is {description}, which has no sampler with an initial "
+                "noise. Use the bundle of a diffusion or flow policy."
             )
 
     @property
@@ -167,7 +167,7 @@ class Composed:
 
     @property
     def start_noise_size(self) -> int:
-        """The number D of values of the start noise."""
+        """The number D of values of the initial noise."""
         return 0 if self.base.policy is None else start_noise_size(self.base.policy)
 
     @property
@@ -238,7 +238,7 @@ class ResidualEnv(ComposedEnv):
 
 
 class SteeredEnv(ComposedEnv):
-    """Vector environment in which an action is the start noise of the base's next chunk.
+    """Vector environment in which an action is the initial noise of the base's next chunk.
 
     A step is a decision: it executes `steps_per_decision` actions of the chunk, or fewer if the
     episode ends. Its reward and cost are the undiscounted sums over these environment steps. The
@@ -398,9 +398,9 @@ def load_bundle_base(source: str) -> Base:
 
 
 def steerable_base(source: str, spec: Spec) -> Base:
-    """Load a base policy whose sampler becomes part of a learner's networks. Raises UserError.
+    """Load a base policy whose sampler becomes part of the algorithm's networks. Raises UserError.
 
-    spec: the learner's spec, which is that of environment and data.
+    spec: spec of the algorithm, which fits environment and data.
     """
     base = load_bundle_base(source)
     policy = base.policy
@@ -408,7 +408,7 @@ def steerable_base(source: str, spec: Spec) -> Base:
     bundle, problem = policy.bundle, steering_problem(policy.bundle.kind, policy.noise_shape)
     assert bundle.actions is not None
     if bundle.composition is not None:
-        problem = f"the {bundle.kind} acts on a base policy of its own"
+        problem = f"the {bundle.kind} acts on a base policy itself"
     elif not bundle.actions.is_identity:
         problem = "the bundle scales the actions of its network"
     if problem is not None:

@@ -7,7 +7,7 @@ usually the next row, or an extra row at the end of an episode.
     next_index    |  1  2  x |   4   y | …
 
 Observation channels are tensors `observations/<channel>`; images are uint8. A data set in which
-an episode goes on after a terminated row has the tensor `continues`, 1 in these rows.
+an episode continues after a terminated row has the tensor `continues`, which is 1 in such rows.
 
 `sample` consists of tensor operations on `tensors()`, so that it is part of the compiled update.
 """
@@ -355,10 +355,10 @@ def n_step(
 
 
 def transition_rows(data: Tensors, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of transitions of n rows that start at `rows` [B], and a mask, [B, n] each.
+    """Return the rows of n-step transitions that start at `rows` [B], and a mask, [B, n] each.
 
     A transition stops at the first row that terminates, and at the last row of the episode or of
-    the data. This row is then repeated, and the mask is False.
+    the data. The last row is then repeated up to length n, and the mask is False there.
     """
     around, inside = rows_around(data, rows, 0, n - 1)
     if "continues" not in data:

@@ -27,25 +27,25 @@ from offline_rl.utils.random import Random
 
 
 class Chunks(Source):
-    """A source of batches of action chunks; the current step of each is a uniformly sampled row.
+    """A source of batches of action chunks. The current step of a chunk is a uniformly sampled row.
 
     A batch has observations and next observations [B, n_obs_steps, *obs], actions [B, horizon, A],
     and the padding mask `valid` [B, horizon]. Before the start of an episode, the first row is
     repeated; after the end, the last row is repeated. `valid` is False there.
 
-    Rewards are the discounted sum over m rows, starting with the current one. m is
-    `n_action_steps`, or fewer if the episode ends before, or if row m terminated. Additional
-    columns are combined as `columns.COLUMNS` declares. The next observations follow row m. The
-    discount is gamma**m, or 0 where row m terminated. With the column `steps`, the exponent is the
+    Rewards are the discounted sum over the first m rows, from the current one on. m is
+    `n_action_steps`, or smaller if the episode ends earlier or a row terminates earlier. Additional
+    columns are combined as `columns.COLUMNS` declares. The next observations are those after row m.
+    The discount is gamma**m, or 0 if row m terminated. With the column `steps`, the exponent is the
     sum of `steps` over these rows.
 
-    A chunk that the end of the episode shortens therefore bootstraps from its last observation,
-    unless the episode terminated. An episode may go on after a row that terminated, as in
-    demonstrations that continue after success. Actions and `valid` then go on too.
+    A chunk that the end of the episode cuts short therefore bootstraps from the last observation,
+    unless the episode terminated. An episode can continue after a row that terminated, as in
+    demonstrations that continue after success. Actions and `valid` then include the later rows.
 
     partial="drop" is the rule of ColinQiyangLi/qc:utils/datasets.py. `weights` is 0 for chunks that
-    the end of the episode shortens, and 1 for others. Rewards after a row that terminated are part
-    of the sum.
+    the end of the episode cuts short, and 1 for others. Rewards after a row that terminated are
+    included in the sum, and the discount is 0 if any row of the chunk terminated.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Chunks(Source):
     ) -> None:
         """Sample from `buffer`, which has the tensors of a `ReplayBuffer`.
 
-        chunk_start: the time step of the chunk's first action, as in the table above: that of the
-        oldest observation, or of the current one. partial: how critics use chunks with fewer
-        than `n_action_steps` executed steps; see the class.
+        chunk_start: time step of the chunk's first action: that of the oldest observation, or the
+        current one; see the table above. partial: how critics use chunks that the end of an
+        episode cuts short; see the class.
         """
         self.buffer, self.n_obs_steps = buffer, n_obs_steps
         self.horizon, self.n_action_steps = horizon, n_action_steps

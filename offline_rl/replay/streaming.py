@@ -6,8 +6,8 @@ host reads the data of the next block.
     Stream     the batches of the next block. The row indices of an update depend only on the seed
                and the update (`utils/random.py`), so the batches are bit for bit those of a
                `ReplayBuffer`.
-    Rotation   one part of the data, of about a million rows. Batches are sampled from one part at
-               a time. Chunks and sequences need neighboring rows, so they are sampled from it.
+    Rotation   one part of the data, of about a million rows, which is replaced regularly. Chunks
+               and sequences need neighboring rows, so they are sampled from the current part.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from offline_rl.utils.random import Random
 from policies import channels
 from policies.channels import Observations
 
-AHEAD = 64  # approximate number of updates in a block; all its batches are on the device
-# Of a Rotation, as in seohongpark/horizon-reduction and ColinQiyangLi/qc, whose files have a
-# million rows (`dataset_replace_interval`)
-PART_ROWS = 1_000_000  # maximum number of rows of a part, if its first episode is not longer
-PART_UPDATES = 1000  # number of updates until the next part
+AHEAD = 64  # approximate number of updates in a block, whose batches are on the device together
+# Defaults of Rotation: those of seohongpark/horizon-reduction and ColinQiyangLi/qc
+# (`dataset_replace_interval`), whose files have a million rows
+PART_ROWS = 1_000_000  # maximum number of rows of a part; a longer episode is a part by itself
+PART_UPDATES = 1000  # number of updates with a part
 
 
 class Stream(Source):
@@ -131,8 +131,8 @@ class Stream(Source):
 class Rotation(ReplayBuffer):
     """A replay buffer that holds one part of a data set at a time.
 
-    The parts consist of complete episodes. They take turns in the order of the data, so that the
-    part of an update depends only on the number of the update.
+    A part consists of complete episodes. The parts are used in the order of the data, and then from
+    the first one again. The part of an update depends only on the index of the update.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Rotation(ReplayBuffer):
         """Hold the first part of `dataset`.
 
         prepare: returns the preprocessed part and its additional columns. rows: maximum number of
-        rows of a part. updates: number of updates until the next part.
+        rows of a part. updates: number of updates with a part.
         """
         super().__init__(
             channels.shapes(dataset.observations), dataset.actions.shape[1], 1, device=device
@@ -157,7 +157,7 @@ class Rotation(ReplayBuffer):
         self.thread, self.pending = ThreadPoolExecutor(1), dict[int, Future[Tensors]]()
         self.part, first = 0, self.gather(0)
         self.capacity = max(stop - start for start, stop in self.spans)
-        # a row has at most one next observation that is not a row
+        # at most one extra row per row: the next observation at the end of an episode
         sizes = {k: self.capacity * (2 if k.startswith("observations") else 1) for k in first}
         self.data = {
             k: torch.zeros((1, sizes[k], *v.shape[2:]) if v.dim() > 1 else 1, dtype=v.dtype).to(
@@ -175,7 +175,7 @@ class Rotation(ReplayBuffer):
         return {k: v.pin_memory() if pinned else v for k, v in tensors.items()}
 
     def prefetch(self, update: int) -> None:
-        """Copy the part that `update` belongs to to the device."""
+        """Copy the part of `update` to the device."""
         part = update // self.updates % len(self.spans)
         if part == self.part:
             return
@@ -199,7 +199,7 @@ class Rotation(ReplayBuffer):
 def spans_of(dataset: Dataset, rows: int) -> list[tuple[int, int]]:
     """Return the first row of each part and the row after its last one.
 
-    A part has at most `rows` rows, or one episode that is longer.
+    A part has at most `rows` rows, unless it is a single longer episode.
     """
     stops, spans, start = dataset.episode_ends + 1, list[tuple[int, int]](), 0
     while start < dataset.num_rows:

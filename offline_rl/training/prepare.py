@@ -347,7 +347,8 @@ def check_batch_size(run: Run, spec: Spec) -> None:
 def check_samples(runs: Sequence[Run], learner: Algorithm, head: Any, episodes: int) -> None:
     """Raise UserError if the sampled actions of an update or a decision do not fit into memory.
 
-    The estimate is a lower bound: the largest layer for all samples. episodes: evaluation episodes.
+    The estimate is a lower bound: inputs and outputs of the largest layer for all samples.
+    episodes: number of evaluation episodes.
     """
     run, cfg = runs[0], learner.cfg
     weights = [w for net in learner.modules.values() for w in net.parameters() if w.dim() > 1]

@@ -63,9 +63,10 @@ class Result:
 
 
 def final_score(folder: SeedFolder, reference: Reference, last: Episodes) -> float:
-    """Return the score of a seed: the mean over its last evaluations, at least over the last one.
+    """Return the score of a seed, the mean over its last evaluations.
 
-    The reference states how many. The evaluation before training does not count.
+    `reference.last_evaluations` is their number. The evaluation before the first update is left
+    out, unless it is the only one.
     """
     score = float(reference.score(last.returns, last.success).mean())
     if reference.last_evaluations == 1:

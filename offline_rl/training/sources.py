@@ -171,7 +171,7 @@ def stream_source(
 def rotating_source(
     learner: Algorithm, data: Dataset, transform: Transform, device: torch.device
 ) -> Rotation:
-    """Return a source that holds one part of the data file at a time."""
+    """Return a source with one part of the data on the device at a time."""
 
     def prepare(part: Dataset) -> tuple[Dataset, dict[str, np.ndarray]]:
         part = rows_for(learner, transform.apply(part))

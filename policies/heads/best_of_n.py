@@ -18,7 +18,7 @@ class Samples(NamedTuple):
     """N sampled chunks per decision."""
 
     chunks: Tensor  # [B * N, chunk_size, A]
-    memories: Memory  # next memory of each sample, [B * N, ...] by name
+    memories: Memory  # next memory of each sample, [B * N, ...], by name
     values: Tensor  # [B, N]; the sample with the highest one is selected
 
 
@@ -42,12 +42,12 @@ class BestOfN(Head):
         """Create the policy and the critic.
 
         policy: class name in `policies.heads`.  policy_arguments: arguments of this class.
-        critic_arguments: arguments of `Critic`; both classes store theirs in `arguments`.
+        critic_arguments: arguments of `Critic`. Both classes store their arguments in `arguments`.
         num_samples: number N of sampled chunks per decision.
-        aggregate: how the values of the ensemble become the value of a chunk.
+        aggregate: how the values of the critics are combined.
         temperature: 0 selects the chunk of the highest value. Otherwise the probability of a chunk
-        is proportional to exp(value / temperature), and the noise of each sample has one number
-        more, which the selection uses.
+        is proportional to exp(value / temperature). The noise of each sample then has one more
+        number, for the selection.
         """
         super().__init__()
         self.arguments = {
@@ -104,7 +104,7 @@ def repeat_rows(x: Tensor, count: int) -> Tensor:
 
 
 def select_rows(x: Tensor, index: Tensor, count: int) -> Tensor:
-    """Return one of each `count` successive rows, [B * N, ...] -> [B, ...].
+    """Return one of each `count` consecutive rows, [B * N, ...] -> [B, ...].
 
     index: [B], which of the N rows.
     """

@@ -72,7 +72,7 @@ class ChunkActor(Head):
 
 
 class OneStepActor(Head):
-    """The chunk clip(MLP(observation, z)) for standard normal noise z: a flow in one step.
+    """The chunk clip(MLP(observation, z), -1, 1) for standard normal noise z.
 
     Park, Li, Levine, ICML 2025, arXiv:2502.02538 (FQL).
     """

@@ -45,7 +45,7 @@ class Head(nn.Module):
     n_obs_steps: int = 1  # number of observations in the input
     chunk_size: int = 1  # number of predicted actions
     n_action_steps: int = 1  # number of executed actions per chunk, before the next decision
-    num_samples: int = 1  # number of chunks per decision, of which one is selected
+    num_samples: int = 1  # chunks sampled per decision; one is selected
     noise_shape: tuple[int, ...] = ()  # shape of the noise for one decision; () for none
     temporal_ensemble_coeff: float | None = None  # see `policies.episodes.RunningEpisodes`
     # Sampler table of a denoising head, see `heads.schedules`. Such a head also has the methods

@@ -176,8 +176,8 @@ class EditedActor(Head):
     ) -> None:
         """Create both policies. Raises ValueError if the flow's sampler draws fresh noise.
 
-        flow_arguments: of `DiffusionActor`, for chunks that are executed completely.
-        edit_arguments: of `TanhGaussianActor`.
+        flow_arguments: arguments of `DiffusionActor`. Complete chunks are executed.
+        edit_arguments: arguments of `TanhGaussianActor`.
         edit_scale: largest change of an action.
         """
         super().__init__()
@@ -188,7 +188,7 @@ class EditedActor(Head):
             raise ValueError(problem)
         self.edit_scale, self.n_obs_steps = edit_scale, self.flow.n_obs_steps
         self.chunk_size, self.n_action_steps = self.flow.chunk_size, self.flow.n_action_steps
-        self.noise_shape = (2, *self.flow.noise_shape[1:])  # of the flow, and of the edit
+        self.noise_shape = (2, *self.flow.noise_shape[1:])  # noise of the flow, noise of the edit
 
     def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
         """See `Head.decide`."""
@@ -218,10 +218,10 @@ class EditedActor(Head):
 
 
 class SteeredActor(Head):
-    """The chunk of `sampler` for a start noise that `policy` chooses (latent-noise steering).
+    """The chunk of `sampler` for an initial noise that `policy` chooses (latent-noise steering).
 
-    The start noise is `noise_scale` times the action of `policy`, which is in [-1, 1]. The sampler
-    draws no further noise, so the chunk is a function of the observation.
+    The initial noise is `noise_scale` times the action of `policy`, which is in [-1, 1]. The
+    sampler adds no fresh noise, so the chunk is a function of the observation.
     """
 
     def __init__(
@@ -233,11 +233,11 @@ class SteeredActor(Head):
         *,
         noise_scale: float,
     ) -> None:
-        """Create the policy and the sampler. Raises ValueError for a sampler of another kind.
+        """Create policy and sampler. Raises ValueError for a sampler that cannot be steered.
 
         policy, sampler: class names in `policies.heads`.  policy_arguments, sampler_arguments: the
         arguments of these classes, which store them in `arguments`.
-        noise_scale: start noise for the action 1.
+        noise_scale: noise for the action 1.
         """
         super().__init__()
         self.arguments = {"policy": policy, "policy_arguments": dict(policy_arguments)}
@@ -270,17 +270,17 @@ class SteeredActor(Head):
 
 
 def steering_problem(kind: str, noise_shape: Sequence[int]) -> str | None:
-    """Return why the start noise of a policy cannot be chosen; None if it can.
+    """Return why a policy cannot be steered by its initial noise, or None.
 
-    kind: class name of its head.  noise_shape: of the noise for one decision.
+    kind: class name of its head.  noise_shape: shape of the noise for one decision.
     """
     if kind == "OneStepActor":
         return None
     if kind not in ("DiffusionActor", "TunedActor"):
-        return f"a {kind} has no sampler with a start noise"
+        return f"a {kind} has no sampler with an initial noise"
     if noise_shape[0] > 1:
         return (
-            f"its sampler draws {noise_shape[0] - 1} further noises, so a start noise does not "
+            "its sampler adds fresh noise in later denoising steps, so the initial noise does not "
             "determine the chunk"
         )
     return None

@@ -94,7 +94,7 @@ class PlainMLP(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """The sum of x and an MLP of its layer normalization."""
+    """A residual block, x + MLP(LayerNorm(x))."""
 
     def __init__(self, width: int, activation: Activation) -> None:
         super().__init__()

@@ -535,7 +535,7 @@ def test_every_runtime_has_a_module() -> None:
 
 
 def make_steered(sampler: Any) -> SteeredActor:
-    """Return a policy that chooses the start noise of this sampler."""
+    """Return a policy that chooses the initial noise of this sampler."""
     inputs, size = 5 * sampler.n_obs_steps, math.prod(sampler.noise_shape)
     policy = TanhGaussianActor(inputs, size, (16,), activation="gelu_tanh")
     parts: Any = [x for part in (policy, sampler) for x in (type(part).__name__, part.arguments)]

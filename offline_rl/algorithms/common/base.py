@@ -121,7 +121,7 @@ class Mode:
     # with start=base. residual: observes the base's action and adds to it. noise: its action times
     # the option `noise_scale` (default 1) is the noise from which the base's sampler starts
     how: Literal["residual", "noise"] = "residual"
-    # base= may give a policy, which becomes the attribute `base`: a frozen part of the networks
+    # base= is optional. Its bundle becomes the attribute `base`, a frozen part of the networks
     takes_base: bool = False
 
     @property
@@ -150,7 +150,7 @@ class Algorithm:
     # Phases that never read `next_observations`. They use every row of the data, including the
     # last of an episode. If "update" is one of them, no phase reads it.
     imitation_phases: ClassVar[tuple[str, ...]] = ()
-    samples_per_row: ClassVar[str] = ""  # config field: actions that an update samples per row
+    samples_per_row: ClassVar[str] = ""  # config field: number of sampled actions per row
     vector_only: ClassVar[bool] = True  # cannot use named channels, such as images
     fixed_online_fields: frozenset[str] = frozenset()  # config fields set only for this phase
     base: Bundle | None = None  # with `mode.takes_base`: the policy of base=, set before networks

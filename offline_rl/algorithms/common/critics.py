@@ -71,7 +71,7 @@ def aggregate_q(
 ) -> Tensor:
     """Return the value of an ensemble [E, ...] -> [...]: the minimum, or mean - rho * std.
 
-    The standard deviation is that of the members themselves (divisor E).
+    The standard deviation has the divisor E.
     """
     if how == "min":
         return q.amin(0)

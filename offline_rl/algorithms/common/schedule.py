@@ -182,7 +182,7 @@ class OneBuffer(Online):
 
 @dataclass(frozen=True, kw_only=True)
 class Chunked(OneBuffer):
-    """Options of Q-chunking: `OneBuffer`, with steps in which only the policy acts."""
+    """Online training with one buffer and warm-up steps, as in Q-chunking."""
 
     warmup_steps: Amount = 5000  # environment steps per seed before updates start
 

@@ -11,7 +11,7 @@ from policies import channels
 
 
 def join(parts: Sequence[Dataset]) -> Dataset:
-    """Return the episodes of all data sets, in order. Name, spec and notes are the first one's."""
+    """Return the episodes of all data sets in order, with name, spec and notes of the first."""
     rows = [part.num_rows for part in parts]
     sizes = [channels.size(part.observations) for part in parts]
     first_row, first_extra = 0, sum(rows)
@@ -27,6 +27,12 @@ def join(parts: Sequence[Dataset]) -> Dataset:
     ]
     names = ("actions", "rewards", "terminated", "truncated")
     columns: dict[str, Any] = {k: np.concatenate([getattr(p, k) for p in parts]) for k in names}
+    if any(part.continues is not None for part in parts):
+        flags = [
+            np.zeros(n, bool) if p.continues is None else p.continues
+            for p, n in zip(parts, rows, strict=True)
+        ]
+        columns["continues"] = np.concatenate(flags)
     return replace(
         parts[0],
         observations=channels.concatenate(stored),

@@ -33,10 +33,10 @@ ACTIONS, VECTOR = "actions", "observations"
 class Part:
     """Mirror of the actions or of one channel, applied in the order of the fields."""
 
-    source: str | None = None  # channel whose mirror image this channel becomes; default: itself
-    swap: tuple[tuple[int, int], ...] = ()  # pairs of columns that exchange their values
-    negate: tuple[int, ...] = ()  # columns that change their sign
-    center: dict | None = None  # of negated columns: x becomes 2 * center - x
+    source: str | None = None  # channel to mirror into this one; default: this channel
+    swap: tuple[tuple[int, int], ...] = ()  # pairs of columns to exchange
+    negate: tuple[int, ...] = ()  # columns whose sign changes
+    center: dict | None = None  # negated column -> its center: x becomes 2 * center - x
     flip: Literal["columns", "rows"] | None = None  # images: left-right or up-down
 
     def apply(self, values: np.ndarray, name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Rewards of progress for demonstrations, and the frames before which progress falls.
+"""Rewards of task progress for demonstrations, and falls of progress within a window of steps.
 
 From GR-RL (arXiv:2512.01801). The progress of a frame is the expected discounted success,
 gamma^(steps until the end of the task).
@@ -16,11 +16,11 @@ ROUNDING = 1e-6  # rewards above `success_reward` minus this are successes
 
 
 def find_successes(data: Dataset, success_reward: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return which episodes succeed, [E] bool, and the row in which each one ends its task, [E].
+    """Return which episodes succeed, [E] bool, and the row in which the task of each ends, [E].
 
-    An episode succeeds if its last reward is at least `success_reward`. Its task ends at the first
-    of the rewards, up to the last one, that all are. success_reward: None: every episode succeeds
-    in its last row. Raises UserError if no episode succeeds.
+    An episode succeeds if its last reward is at least `success_reward`. Its task ends in the first
+    row from which on all rewards are at least `success_reward`. If `success_reward` is None, every
+    episode succeeds in its last row. Raises UserError if no episode succeeds.
     """
     ends = data.episode_ends.copy()
     if success_reward is None:
@@ -42,8 +42,8 @@ def label_progress(
 ) -> Dataset:
     """Return the data with reward 1 at the end of each successful episode, and 0 elsewhere.
 
-    Every episode terminates. Rows after the end of the task are left out. So the value of the
-    data's actions is gamma^(steps until the end) in successful episodes, and 0 in others.
+    Every episode terminates. Rows after the end of the task are left out. The value of the
+    data's actions is then gamma^(steps until the end) in successful episodes, and 0 in others.
 
     retries: extra column that is nonzero in frames in which the operator starts a second attempt.
     The part of a successful episode up to such a frame is added as a failed episode (hindsight
@@ -80,17 +80,17 @@ def finish_episodes(data: Dataset, success: np.ndarray) -> Dataset:
         rewards=rewards,
         terminated=last,
         truncated=np.zeros_like(last),
-        next_index=index,  # any row will do after the end, because the discount is 0 there
+        next_index=index,  # the next row of a terminated row is never used: its discount is 0
         notes=tuple(note for note in data.notes if note != NO_REWARDS),
         sha256=None,
     )
 
 
 def largest_falls(progress: np.ndarray, data: Dataset, window: int) -> np.ndarray:
-    """Return how far progress falls at most within the next `window` steps of each row, [N].
+    """Return the largest fall of progress within the next `window` steps of each row, [N].
 
     A fall is the difference between a value and a later one, both within the window and the
-    episode. 0: progress never falls. progress: [N].
+    episode. It is 0 if progress never falls. progress: [N].
     """
     last = np.repeat(data.episode_ends, data.episode_lengths())
     rows, peak = np.arange(data.num_rows), progress.copy()

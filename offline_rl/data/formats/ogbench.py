@@ -5,8 +5,8 @@
     terminals       0   0   0   0   1       row as the end of the recording, not of the task.
     read as a step  x   x   x   x           Row 3 is truncated; its next observation is row 4.
 
-The rewards of a single task are computed from the simulator states (`relabel`). A recording goes on
-after the task is solved: such a row is terminated, and its episode continues.
+The rewards of a single task are computed from the simulator states (`relabel`). A recording
+continues after the task is solved: a solved row is terminated, but its episode continues.
 
 `terminals` has this meaning in no other layout. A file is recognized by its simulator states, which
 OGBench's scripts (data_gen_scripts/generate_*.py) store for tasks with continuous actions.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from envs.suites.ogbench import Goal
 
 NAME = "OGBench"
-BLOCK_ROWS = 1 << 20  # rows that are relabeled at once
+BLOCK_ROWS = 1 << 20  # rows that are relabeled together
 SUPPORTED_OPTIONS = ("infos",)
 ARRAYS = ("observations", "actions", "terminals")
 MARKER_ARRAYS = ("qpos", "qvel")  # simulator states, in every file with continuous actions
@@ -43,7 +43,7 @@ READ_AS = (
 
 
 def mismatch(raw: Raw) -> str | None:
-    """Return the reason why `raw` does not have this layout; None if it has."""
+    """Return the reason why `raw` does not have this layout, or None."""
     if raw.kind != "NPZ":
         return f"{raw.kind}, not NPZ"
     if missing := [key for key in ARRAYS if key not in raw.keys]:
@@ -74,8 +74,8 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
             "next_observations": arrays["observations"][rows + 1],
         }
     )
-    wanted = STATES if options.infos else ("qpos", "button_states") if options.states else ()
-    states = [key for key in wanted if key in raw.keys]
+    stored = STATES if options.infos else ("qpos", "button_states") if options.states else ()
+    states = [key for key in stored if key in raw.keys]
     return ParsedFile(
         "OGBench",
         columns,
@@ -89,10 +89,11 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
 def relabel(data: Dataset, goal: "Goal", *, keep_states: bool = False) -> Dataset:
     """Return the data with the rewards and terminations of a single task.
 
-    Each row is judged by its own state, before its action, as `ogbench:relabel_utils.py` does in
-    all versions. A solved row terminates, and its episode continues with the next row.
-    data: read with states=True. keep_states: leave the simulator states in `extras`. Raises
-    UserError if the states are missing or those of another task.
+    Success is judged by the state before the row's action, as in all versions of
+    `ogbench:relabel_utils.py`. A solved row terminates, but its episode continues after it.
+
+    data: read with states=True. keep_states: keep the simulator states in `extras`. Raises
+    UserError if the states are missing, or belong to another task.
     """
     where, task = data.path or data.name, goal.env_id
     qpos, buttons = data.extras.get("infos/qpos"), data.extras.get("infos/button_states")
@@ -101,9 +102,9 @@ def relabel(data: Dataset, goal: "Goal", *, keep_states: bool = False) -> Datase
         expected = (goal.observation_dim,), (goal.qpos_dim,)
         if found != expected:
             raise UserError(
-                f"{where} has observations {list(found[0])} and qpos {list(found[1])}, and {task} "
-                f"has {list(expected[0])} and {list(expected[1])}: it is the data of another task. "
-                f"Use that task, or another dataset=."
+                f"{where} has observations {list(found[0])} and qpos {list(found[1])}, but {task} "
+                f"has {list(expected[0])} and {list(expected[1])}: the data belongs to another "
+                f"task. Use that task, or another dataset=."
             )
     if qpos is None or (goal.buttons is not None and buttons is None):
         raise UserError(
@@ -120,7 +121,7 @@ def relabel(data: Dataset, goal: "Goal", *, keep_states: bool = False) -> Datase
     notes = [note for note in data.notes if note not in (NO_REWARDS, NEVER_TERMINATES)]
     notes.append(
         f"rewards and terminations are those of {task}, computed from each row's state before its "
-        f"action: {solved.sum():,} of {len(solved):,} rows terminate, and their trajectories go on"
+        f"action. {solved.sum():,} of {len(solved):,} rows terminate; their trajectories continue"
     )
     return replace(
         data,

@@ -17,7 +17,7 @@ DTYPES = {
     "terminals": np.dtype(bool),  # True in the last row of a trajectory: the final state
     "qpos": np.dtype(np.float32),
     "qvel": np.dtype(np.float32),
-    "button_states": np.dtype(np.int64),  # of scenes and puzzles only
+    "button_states": np.dtype(np.int64),  # only in scenes and puzzles
 }
 OPTIONAL = ("button_states",)
 
@@ -26,8 +26,8 @@ def write_ogbench(columns: Mapping[str, np.ndarray], path: str | Path) -> Path:
     """Write columns [N, ...] as a compressed NPZ archive in OGBench's layout; return the path.
 
     Equal columns give equal bytes (with the same versions of NumPy and zlib).
-    Raises UserError if a column is missing, unknown, of another dtype or length or not finite, if
-    the last row is not terminal, or if the file cannot be written; then no partial file remains.
+    Raises UserError if a column is missing, unknown or not finite, or has another dtype or length,
+    if the last row is not terminal, or if the file cannot be written. No partial file remains.
     """
     path = Path(path)
     for name, array in columns.items():

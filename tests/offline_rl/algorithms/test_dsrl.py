@@ -146,7 +146,7 @@ def losses_by_hand(state: State, batch: Batch, leaves, random: Recorded) -> dict
 
 
 def echo(spec: Spec = SPEC, n_obs_steps: int = 1) -> Bundle:
-    """Return a base whose chunk of one action is its start noise."""
+    """Return a base whose chunk of one action is its initial noise."""
     shape = {"n_obs_steps": n_obs_steps, "horizon": n_obs_steps, "n_action_steps": 1}
     options = {"hidden": [4], "time_size": 4}
     sizes = spec.observation_dim, spec.action_dim
@@ -176,7 +176,7 @@ def test_batches_have_the_actions_that_the_base_executes():
 
 
 def test_the_base_stays_unchanged_and_no_flow_is_trained():
-    """The base's history of two observations and chunk of three actions enter the critics."""
+    """The critics' inputs are the base's two observations and its chunk of three actions."""
     state = start(base_bundle(), Spec((2,), 1))
     batch = made_batch()
     batch = replace(

@@ -117,7 +117,7 @@ def test_ensembles_are_aggregated_by_minimum_or_by_mean_and_population_deviation
 
 @pytest.mark.parametrize("aggregate", ["mean", "min"])
 def test_the_policy_executes_the_chunk_that_the_target_uses(aggregate: str):
-    """Both select by the trained critics; the target critics would choose other chunks."""
+    """Both use the same noise and the trained critics. Target critics would select other chunks."""
     state = start(QC, **SMALL, q_aggregate=aggregate)
     params = {**state.params, "critic_target": {k: -v for k, v in state.params["critic"].items()}}
     state, s = replace(state, params=params), torch.randn(64, 1, 3)

@@ -108,7 +108,7 @@ class Shrinking(Failing):
         self.asked += 1
         return np.zeros((len(observations), 2 if self.asked > 60 else 1))
 
-def near(observations):
+def fails_far_away(observations):
     if np.abs(observations[:, 0]).max() > 1.2:
         raise OSError("that far nothing is known")
     return np.ones((len(observations), 1))
@@ -882,7 +882,7 @@ def test_evaluations_with_a_failing_base_are_skipped_up_to_five_times(
 
 def test_the_base_does_not_act_after_an_episode(line: str, base_name: Callable[[str], str]) -> None:
     env = envs.make_vector(line, 1)
-    world = ResidualEnv(env, base_of(base_name("near"), env))
+    world = ResidualEnv(env, base_of(base_name("fails_far_away"), env))
     step, observations = None, world.reset([0])
     while step is None or not step.terminated[0]:
         step = world.step(observations[BASE_ACTION])

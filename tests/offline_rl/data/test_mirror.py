@@ -8,6 +8,7 @@ import pytest
 from envs.cards import card
 from envs.suites.push import Push, PushPixels
 from offline_rl.data import Dataset, load
+from offline_rl.data.augment.join import join
 from offline_rl.data.augment.mirror import mirror, parse_mirror, read_mirror, with_mirror
 from offline_rl.generation.filtering import mirror_dataset
 from offline_rl.utils.errors import UserError
@@ -174,3 +175,15 @@ def test_the_command_writes_the_episodes_and_their_mirror_images(tmp_path):
     np.testing.assert_array_equal(written.next_observations[6:], expected.next_observations)
     with pytest.raises(UserError, match="has no mirror in a dataset card"):
         mirror_dataset(source, tmp_path / "other.npz")
+
+
+def test_a_solved_row_continues_its_episode_in_joined_data():
+    row, ends = np.ones((4, 2), np.float32), np.array([False, False, False, True])
+    plain = Dataset.from_arrays(row, row, row[:, 0], ends & False, ends, next_observations=row)
+    solved = np.array([False, True, False, False])
+    going = replace(plain, terminated=solved, continues=solved)
+    joined = join([plain, going])
+    assert joined.continues is not None
+    assert joined.continues.tolist() == [False] * 5 + [True, False, False]
+    assert joined.num_episodes == 2
+    assert join([plain, plain]).continues is None

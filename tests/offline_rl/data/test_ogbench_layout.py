@@ -262,8 +262,8 @@ def test_a_large_file_is_relabeled_block_by_block(tmp_path: Path, goal, monkeypa
 REFUSED = {
     "qpos": "has no qpos, from which the rewards of scene-singletask-task3-v0 are computed",
     "button_states": "has no button_states, from which the rewards",
-    "another task": r"has observations \[5\] and qpos \[3\], and scene-.* has \[6\] and \[3\]: it "
-    "is the data of another task",
+    "another task": r"has observations \[5\] and qpos \[3\], but scene-.* has \[6\] and \[3\]: "
+    "the data belongs to another task",
 }
 
 

@@ -96,7 +96,7 @@ def test_an_interrupted_set_continues_and_has_the_bytes_of_an_undisturbed_one(
     with pytest.raises(KeyboardInterrupt):
         generate(**torn)
     assert [path.name for path in (tmp_path / "torn").iterdir()] == [f".{NAME}.parts"]
-    with pytest.raises(UserError, match="holds an interrupted set with other settings"):
+    with pytest.raises(UserError, match="contains an interrupted set with other settings"):
         generate(**torn | {"rows": 200})
     stub.seeds, stub.stop_after = [], None
     generate(**torn)

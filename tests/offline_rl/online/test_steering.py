@@ -34,7 +34,7 @@ from policies.runtimes.network import make_network
 
 SCALE, LIMIT = 1.5, 10
 METHOD = f'''
-"""SAC on the start noise of a frozen base policy."""
+"""SAC on the initial noise of a frozen base policy."""
 
 from offline_rl.algorithms import sac
 from offline_rl.algorithms.common.base import Mode
@@ -43,7 +43,7 @@ from offline_rl.utils.options import Positive, frozen
 
 @frozen
 class Config(sac.Config):
-    noise_scale: Positive = {SCALE}  # start noise for the action 1
+    noise_scale: Positive = {SCALE}  # initial noise for the action 1
 
 
 class Steer(sac.SAC):
@@ -112,7 +112,7 @@ def steered_env(base: str, count: int, scale: float = SCALE) -> SteeredEnv:
 
 
 def executed(action: np.ndarray) -> np.ndarray:
-    """Return the actions that follow from a start noise [4]: the last three, clipped."""
+    """Return the actions that follow from an initial noise [4]: the last three, clipped."""
     return (SCALE * action[1:]).clip(-1, 1)
 
 
@@ -253,8 +253,8 @@ def test_the_discount_of_a_decision_is_gamma_to_the_power_of_its_steps(
         ({"keep_data": True}, "whose actions are the noise of its base policy"),
         ({"algorithm.noise_scale": 0.0}, "noise_scale"),
         ({"algorithm.noise_scale": [1.0, 2.0]}, "noise_scale cannot differ between stacked seeds"),
-        ({"base": "mlp"}, "a DeterministicActor, which has no sampler with a start noise"),
-        ({"base": "code"}, "your own code, which has no sampler with a start noise"),
+        ({"base": "mlp"}, "a DeterministicActor, which has no sampler with an initial noise"),
+        ({"base": "code"}, "your own code, which has no sampler with an initial noise"),
     ],
 )
 def test_invalid_options_are_refused(
@@ -290,7 +290,7 @@ def line_data() -> Dataset:
 def test_dsrl_learns_from_executed_actions_and_resumes(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_data: bool
 ) -> None:
-    """The buffer has single steps, normalized as by the base, which stays unchanged to the bit."""
+    """The buffer has single steps, normalized as by the base, which stays unchanged bit for bit."""
     scaled = replace(base_bundle(), normalizers=Normalizer.fit(np.float32([[1, 4], [3, 9]])))
     base = str(tmp_path / "base.bundle")
     bundle.write(base, seal(scaled))
@@ -338,11 +338,11 @@ def test_dsrl_learns_from_executed_actions_and_resumes(
     [
         (
             "noisy",
-            "its sampler draws 1 further noises, so a start noise does not determine",
+            "its sampler adds fresh noise in later denoising steps, so the initial noise does not",
         ),
-        ("mlp", "a DeterministicActor has no sampler with a start noise"),
+        ("mlp", "a DeterministicActor has no sampler with an initial noise"),
         ("other", r"does not fit the task: observation_shape: the policy has .*3.*, here it is"),
-        ("steered", "the DeterministicActor acts on a base policy of its own"),
+        ("steered", "the DeterministicActor acts on a base policy itself"),
         ("missing", "no such policy bundle"),
     ],
 )

@@ -182,7 +182,7 @@ def test_a_steered_policy_is_its_sampler_at_the_chosen_noise() -> None:
 
 
 def test_a_sampler_that_draws_fresh_noise_cannot_be_steered() -> None:
-    with pytest.raises(ValueError, match="draws 2 further noises, so a start noise does not"):
+    with pytest.raises(ValueError, match="adds fresh noise in later denoising steps"):
         make_steered(euler(3, eta=0.5))
     assert steering_problem("TunedActor", (1, 4, 2)) is None
     assert steering_problem("TunedActor", (3, 4, 2)) is not None

@@ -1,4 +1,4 @@
-"""Common parts of methods with a flow policy and critics, both of action chunks.
+"""Common parts of methods with a flow policy and critics of action chunks.
 
 Batches are `replay.chunks.Chunks` with one observation. All actions of a chunk are executed open
 loop. With horizon=1, a chunk is a single action.
@@ -34,13 +34,13 @@ class FlowConfig(ActorCriticConfig):
     """Defaults: seohongpark/fql and ColinQiyangLi/qc."""
 
     q_aggregate: Annotated[Literal["mean", "min"], BUILT] = (
-        "mean"  # value of an ensemble of critics
+        "mean"  # how the critics' values are combined
     )
     rho: NonNegative = 0.0  # target values: mean - rho * standard deviation of the critics
     num_critics: Ensemble = 2  # number of critics (E)
     num_inference_steps: Count = 10  # integration steps of the flow from noise to a chunk
     horizon: Annotated[Count, BUILT] = 1  # actions of a chunk; all of them are executed
-    partial: Partial = "bootstrap"  # drop: no critic loss for chunks cut short by an episode's end
+    partial: Partial = "bootstrap"  # drop: chunks cut short by an episode's end have no critic loss
     hidden: Sizes = (512, 512, 512, 512)
     activation: Activation = "gelu_tanh"
     clip_actions: ActionClip = 1 - 1e-5  # clip the data's actions to +- this, as the authors do
@@ -56,7 +56,7 @@ class FlowConfig(ActorCriticConfig):
 
 
 class FlowCritic(ActorCritic):
-    """Method with a flow policy, which imitates chunks, and critics of chunks."""
+    """Method with a flow policy, which imitates the data's chunks, and critics of chunks."""
 
     Online: type = schedule.OneBuffer
     mode = DATA_THEN_ONLINE
@@ -97,7 +97,7 @@ class FlowCritic(ActorCritic):
         return batch.rewards + batch.discount * aggregate_q(q, self.cfg.q_aggregate, self.cfg.rho)
 
     def critic_loss(self, batch: Batch, target: Tensor) -> Loss:
-        """Return the loss of the critics: mean squared error over members and chunks."""
+        """Return the loss of the critics: squared error, mean over the ensemble and the batch."""
         s, chunks = batch.observations.flatten(1), batch.actions.flatten(1)
 
         def loss(critic: Network) -> Tensor:
@@ -107,9 +107,9 @@ class FlowCritic(ActorCritic):
         return loss
 
     def flow_loss(self, state: State, batch: Batch) -> Loss:
-        """Return the loss of the flow: squared errors of velocities at uniform times.
+        """Return the loss of the flow: squared error of the velocity at uniform flow times.
 
-        Steps after the end of an episode count as zero in the mean.
+        In the mean, the error of steps after the end of an episode is 0.
         """
         x, times, velocity = flow_targets(state.random, batch.actions, 1, 1.0, 1.0)  # [1, B, H, A]
         valid = batch.valid
