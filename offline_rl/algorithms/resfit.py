@@ -162,8 +162,9 @@ class ResFiT(DelayedActor):
         head: Any = self.modules["policy"]
         if self.cfg.gate == "none":
             return head
-        arguments = head.arguments, self.modules["critic"].arguments
-        return GatedActor(type(head).__name__, *arguments, gate=self.cfg.gate)
+        critic: Any = self.modules["critic"]
+        kind = type(head).__name__
+        return GatedActor(kind, head.arguments, critic.arguments, gate=self.cfg.gate)
 
     def optimizers(self) -> dict[str, Adam]:
         cfg = self.cfg

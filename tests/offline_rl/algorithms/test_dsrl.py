@@ -158,7 +158,7 @@ def echo(spec: Spec = SPEC, n_obs_steps: int = 1) -> Bundle:
 
 
 def test_batches_have_the_actions_that_the_base_executes():
-    """Its chunk has four actions, starts at the older observation, and three are executed."""
+    """The base's chunk of four actions starts at the older observation; three are executed."""
     rows = np.arange(6.0)[:, None]
     ends = rows[:, 0] == 5
     s, never = np.hstack([rows, rows + 9]), ends & False

@@ -100,7 +100,7 @@ def losses_by_hand(state: State, batch: Batch, leaves, random: Recorded):
 
 
 def test_outside_the_range_of_actions_the_distance_alone_has_a_gradient():
-    """Its gradient for the output's bias is 2 alpha / A times the mean difference to the flow."""
+    """The gradient of the output's bias is 2 alpha / A times the mean difference to the flow."""
     state, batch = start(FQL, alpha=2.0, **SMALL), chunked(made_batch())
     policy = {**state.params["policy"], "trunk.biases.2": torch.full((2,), 9.0)}
     state = replace(state, params={**state.params, "policy": policy})

@@ -163,7 +163,7 @@ def test_chunks_of_weight_zero_are_imitated_but_teach_the_critics_nothing():
 
 
 def test_the_option_partial_gives_chunks_cut_short_the_weight_zero():
-    """Of five rows, a chunk of three actions fits from row 2 at the latest."""
+    """A chunk of three actions fits into five rows if it starts at row 0, 1 or 2."""
     rows = np.arange(5.0)[:, None]
     data = Dataset.from_arrays(rows, rows / 10, rows[:, 0], rows[:, 0] < 0, rows[:, 0] == 4, rows)
     for partial, lightest in (("drop", 0), ("bootstrap", 1)):

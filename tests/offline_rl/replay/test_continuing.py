@@ -77,7 +77,7 @@ def until_solved(start: int, count: int) -> range:
 
 @pytest.mark.parametrize("partial", ["bootstrap", "drop"])
 def test_chunks_go_on_after_a_solved_row_and_do_not_bootstrap_over_it(partial: Any):
-    """With "drop", the sums are those of QC's sample_sequence: they include the rows after it."""
+    """The sums for "drop" are those of QC's sample_sequence: they include the rows after it."""
     source = ReplayBuffer.from_dataset(data())
     keys: dict[str, Any] = {"chunk_start": "present", "partial": partial}
     batch = sample(Chunks(source, n_obs_steps=2, horizon=3, n_action_steps=3, **keys))
