@@ -56,7 +56,7 @@ class Reference:
         what = f"Score 0 is a return of {self.min:g}, and score 100 is a return of {self.max:g}"
         what = "The score is the percentage of successful episodes" if self.success else what
         if self.last_evaluations > 1:
-            what += f", as the mean of the last {self.last_evaluations} evaluations of a run"
+            what += f". A run has the mean of its last {self.last_evaluations} evaluations"
         source = "chosen by this project" if self.source == "own" else self.source
         return f"{what} ({source}). Environment: {self.environment}."
 

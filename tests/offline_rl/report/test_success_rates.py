@@ -71,7 +71,7 @@ def test_a_report_states_the_success_rate_the_number_of_evaluations_and_the_publ
     made = report(tmp_path)
     text = " ".join(str(made).split())
     assert f"{TASK}: success rate in per cent" in text
-    assert "the mean of the last 3 evaluations of a run (a paper)" in text
+    assert "A run has the mean of its last 3 evaluations (a paper)" in text
     assert made.rows[0]["score"] == 40.0
     (row,) = (
         row
