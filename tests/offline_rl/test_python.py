@@ -156,7 +156,7 @@ def test_missing_runs_seeds_and_critics_are_reported(result: Result, tmp_path: P
     with pytest.raises(UserError, match=r"bundle is a policy bundle\. Load it with policies\.load"):
         offline_rl.load(result.path / "seed_0" / "policy.bundle")
     chunks = offline_rl.load(result.path)
-    chunks.config["hyper"]["n_action_steps"] = 2  # like a critic of action chunks
+    chunks.algorithm.acting_head().n_action_steps = 2  # like a critic of action chunks
     with pytest.raises(UserError, match="takes observation histories and action chunks"):
         chunks.q_values(np.zeros((1, 6)), np.zeros((1, 2)))
     data = Dataset.from_arrays(
