@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-SHOWN = 30  # maximum number of names that a message lists
+SHOWN = 60  # maximum number of names that a message lists
 SYNONYMS = {  # our name -> names in other libraries and in earlier versions of this one
     "discount": "gamma discount_factor",
     "seeds": "seed random_seed num_seeds random_state",

@@ -478,7 +478,7 @@ MORE = {
 # Python expressions
 CALLS = {
     "offline_rl.train()": "algorithm=… is missing",
-    "offline_rl.train(algorithm='iq', task='none')": "unknown algorithm 'iq'; did you mean iql?",
+    "offline_rl.train(algorithm='iq', task='none')": "unknown algorithm 'iq'; did you mean iql or",
     "offline_rl.train(algorithm='iql')": "task=… is missing",
     "offline_rl.train(algorithm='iql', task='none')": "task none has no dataset. Set",
     "train(dataset=3)": "no such file",
