@@ -79,5 +79,5 @@ def test_a_misspelled_name_gets_the_similar_ones_and_others_get_a_short_list() -
         unknown("task", "hoper", ["hopper", "ant"]) == "unknown task 'hoper'; did you mean hopper?"
     )
     assert unknown("task", "xyz", ["hopper", "ant"]) == "unknown task 'xyz'; there are ant, hopper"
-    names = [f"task_{n}" for n in range(31)]
+    names = [f"task_{n}" for n in range(61)]
     assert unknown("task", "xyz", names) == "unknown task 'xyz'; --help lists the valid names"
