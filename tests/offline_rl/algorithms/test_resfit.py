@@ -924,7 +924,7 @@ def test_the_field_in_which_a_base_differs_is_named(
 def test_algorithms_without_residual_actions_refuse_a_base(
     line: str, base_name: Callable[[str], str], data: Dataset, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="base= is used by resfit; iql has no base policy"):
+    with pytest.raises(UserError, match="base= is used by dsrl and resfit; iql has no base policy"):
         train(algorithm="iql", task=line, base=base_name("simple"), dataset=data, out=str(tmp_path))
 
 

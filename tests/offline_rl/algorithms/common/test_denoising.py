@@ -87,7 +87,7 @@ def test_the_floor_is_the_last_steps_standard_deviation_and_a_lower_bound():
         assert table[-1][7] == 0
     chain, noise = chains(TABLES["ddpm"], 1, floor=0.1)
     mean, spread = transition_params(
-        answer, table_rows(TABLES["ddpm"], 1, chain).expand(7, 8), chain[:, 0]
+        answer, table_rows(TABLES["ddpm"], 1, chain).expand(7, 9), chain[:, 0]
     )
     assert spread.max() == 0
     drawn = (chain[:, 1] - mean) / noise[:, -1].clamp(-3, 3)
@@ -127,7 +127,7 @@ def test_the_noise_of_a_flow_keeps_its_share_of_x():
 
 def test_eta_zero_is_the_deterministic_flow_step():
     for k, row in enumerate(euler(10)):
-        assert row[4:] == (1.0, 0.1, 0.0, 0.0)
+        assert row[4:] == (1.0, 0.1, 0.0, 0.0, 0.0)
         assert row[0] == pytest.approx(100 * k)
     spreads = [row[7] for row in euler(10, eta=0.7)]
     assert spreads == pytest.approx([math.sin(0.35 * math.pi) * (9 - k) / 10 for k in range(10)])
