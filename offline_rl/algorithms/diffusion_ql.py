@@ -16,7 +16,6 @@ Differs: no known difference offline from the authors' code
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -30,7 +29,6 @@ from offline_rl.algorithms.common.base import (
     LossAndMetrics,
     Metrics,
     Network,
-    Params,
     State,
     minimize,
     soft_update,
@@ -80,6 +78,7 @@ class DiffusionQL(ActorCritic):
     mode = DATA_THEN_ONLINE
     targets: ClassVar = {"policy_target": "policy", "critic_target": "critic"}
     acts = ("policy", "critic_target")
+    acts_as: ClassVar = {"critic_target": "critic"}
     samples_per_row = "num_target_samples"
 
     @property
@@ -101,10 +100,6 @@ class DiffusionQL(ActorCritic):
         arguments: Any = [self.modules[name].arguments for name in self.acts]
         options: Any = {"num_samples": self.cfg.num_samples, "temperature": 1.0}
         return BestOfN("DiffusionActor", *arguments, **options)
-
-    def acting_params(self, params: Mapping[str, Params]) -> Params:
-        heads = {"policy": params["policy"], "critic": params["critic_target"]}
-        return {f"{name}.{k}": v for name, tree in heads.items() for k, v in tree.items()}
 
     def adam(self, lr: Number) -> Adam:
         return Adam(lr, max_grad_norm=self.cfg.max_grad_norm)

@@ -14,9 +14,9 @@ Differs: no known difference in updates from ColinQiyangLi/qam:agents/fedit.py. 
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated
 
-from torch import Tensor, nn
+from torch import nn
 
 from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
@@ -28,12 +28,10 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate
-from offline_rl.algorithms.common.critics import aggregate_q
-from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
+from offline_rl.algorithms.common.noising.flow_critic import BestOfNChunks, FlowConfig
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Number, frozen
-from policies.heads.best_of_n import BestOfN, repeat_rows, select_rows
 from policies.heads.gaussian import TanhGaussianActor
 from policies.heads.residual import EditedActor
 from policies.networks.init import xavier_init
@@ -52,10 +50,9 @@ class Config(FlowConfig):
     entropy_scale: Number = 0.5  # target entropy is -entropy_scale * dimensions of a chunk
 
 
-class EXPO(FlowCritic):
+class EXPO(BestOfNChunks):
     Config: type = Config
     Online = schedule.Chunked
-    acts = ("policy", "critic")
     samples_per_row = "num_samples"
 
     def networks(self) -> dict[str, nn.Module]:
@@ -74,11 +71,6 @@ class EXPO(FlowCritic):
         head = EditedActor(flow.arguments, edit.arguments, edit_scale=scale)
         head.flow, head.edit = flow, edit
         return head
-
-    def acting_head(self) -> BestOfN:
-        arguments: Any = [self.modules[name].arguments for name in self.acts]
-        options: Any = {"num_samples": self.cfg.num_samples, "aggregate": self.cfg.q_aggregate}
-        return BestOfN("EditedActor", *arguments, **options)
 
     def optimizers(self) -> dict[str, Adam]:
         return super().optimizers() | {"log_alpha": self.adam(self.cfg.alpha_lr)}
@@ -103,13 +95,3 @@ class EXPO(FlowCritic):
         state, _ = minimize(state, "log_alpha", lambda log_alpha: -log_alpha().exp() * excess)
         metrics |= {"critic_loss": critic_value, "policy_loss": policy_value}
         return state, metrics | {"alpha": alpha.detach(), "target": y.mean()}
-
-    def best_chunks(self, state: State, observations: Tensor) -> Tensor:
-        """Return the chunks that are executed, [B, H, A], for observations [B, 1, O]."""
-        count = self.cfg.num_samples
-        s = repeat_rows(observations, count)  # [B * N, 1, O]
-        noise = state.random.normal((len(s), 2, *self.chunk_shape))
-        chunks, _ = state.policy.decide(s, {}, noise)  # [B * N, H, A]
-        q = state.critic(s.flatten(1), chunks.flatten(1))  # [E, B * N]
-        values = aggregate_q(q, self.cfg.q_aggregate).unflatten(0, (-1, count))  # [B, N]
-        return select_rows(chunks, values.argmax(1), count)

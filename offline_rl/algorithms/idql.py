@@ -17,7 +17,6 @@ Differs: from the authors' code (philippe-eecs/IDQL:jaxrl5/agents/ddpm_iql, with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -30,7 +29,6 @@ from offline_rl.algorithms.common.base import (
     Algorithm,
     Metrics,
     Network,
-    Params,
     State,
     minimize,
     soft_update,
@@ -107,6 +105,8 @@ class IDQL(ActorCritic):
     targets: ClassVar = {"policy": "model", "critic_target": "critic"}
     offline_networks = ("policy", "model")
     trains_policy = True
+    acts = ("policy", "critic_target")
+    acts_as: ClassVar = {"critic_target": "critic"}
 
     def networks(self) -> dict[str, nn.Module]:
         value = Value(self.spec.observation_dim, self.cfg.hidden, init=xavier_init)
@@ -129,12 +129,8 @@ class IDQL(ActorCritic):
         return variance_preserving_alphas(self.cfg.num_inference_steps)
 
     def acting_head(self) -> BestOfN:
-        arguments: Any = [self.modules[name].arguments for name in ("policy", "critic")]
+        arguments: Any = [self.modules[name].arguments for name in self.acts]
         return BestOfN("DiffusionActor", *arguments, num_samples=self.cfg.num_samples)
-
-    def acting_params(self, params: Mapping[str, Params]) -> Params:
-        parts = {"policy": params["policy"], "critic": params["critic_target"]}
-        return {f"{name}.{k}": v for name, tree in parts.items() for k, v in tree.items()}
 
     def for_phase(self, phase: str) -> Algorithm:
         """Return the algorithm for `phase`. Online: frozen policy, or constant learning rate."""

@@ -24,12 +24,10 @@ from offline_rl.algorithms.common.base import Metrics, Network, State, minimize,
 from offline_rl.algorithms.common.config import BUILT, Expectile, Rate
 from offline_rl.algorithms.common.critics import Value, aggregate_q
 from offline_rl.algorithms.common.in_sample import expectile_loss
-from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
+from offline_rl.algorithms.common.noising.flow_critic import BestOfNChunks, FlowConfig
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, frozen
-from policies.heads.best_of_n import BestOfN
-from policies.networks.init import xavier_init
 
 
 @frozen
@@ -42,23 +40,12 @@ class Config(FlowConfig):
     value_lr: Rate = 3e-4  # learning rate of V
 
 
-class IFQL(FlowCritic):
+class IFQL(BestOfNChunks):
     Config: type = Config
-    acts = ("policy", "critic")
-
-    def actor(self) -> nn.Module:
-        return self.flow()
 
     def networks(self) -> dict[str, nn.Module]:
-        options: Any = {"layer_norm": True, "norm_after_activation": True, "norm_eps": 1e-6}
-        options |= {"activation": self.cfg.activation, "init": xavier_init}
-        value = Value(self.spec.observation_dim, self.cfg.hidden, **options)
+        value = Value(self.spec.observation_dim, self.cfg.hidden, **self.value_options)
         return super().networks() | {"value": value}
-
-    def acting_head(self) -> BestOfN:
-        arguments: Any = [self.modules[name].arguments for name in self.acts]
-        options: Any = {"num_samples": self.cfg.num_samples, "aggregate": self.cfg.q_aggregate}
-        return BestOfN("DiffusionActor", *arguments, **options)
 
     def optimizers(self) -> dict[str, Adam]:
         return super().optimizers() | {"value": Adam(self.cfg.value_lr)}

@@ -18,18 +18,14 @@ Differs: from the authors' code (ColinQiyangLi/qc:agents/acfql.py, actor_type=be
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from torch import Tensor, nn
+from typing import Annotated
 
 from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Metrics, State, minimize, update_targets
 from offline_rl.algorithms.common.config import BUILT
-from offline_rl.algorithms.common.critics import aggregate_q
-from offline_rl.algorithms.common.noising.flow_critic import FlowConfig, FlowCritic
+from offline_rl.algorithms.common.noising.flow_critic import BestOfNChunks, FlowConfig
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, frozen
-from policies.heads.best_of_n import BestOfN, repeat_rows, select_rows
 
 
 @frozen
@@ -40,19 +36,10 @@ class Config(FlowConfig):
     num_samples: Annotated[Count, BUILT] = 32  # chunks sampled per decision (N)
 
 
-class QC(FlowCritic):
+class QC(BestOfNChunks):
     Config = Config
     Online = schedule.Chunked
-    acts = ("policy", "critic")
     samples_per_row = "num_samples"
-
-    def actor(self) -> nn.Module:
-        return self.flow()
-
-    def acting_head(self) -> BestOfN:
-        arguments: Any = [self.modules[name].arguments for name in self.acts]
-        options: Any = {"num_samples": self.cfg.num_samples, "aggregate": self.cfg.q_aggregate}
-        return BestOfN("DiffusionActor", *arguments, **options)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update critics and policy. Both losses read the networks as before the update."""
@@ -62,13 +49,3 @@ class QC(FlowCritic):
         state, policy_value = minimize(state, "policy", flow_loss)
         losses = {"critic_loss": critic_value, "policy_loss": policy_value}
         return state, losses | {"target": target.mean()}
-
-    def best_chunks(self, state: State, observations: Tensor) -> Tensor:
-        """Return the chunks that the policy executes, [B, H, A], for observations [B, 1, O]."""
-        count = self.cfg.num_samples
-        s = repeat_rows(observations, count)  # [B * N, 1, O]
-        noise = state.random.normal((len(s), 1, self.cfg.horizon, self.spec.action_dim))
-        chunks, _ = state.policy.decide(s, {}, noise)  # [B * N, H, A]
-        q = state.critic(s.flatten(1), chunks.flatten(1))  # [E, B * N]
-        values = aggregate_q(q, self.cfg.q_aggregate).unflatten(0, (-1, count))  # [B, N]
-        return select_rows(chunks, values.argmax(1), count)

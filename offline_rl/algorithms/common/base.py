@@ -146,6 +146,7 @@ class Algorithm:
     decay_ends: ClassVar[tuple[str, ...]] = ()  # config fields that are the `end` of `linear_decay`
     follows_card: ClassVar[bool] = True  # uses the preprocessing of the task's card
     acts: tuple[str, ...] = ("policy",)  # names of the networks that act
+    acts_as: ClassVar[Mapping[str, str]] = {}  # network -> its name in a composed acting head
     needed_phases: ClassVar[tuple[str, ...]] = ()  # preliminary phases that "update" needs
     # Phases that never read `next_observations`. They use every row of the data, including the
     # last of an episode. If "update" is one of them, no phase reads it.
@@ -232,7 +233,7 @@ class Algorithm:
     def acting_head(self) -> Head:
         """Return the head that acts. Override it if it is composed of several networks.
 
-        The networks are then submodules of the head, under their names in `acts`.
+        The networks are then submodules of the head, under their names in `acts`, or in `acts_as`.
         """
         head: Any = self.modules[self.acts[0]]
         return head
@@ -241,7 +242,8 @@ class Algorithm:
         """Return the parameters of `acting_head`. params: parameters of all networks."""
         if len(self.acts) == 1:
             return params[self.acts[0]]
-        return {f"{name}.{k}": v for name in self.acts for k, v in params[name].items()}
+        parts = {self.acts_as.get(name, name): params[name] for name in self.acts}
+        return {f"{name}.{k}": v for name, part in parts.items() for k, v in part.items()}
 
     def optimizers(self) -> dict[str, Adam]:
         """Return an optimizer per trained network; names of absent networks are ignored."""

@@ -1,4 +1,4 @@
-"""IDQL: updates by hand, its sampler, what acts, and the frozen policy of online training."""
+"""IDQL: updates by hand, its sampler, the acting policy, and the frozen policy online."""
 
 from dataclasses import replace
 

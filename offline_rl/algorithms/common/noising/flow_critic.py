@@ -6,7 +6,7 @@ loop. With horizon=1, a chunk is a single action.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import Chunks
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, NonNegative, frozen
+from policies.heads.best_of_n import BestOfN, repeat_rows, select_rows
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.schedules import euler
 from policies.networks.init import xavier_init
@@ -85,10 +86,14 @@ class FlowCritic(ActorCritic):
 
     def q_network(self, observations: int, actions: int) -> nn.Module:
         """Return critics for inputs of these sizes."""
-        cfg = self.cfg
+        options = {"ensemble": self.cfg.num_critics, **self.value_options}
+        return Critic(observations, actions, self.cfg.hidden, **options)
+
+    @property
+    def value_options(self) -> dict[str, Any]:
+        """Options of the networks of Q and V."""
         norm: dict[str, Any] = {"layer_norm": True, "norm_after_activation": True, "norm_eps": 1e-6}
-        options = norm | {"activation": cfg.activation, "init": xavier_init}
-        return Critic(observations, actions, cfg.hidden, ensemble=cfg.num_critics, **options)
+        return norm | {"activation": self.cfg.activation, "init": xavier_init}
 
     def target(self, state: State, batch: Batch, next_chunks: Tensor) -> Tensor:
         """Return r + discount * Q(s', next_chunks), [B].  next_chunks: [B, H, A]."""
@@ -120,3 +125,26 @@ class FlowCritic(ActorCritic):
             return (error * valid[..., None]).mean()
 
         return loss
+
+
+class BestOfNChunks(FlowCritic):
+    """Method that executes the best of `num_samples` chunks, by the values of the critics."""
+
+    acts = ("policy", "critic")
+
+    def actor(self) -> nn.Module:
+        return self.flow()
+
+    def acting_head(self) -> BestOfN:
+        policy, critic = (cast("Any", self.modules[name]) for name in self.acts)
+        options: Any = {"num_samples": self.cfg.num_samples, "aggregate": self.cfg.q_aggregate}
+        return BestOfN(type(policy).__name__, policy.arguments, critic.arguments, **options)
+
+    def best_chunks(self, state: State, observations: Tensor) -> Tensor:
+        """Return the chunks that the policy executes, [B, H, A], for observations [B, 1, O]."""
+        count, policy = self.cfg.num_samples, cast("Any", self.modules["policy"])
+        s = repeat_rows(observations, count)  # [B * N, 1, O]
+        chunks, _ = state.policy.decide(s, {}, state.random.normal((len(s), *policy.noise_shape)))
+        q = state.critic(s.flatten(1), chunks.flatten(1))  # [E, B * N]
+        values = aggregate_q(q, self.cfg.q_aggregate).unflatten(0, (-1, count))  # [B, N]
+        return select_rows(chunks, values.argmax(1), count)
