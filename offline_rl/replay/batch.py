@@ -36,7 +36,8 @@ class Batch:
     timesteps: Tensor | None = None  # [B], index of the step within its episode, from 0
     steps: Tensor | None = None  # [B], environment steps of the transition
     valid: Tensor | None = None  # [B, H] bool, padding mask: False where a step is only repeated
-    weights: Tensor | None = None  # [B], weights in the losses of critics; None: all are 1
+    weights: Tensor | None = None  # [B], weights in losses; None: all are 1
+    imagined: Tensor | None = None  # [B], 1 for transitions that a model predicted
     expert: Batch | None = None  # a batch of the same size from an expert's data
 
 

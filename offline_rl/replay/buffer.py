@@ -298,6 +298,10 @@ class ReplayBuffer(Source):
         data: `tensors()` of the stream, without the leading axis.
         """
         rows = (data["oldest"] + random.integers(data["size"], (batch_size,))) % self.capacity
+        return self.batch_at(data, rows, discount)
+
+    def batch_at(self, data: Tensors, rows: Tensor, discount: float | Tensor) -> Batch:
+        """Return the transitions that start at `rows` [B] of one stream."""
         columns, factor, last = n_step(data, rows, self.n_step, discount)
         bootstraps = 1 - data["terminated"][last]
         return Batch(

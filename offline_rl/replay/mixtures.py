@@ -38,6 +38,28 @@ class WithExpert(Source):
         return replace(self.data.sample(data["data"], random, batch_size, discount), expert=expert)
 
 
+class Marked(Source):
+    """A source whose batches state whether a model predicted their transitions."""
+
+    def __init__(self, source: Source, imagined: bool) -> None:
+        self.source, self.imagined = source, imagined
+
+    def tensors(self) -> Any:
+        """See `Source`."""
+        return self.source.tensors()
+
+    def with_n_step(self, n_step: int) -> Marked:
+        """See `Source`."""
+        return Marked(self.source.with_n_step(n_step), self.imagined)
+
+    def sample(
+        self, data: Any, random: Random, batch_size: int, discount: float | Tensor
+    ) -> Batch:
+        """Sample a batch with the column `imagined`."""
+        batch = self.source.sample(data, random, batch_size, discount)
+        return replace(batch, imagined=torch.full_like(batch.rewards, float(self.imagined)))
+
+
 class Mixture(Source):
     """A source of mixed batches: a fraction `ratio` from `first`, the rest from `second`.
 

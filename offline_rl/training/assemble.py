@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 import envs
 from envs import VectorEnv
+from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.registry import source_file
 from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, axes
 from offline_rl.data.transform import Transform, small_columns
@@ -33,7 +34,7 @@ from offline_rl.training.continuation import load_start, load_transform
 from offline_rl.training.curves import Curves
 from offline_rl.training.prepare import Prepared, prepare
 from offline_rl.training.result import finish
-from offline_rl.training.sources import sources_of
+from offline_rl.training.sources import facts_of, sources_of
 from offline_rl.training.trackers import Tracker, tracker
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
@@ -63,8 +64,15 @@ def build_engine(
         transform = replace(transform, normalizer=next(iter(base.normalizers.values())))
     sources = sources_of(prepared, transform, seeds, device)
     precision = choose_precision(run.compute.precision, run.method.name, device)
+    facts = facts_of(prepared, transform) if prepared.learner.uses_facts else None
+
+    def make(s: int) -> Algorithm:
+        algorithm = runs[s].learner(spec, base)
+        algorithm.facts = facts
+        return algorithm
+
     engine = Engine(
-        lambda s: runs[s].learner(spec, base),
+        make,
         seeds,
         sources,
         batch_size=run.method.cfg.batch_size,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from offline_rl.algorithms.common.base import Algorithm
+from offline_rl.algorithms.common.models.facts import Facts
 from offline_rl.algorithms.common.schedule import ONLINE, Collect
 from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
@@ -23,6 +24,7 @@ from offline_rl.replay.streaming import Rotation, Stream
 from offline_rl.training.prepare import Prepared
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
+from policies.normalizer import Normalizer
 
 T = TypeVar("T", ReplayBuffer, Ring)
 
@@ -59,6 +61,43 @@ def sources_of(
     for name, capacity in learner.rings().items():
         sources[name] = experience(Ring, learner, capacity, seeds, device)
     return sources
+
+
+def facts_of(prepared: Prepared, transform: Transform) -> Facts:
+    """Return what is known about the task, in the units of training. Raises UserError."""
+    run, data, spec = prepared.run, prepared.data, prepared.spec
+    outcomes = getattr(run.task, "outcomes", None)
+    ends = {} if outcomes is None else dict(outcomes.ends)
+    rule, cfg = run.method.cfg.ends, run.method.cfg
+    if rule == "published" and "task" in ends:
+        ends.setdefault("published", ends["task"])
+    where = "It is known for built-in tasks, and for tasks registered with outcomes="
+    if rule != "never" and rule not in ends:
+        raise UserError(
+            f"algorithm.ends={rule}: it is not known when episodes of {run.task.name} end. {where}. "
+            "Use algorithm.ends=never if no episode terminates."
+        )
+    if cfg.rewards == "task" and (outcomes is None or outcomes.reward is None):
+        raise UserError(
+            f"algorithm.rewards=task: the reward of {run.task.name} does not follow from "
+            f"observations and actions, or is not known. {where}. Use algorithm.rewards=model."
+        )
+    normalizer = transform.normalizer
+    assert isinstance(normalizer, Normalizer)
+    low = high = np.zeros(0)
+    if data is not None:
+        rows = normalizer(data.observations[: data.num_rows])
+        low, high = rows.min(0), rows.max(0)
+    return Facts(
+        center=normalizer.mean.tolist(),
+        width=normalizer.scale.tolist(),
+        reward_scale=transform.reward_scale,
+        reward_shift=transform.reward_shift,
+        low=low.tolist(),
+        high=high.tolist(),
+        ends=ends,
+        reward=None if outcomes is None else outcomes.reward,
+    )
 
 
 def rollouts(learner: Algorithm, seeds: Sequence[int], device: torch.device) -> Rollouts:

@@ -134,8 +134,20 @@ class Work:
                 self.progress.position = Position(index, done + after - before)
                 if self._ended or (piece.evaluate and passed(before, after, self.eval_every)):
                     self.progress.evaluate_at = self.progress.position
+        if isinstance(piece, Learn) and piece.skips and self.progress.position.done == piece.size:
+            self._skip_converged(piece, index)
         saves = piece.unit != "rows" and passed(before, after, self.checkpoint_every)
         return after > before and (self._ended or saves)
+
+    def _skip_converged(self, piece: Learn, index: int) -> None:
+        """Count the pieces after `piece` as done if its phase has converged for all seeds."""
+        if not self.engine.has_converged(piece.phase):
+            return
+        skipped = self.schedule[index + 1 : index + 1 + piece.skips]
+        for each in skipped:
+            self.engine.skip(each.size, each.phase)
+            self.progress.counts(each.phase).updates += each.size
+        self.progress.position = Position(index + len(skipped), skipped[-1].size)
 
     def _run(self, piece: Piece, amount: int, remaining: int) -> None:
         """Do `amount` of the `remaining` work of a piece, and complete a period or decision."""

@@ -31,6 +31,7 @@ from policies.spec import Spec
 if TYPE_CHECKING:
     import numpy as np
 
+    from offline_rl.algorithms.common.models.facts import Facts
     from offline_rl.data.dataset import Dataset
 
 Params = Mapping[str, Tensor]
@@ -155,6 +156,8 @@ class Algorithm:
     vector_only: ClassVar[bool] = True  # cannot use named channels, such as images
     fixed_online_fields: frozenset[str] = frozenset()  # config fields set only for this phase
     base: Bundle | None = None  # with `mode.takes_base`: the policy of base=, set before networks
+    uses_facts: ClassVar[bool] = False  # uses `facts`, which are set before training
+    facts: Facts | None = None  # facts of the task and its data, in the units of training
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
@@ -332,6 +335,13 @@ class Algorithm:
     def rings(self) -> Mapping[str, int]:
         """Return the rings that `fill` writes: their names in `sources`, and rows per seed."""
         return {}
+
+    def has_converged(self, phase: str, params: Mapping[str, Params]) -> Tensor:
+        """Return a mask of the seeds for which `phase` changes nothing more, [S] bool.
+
+        params: parameters of all networks, with the seed axis. See `schedule.Learn.skips`.
+        """
+        raise NotImplementedError
 
     def check_phase(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
         """Raise UserError if a phase had no useful result. metrics: recent means, per seed."""

@@ -24,6 +24,9 @@ class Learn:
     phase: str
     updates: int
     evaluate: bool = True  # False: no evaluation during these updates or at their end
+    # Number of the following pieces that are skipped if `Algorithm.has_converged` at the end of
+    # this piece. They would change nothing, and they count as done.
+    skips: int = 0
 
     unit: ClassVar[Unit] = "updates"
 
@@ -39,9 +42,9 @@ class Interact:
 
     phase: str
     env_steps: int
+    evaluate: bool = True  # False: no evaluation at the end of this piece
 
     unit: ClassVar[Unit] = "env_steps"
-    evaluate: ClassVar[bool] = True
 
     @property
     def size(self) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from offline_rl.algorithms.common.base import Metrics, Network, State, minimize
+from policies.networks.init import Init, torch_init
 from policies.networks.mlp import MLP
 
 ERROR_RATE = 0.02  # update rate of the running error
@@ -28,21 +29,53 @@ WIDTH_WEIGHT = 0.01  # loss weight of the width of the variance bounds
 class Ensemble(nn.Module):
     """E networks that map inputs to mean and log variance of a change, within learned bounds."""
 
-    def __init__(self, inputs: int, outputs: int, hidden: Sequence[int], members: int) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        hidden: Sequence[int],
+        members: int,
+        *,
+        scale_inputs: bool = False,
+        init: Init = torch_init,
+    ) -> None:
+        """Create the networks.
+
+        scale_inputs: standardize inputs with `input_mean` and `input_std`, which are not trained.
+        """
         super().__init__()
-        self.net = MLP(inputs, 2 * outputs, hidden, activation="silu", ensemble=members)
+        self.net = MLP(
+            inputs, 2 * outputs, hidden, activation="silu", ensemble=members, init=init
+        )
         self.most = nn.Parameter(torch.full((outputs,), 0.5))  # upper bound of the log variance
         self.least = nn.Parameter(torch.full((outputs,), -10.0))
+        self.scale_inputs = scale_inputs
+        if scale_inputs:
+            self.input_mean = nn.Parameter(torch.zeros(inputs))
+            self.input_std = nn.Parameter(torch.ones(inputs))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log variance, [E, ..., outputs], for [..., inputs]."""
-        mean, log_variance = self.net(x).chunk(2, -1)
+    def forward(
+        self, x: Tensor, *, per_member: bool = False, members: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean and log variance, [E, ..., outputs], for [..., inputs].
+
+        per_member, members: see `MLP.forward`.
+        """
+        if self.scale_inputs:
+            x = (x - self.input_mean) / self.input_std
+        outputs = self.net(x, per_member=per_member, members=members)
+        mean, log_variance = outputs.chunk(2, -1)
         log_variance = self.most - softplus(self.most - log_variance)
         return mean, self.least + softplus(log_variance - self.least)
 
     def width(self) -> Tensor:
         """Return the sum over outputs of the width of the variance bounds, 0-d."""
         return (self.most - self.least).sum()
+
+    def weight_penalty(self, decay: Sequence[float]) -> Tensor:
+        """Return half the sum of squared weights of all members, 0-d. decay: factor per layer."""
+        squares = [weight.square().sum() for weight in self.net.weights]
+        return 0.5 * torch.stack([d * x for d, x in zip(decay, squares, strict=True)]).sum()
 
 
 class Fit(nn.Module):

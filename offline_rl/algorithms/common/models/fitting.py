@@ -1,0 +1,304 @@
+"""Phase that fits a dynamics model to data: bootstrap samples, holdout rows, early stopping, elites.
+
+The model predicts the change of the observation and the reward. After each epoch (one pass over the
+data), the error of every member's mean on the holdout rows is measured. A member that has improved
+by more than `min_improvement` is stored. Fitting stops after `patience` epochs in which no member
+has improved; then all members get their stored weights, and the members with the lowest errors
+become the elites.
+
+Chua et al., NeurIPS 2018, arXiv:1805.12114 (PETS); the settings and rules are those of Janner et
+al., NeurIPS 2019, arXiv:1906.08253 (MBPO), as in yihaosun1124/OfflineRL-Kit
+(offlinerlkit/dynamics/ensemble_dynamics.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithms.common.base import Metrics, Network, State, keep_where, minimize
+from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate, Sizes
+from offline_rl.algorithms.common.entropy import SoftActorCritic, SoftConfig
+from offline_rl.algorithms.common.models import dynamics
+from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.schedule import Learn, Piece
+from offline_rl.data import Dataset
+from offline_rl.replay.batch import Batch, Source, Sources, require
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.split import By, Part, Split
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.options import Count, NonNegative, Range, frozen
+from policies.networks.init import half_lecun_init
+
+PARTS: dict[str, Part] = {
+    "start_dynamics": "all_training",
+    "fit_dynamics": "training",
+    "validate_dynamics": "holdout",
+    "select_dynamics": "holdout",
+}
+
+
+@frozen
+class FittingConfig(SoftConfig):
+    """Options of the dynamics model. Defaults: OfflineRL-Kit's."""
+
+    members: Ensemble = 7  # ensemble members of the dynamics model
+    elites: Annotated[int, Range(1), BUILT] = 5  # members with the lowest holdout errors, used
+    dynamics_hidden: Sizes = (200, 200, 200, 200)  # units of each hidden layer of a member
+    dynamics_lr: Rate = 1e-3  # learning rate of the dynamics model
+    # squared weights of each layer are added to its loss with half this factor, input layer first
+    dynamics_decay: Annotated[tuple[float, ...], Range(0), BUILT] = (
+        2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4,
+    )  # fmt: skip
+    bounds_weight: NonNegative = 0.01  # loss weight of the width of the log variance's bounds
+    scale_inputs: Annotated[bool, BUILT] = True  # standardize the inputs of the dynamics model
+    holdout: Annotated[By, BUILT] = "rows"  # rows: random rows; episodes: complete episodes
+    holdout_share: Annotated[float, Range(above=0, below=1), BUILT] = 0.2  # share of holdout rows
+    holdout_max: Annotated[int, Range(1), BUILT] = 1000  # most holdout rows, with holdout=rows
+    dynamics_epochs: Count = 100  # most passes over the data
+    epoch_updates: Count | None = None  # updates per pass; null: training rows / batch_size
+    patience: Count = 5  # epochs without improvement after which fitting stops
+    min_improvement: NonNegative = 0.01  # relative improvement of a member's holdout error
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.elites > self.members:
+            raise ValueError(f"elites={self.elites} exceeds members={self.members}.")
+        layers = len(self.dynamics_hidden) + 1
+        if len(self.dynamics_decay) != layers:
+            raise ValueError(
+                f"dynamics_decay has {len(self.dynamics_decay)} factors, but the dynamics model "
+                f"has {layers} layers. Give one factor per layer of dynamics_hidden, and one more."
+            )
+
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {
+            "members": 3,
+            "elites": 2,
+            "dynamics_hidden": (16,),
+            "dynamics_decay": (1e-5, 1e-5),
+            "dynamics_epochs": 3,
+            "epoch_updates": 2,
+        }
+
+
+class Record(nn.Module):
+    """Progress of fitting: each member's best holdout error, and when fitting stops."""
+
+    def __init__(self, members: int, outputs: int) -> None:
+        super().__init__()
+        self.error = nn.Parameter(torch.full((members,), 1e10))  # lowest holdout error
+        self.by_output = nn.Parameter(torch.full((members, outputs), 1e10))  # at that time
+        self.stale = nn.Parameter(torch.zeros(()))  # epochs since a member has improved
+        self.finished = nn.Parameter(torch.zeros(()))  # 1: fitting has stopped
+
+    def forward(self) -> Tensor:
+        """Return the lowest holdout error of each member, [E]."""
+        return self.error
+
+
+class FittedDynamics(SoftActorCritic):
+    """Method with a dynamics model that is fitted before the main phase.
+
+    Networks: `dynamics`, `best_dynamics` (each member's stored weights) and `record`.
+    """
+
+    frozen_networks: ClassVar = ("best_dynamics", "record")
+    needed_phases = tuple(PARTS)
+
+    @property
+    def outputs(self) -> int:
+        """Number of predictions of the model: the change of each observation, and the reward."""
+        return self.spec.observation_dim + 1
+
+    def networks(self) -> dict[str, nn.Module]:
+        cfg, inputs = self.cfg, self.spec.observation_dim + self.spec.action_dim
+        model = dynamics.Ensemble(
+            inputs,
+            self.outputs,
+            cfg.dynamics_hidden,
+            cfg.members,
+            scale_inputs=cfg.scale_inputs,
+            init=half_lecun_init,
+        )
+        record = Record(cfg.members, self.outputs)
+        networks = {"dynamics": model, "best_dynamics": copy.deepcopy(model), "record": record}
+        return super().networks() | networks
+
+    def optimizers(self) -> dict[str, Adam]:
+        fixed = {"input_": 0.0}
+        return super().optimizers() | {"dynamics": Adam(self.cfg.dynamics_lr, rates=fixed)}
+
+    @property
+    def phases(self) -> Mapping[str, int]:
+        updates = self.cfg.dynamics_epochs * (self.cfg.epoch_updates or 1)
+        return dict.fromkeys(PARTS, 1) | {"fit_dynamics": updates}
+
+    def fitting_pieces(self, epoch_updates: int) -> list[Piece]:
+        """Return the pieces of the schedule that fit the model once."""
+        pieces: list[Piece] = [Learn("start_dynamics", 1, evaluate=False)]
+        for epoch in range(epochs := self.cfg.dynamics_epochs):
+            skips = 2 * (epochs - 1 - epoch)
+            pieces.append(Learn("fit_dynamics", epoch_updates, evaluate=False))
+            pieces.append(Learn("validate_dynamics", 1, evaluate=False, skips=skips))
+        return [*pieces, Learn("select_dynamics", 1, evaluate=False)]
+
+    def has_converged(self, phase: str, params: Any) -> Tensor:
+        finished: Tensor = params["record"]["finished"]
+        return finished > 0
+
+    def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
+        """Complete `epoch_updates` from the number of rows. Raises UserError without holdout."""
+        dataset, cfg = super().prepare(dataset)
+        rows = int(dataset.usable.sum())
+        held = min(int(cfg.holdout_share * rows), cfg.holdout_max)
+        if cfg.holdout == "episodes":
+            held = int(cfg.holdout_share * rows)
+            if int(cfg.holdout_share * dataset.num_episodes) == 0:
+                held = 0
+        if held == 0:
+            unit = f"{dataset.num_episodes} episodes" if cfg.holdout == "episodes" else f"{rows} rows"
+            raise UserError(
+                f"{dataset.path or dataset.name}: a share of {cfg.holdout_share:g} of {unit} is no "
+                "holdout data, so the fit of the dynamics model cannot be measured. Use more data "
+                "or a higher algorithm.holdout_share."
+            )
+        if cfg.epoch_updates is None:
+            cfg = replace(cfg, epoch_updates=math.ceil((rows - held) / cfg.batch_size))
+        return dataset, cfg
+
+    def dynamics_source(self, phase: str, buffer: Source) -> Source:
+        """Return the source of a fitting phase: one part of the buffer's rows."""
+        cfg = self.cfg
+        if not isinstance(buffer, ReplayBuffer):
+            raise UserError(
+                "The dynamics model is fitted to data in memory, and this data is streamed. Use "
+                "stream=never or fewer episodes=."
+            )
+        return Split(
+            buffer,
+            PARTS[phase],
+            members=cfg.members,
+            share=cfg.holdout_share,
+            most=cfg.holdout_max,
+            by=cfg.holdout,
+        )
+
+    def source(self, phase: str, sources: Sources) -> Source:
+        if phase in PARTS:
+            return self.dynamics_source(phase, require(sources, "offline"))
+        return super().source(phase, sources)
+
+    def start_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Reset the record, and set the scale of the model's inputs. The batch has all rows."""
+        x, _ = inputs_and_targets(batch)
+        weights = require_weights(batch)[:, None]
+        fresh = Record(self.cfg.members, self.outputs).named_parameters()
+        record = {k: v.detach().to(x.device) for k, v in fresh}
+        params = {**state.params, "record": record}
+        if self.cfg.scale_inputs:
+            count = weights.sum()
+            mean = (x * weights).sum(0) / count
+            std = (((x - mean).square() * weights).sum(0) / count).sqrt()
+            scale = {"input_mean": mean, "input_std": torch.where(std < 1e-12, 1.0, std)}
+            for name in ("dynamics", "best_dynamics"):
+                params[name] = {**params[name], **scale}
+        return replace(state, params=params), {"training_rows": weights.sum()}
+
+    def fit_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Update each member on its own rows: likelihood, weight penalty and width of bounds."""
+        cfg = self.cfg
+        x, y = (z.unflatten(0, (cfg.members, -1)) for z in inputs_and_targets(batch))
+
+        def loss(model: Network) -> Tensor:
+            return model_loss(model, x, y, cfg.dynamics_decay, cfg.bounds_weight)
+
+        learned, value = minimize(state, "dynamics", loss)
+        finished = state.params["record"]["finished"] > 0
+        return keep_where(state, learned, finished), {"dynamics_loss": value}
+
+    def validate_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Store the members that have improved on the holdout rows, and decide whether to stop."""
+        cfg, old = self.cfg, state.params["record"]
+        x, y = inputs_and_targets(batch)
+        weights = require_weights(batch)[:, None]
+        mean, _ = state.dynamics(x)  # [E, B, O + 1]
+        by_output = ((mean - y).square() * weights).sum(1) / weights.sum()
+        error = by_output.mean(-1)
+        finished = old["finished"] > 0
+        better = ((old["error"] - error) / old["error"] > cfg.min_improvement) & ~finished
+        stale = torch.where(better.any(), 0.0, old["stale"] + 1)
+        record = {
+            "error": torch.where(better, error, old["error"]),
+            "by_output": torch.where(better[:, None], by_output, old["by_output"]),
+            "stale": torch.where(finished, old["stale"], stale),
+            "finished": (finished | (stale >= cfg.patience)).float(),
+        }
+        best = select_members(better, state.params["dynamics"], state.params["best_dynamics"])
+        params = {**state.params, "record": record, "best_dynamics": best}
+        metrics = {"holdout_error": error.sort().values[: cfg.elites].mean()}
+        return replace(state, params=params), metrics
+
+    def select_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Restore each member's stored weights."""
+        everyone = torch.ones_like(state.record()) > 0
+        best = select_members(everyone, state.params["best_dynamics"], state.params["dynamics"])
+        error = state.record().sort().values[: self.cfg.elites].mean()
+        return replace(state, params={**state.params, "dynamics": best}), {"holdout_error": error}
+
+    def elite_members(self, state: State) -> Tensor:
+        """Return the indices of the members with the lowest holdout errors, [elites]."""
+        return state.record().argsort()[: self.cfg.elites]
+
+
+def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the model's inputs [B, O + A] and targets [B, O + 1]: changes, then the reward."""
+    x = torch.cat([batch.observations, batch.actions], -1)
+    change = batch.next_observations - batch.observations
+    return x, torch.cat([change, batch.rewards[:, None]], -1)
+
+
+def model_loss(
+    model: Network, x: Tensor, y: Tensor, decay: Sequence[float], bounds_weight: float | Tensor
+) -> Tensor:
+    """Return the loss of the ensemble, 0-d.
+
+    It is the Gaussian negative log-likelihood (without factor 1/2 and constant; mean over rows and
+    outputs, sum over members), the weight penalty, and the width of the bounds of the log variance.
+    x, y: rows of each member, [E, B, ...].
+    """
+    mean, log_variance = model(x, per_member=True)
+    error = (mean - y).square() * (-log_variance).exp() + log_variance
+    penalty = model.weight_penalty(decay) + bounds_weight * model.width()
+    loss: Tensor = error.mean((1, 2)).sum() + penalty
+    return loss
+
+
+def select_members(
+    chosen: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return `old` with the weights of the chosen members [E] of `new`.
+
+    Parameters that all members share are not part of it; they are those of `old`.
+    """
+
+    def select(name: str) -> Tensor:
+        if not name.startswith("net."):
+            return old[name]
+        mask = chosen.reshape(-1, *[1] * (new[name].dim() - 1))
+        return torch.where(mask, new[name], old[name])
+
+    return {name: select(name) for name in old}
+
+
+def require_weights(batch: Batch) -> Tensor:
+    """Return the weights of a padded batch."""
+    assert batch.weights is not None
+    return batch.weights

@@ -1,0 +1,102 @@
+"""Rows of a replay buffer, divided into training rows and holdout rows of a dynamics model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offline_rl.replay.batch import Batch, Source
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.utils.random import MASK, Random, mix
+
+By = Literal["rows", "episodes"]  # unit that is held out
+Part = Literal["training", "holdout", "all_training"]
+
+
+class Split(Source):
+    """One part of a replay buffer's rows.
+
+    training: `members` batches, one after another. Each member of an ensemble has a bootstrap
+    sample of the training rows: as many rows as there are, sampled with replacement and fixed.
+    Batches of a member are sampled from it.
+    holdout, all_training: all rows of the part, whatever the batch size, padded to a fixed number
+    of rows. `weights` are 1 for rows and 0 for padding.
+
+    The division is random, but equal for all seeds that share the buffer. When the buffer grows, it
+    is made anew.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        part: Part,
+        *,
+        members: int = 1,
+        share: float = 0.2,
+        most: int = 1000,
+        by: By = "rows",
+    ) -> None:
+        """Divide the rows of `buffer`.
+
+        share, most: the holdout has this share of the rows, and at most this number of rows.
+        by: hold out single rows, or complete episodes; then `most` is not used.
+        """
+        self.buffer, self.part, self.members = buffer, part, members
+        self.share, self.most, self.by = share, most, by
+        self.sizes = np.zeros(buffer.streams, int)
+        shape, device = (buffer.streams, buffer.capacity), buffer.device
+        self.data = {
+            "order": torch.zeros(shape, dtype=torch.int32, device=device),  # holdout rows first
+            "held": torch.zeros(buffer.streams, dtype=torch.int64, device=device),
+        }
+        self.prefetch(0)
+
+    def tensors(self) -> dict[str, Any]:
+        """See `Source`."""
+        return self.data | {"buffer": self.buffer.tensors()}
+
+    def prefetch(self, update: int) -> None:
+        """Divide the rows again if the buffer has grown."""
+        for stream in np.flatnonzero(self.sizes != self.buffer.sizes):
+            size = self.sizes[stream] = self.buffer.sizes[stream]
+            oldest = int(self.buffer.data["oldest"][stream])
+            order, held = self._divide(int(stream), int(size))
+            rows = torch.from_numpy((oldest + order) % self.buffer.capacity)
+            self.data["order"][stream, : len(rows)] = rows.to(self.data["order"])
+            self.data["held"][stream] = held
+
+    def _divide(self, stream: int, size: int) -> tuple[np.ndarray, int]:
+        """Return the rows 0 to size - 1, those of the holdout first, and the holdout's size."""
+        order = np.random.default_rng(size).permutation(size)
+        if self.by == "rows":
+            return order, min(int(self.share * size), self.most)
+        flags = [self.buffer.data[k][stream, :size] for k in ("terminated", "truncated")]
+        ends = sum(flag.cpu().numpy().astype(int) for flag in flags) > 0
+        episode = np.cumsum(ends) - ends
+        held = np.random.default_rng(size).permutation(episode[-1] + 1)
+        held = held[: int(self.share * len(held))]
+        is_held = np.isin(episode, held)[order]
+        return np.concatenate([order[is_held], order[~is_held]]), int(is_held.sum())
+
+    def sample(
+        self, data: dict[str, Any], random: Random, batch_size: int, discount: float | Tensor
+    ) -> Batch:
+        """Return `members * batch_size` training rows, or all rows of the part."""
+        held, size = data["held"], data["buffer"]["size"]
+        count = held if self.part == "holdout" else size - held
+        first = torch.zeros_like(held) if self.part == "holdout" else held
+        if self.part == "training":
+            place = random.integers(count, (self.members, batch_size))
+            member = torch.arange(self.members, device=place.device)[:, None]
+            key = mix((member * 0x9E3779B1 + random.seed * 0x1E3779B1) & MASK)
+            at = (mix((place + key) & MASK) * count >> 32).flatten()
+            return self.buffer.batch_at(data["buffer"], data["order"][first + at], discount)
+        rows = self.most if self.part == "holdout" and self.by == "rows" else self.buffer.capacity
+        place = torch.arange(min(rows, self.buffer.capacity), device=held.device)
+        at = data["order"][first + place % count]
+        batch = self.buffer.batch_at(data["buffer"], at, discount)
+        return replace(batch, weights=(place < count).float())
