@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import torch
 from torch import Tensor
 
 from offline_rl.algorithms.common.base import State

@@ -52,9 +52,7 @@ class Marked(Source):
         """See `Source`."""
         return Marked(self.source.with_n_step(n_step), self.imagined)
 
-    def sample(
-        self, data: Any, random: Random, batch_size: int, discount: float | Tensor
-    ) -> Batch:
+    def sample(self, data: Any, random: Random, batch_size: int, discount: float | Tensor) -> Batch:
         """Sample a batch with the column `imagined`."""
         batch = self.source.sample(data, random, batch_size, discount)
         return replace(batch, imagined=torch.full_like(batch.rewards, float(self.imagined)))

@@ -63,7 +63,8 @@ class Split(Source):
         """Divide the rows again if the buffer has grown."""
         for stream in np.flatnonzero(self.sizes != self.buffer.sizes):
             size = self.sizes[stream] = self.buffer.sizes[stream]
-            oldest = int(self.buffer.data["oldest"][stream])
+            end = self.buffer.added[stream] - self.buffer.hidden[stream]
+            oldest = int(end - size) % self.buffer.capacity
             order, held = self._divide(int(stream), int(size))
             rows = torch.from_numpy((oldest + order) % self.buffer.capacity)
             self.data["order"][stream, : len(rows)] = rows.to(self.data["order"])

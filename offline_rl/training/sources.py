@@ -65,7 +65,7 @@ def sources_of(
 
 def facts_of(prepared: Prepared, transform: Transform) -> Facts:
     """Return what is known about the task, in the units of training. Raises UserError."""
-    run, data, spec = prepared.run, prepared.data, prepared.spec
+    run, data = prepared.run, prepared.data
     outcomes = getattr(run.task, "outcomes", None)
     ends = {} if outcomes is None else dict(outcomes.ends)
     rule, cfg = run.method.cfg.ends, run.method.cfg
@@ -74,8 +74,8 @@ def facts_of(prepared: Prepared, transform: Transform) -> Facts:
     where = "It is known for built-in tasks, and for tasks registered with outcomes="
     if rule != "never" and rule not in ends:
         raise UserError(
-            f"algorithm.ends={rule}: it is not known when episodes of {run.task.name} end. {where}. "
-            "Use algorithm.ends=never if no episode terminates."
+            f"algorithm.ends={rule}: it is not known when episodes of {run.task.name} end. "
+            f"{where}. Use algorithm.ends=never if no episode terminates."
         )
     if cfg.rewards == "task" and (outcomes is None or outcomes.reward is None):
         raise UserError(

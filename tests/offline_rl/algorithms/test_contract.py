@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from offline_rl.algorithms.common.base import Algorithm, Interaction, State
 from offline_rl.algorithms.common.config import stackable_fields
+from offline_rl.algorithms.common.models.facts import Facts
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import OnPolicy
 from offline_rl.data import Dataset
@@ -38,6 +39,13 @@ from policies import Spec
 from policies.networks.mlp import MLP
 
 SPEC = Spec((5,), 2)
+FACTS = Facts(
+    [0.0] * 5,
+    [1.0] * 5,
+    low=[-3.0] * 5,
+    high=[3.0] * 5,
+    ends={"task": lambda s, a, s2: s2[..., 0] > 1},
+)
 SEEDS = [3, 1, 7]
 
 
@@ -86,10 +94,22 @@ def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
     return made
 
 
+def toy_ring(device: str) -> Ring:
+    """Return a ring that all seeds share, with the rows of a data set."""
+    data, ring = dataset(seed=2), Ring((5,), 2, 300, device=device)
+    rows = {"observations": data.observations[:300], "actions": data.actions}
+    rows |= {"rewards": data.rewards, "terminated": data.terminated, "truncated": data.truncated}
+    rows["next_observations"] = data.observations[data.next_index]
+    tensors = {k: torch.from_numpy(v)[None].to(device) for k, v in rows.items()}
+    ring.write(tensors, torch.zeros(1))
+    return ring
+
+
 def sources(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Sources:
     made = source(cls, cfg, device)
     if not is_on_policy(cls):
-        return {"offline": made}
+        rings = {name: toy_ring(device) for name in cls(SPEC, cfg).rings()}
+        return {"offline": made, **rings}
     if cls.phases is Algorithm.phases:
         return {"rollouts": made}
     return {"offline": offline_source(cls(SPEC, cfg), dataset(), device=device), "rollouts": made}
@@ -100,7 +120,13 @@ def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
     cfg = small_config(cls)
     made = sources(cls, cfg, str(options.get("device", "cpu")))
     how = Interaction(cls.Online.small(), cfg)
-    return Engine(lambda _: cls(SPEC, cfg, 100, how), seeds, made, batch_size=32, **options)
+
+    def make(_: int) -> Algorithm:
+        algorithm = cls(SPEC, cfg, 100, how)
+        algorithm.facts = FACTS if cls.uses_facts else None
+        return algorithm
+
+    return Engine(make, seeds, made, batch_size=32, **options)
 
 
 @lru_cache(8)  # the kinds that one algorithm's tests ask for

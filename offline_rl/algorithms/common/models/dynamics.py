@@ -44,9 +44,7 @@ class Ensemble(nn.Module):
         scale_inputs: standardize inputs with `input_mean` and `input_std`, which are not trained.
         """
         super().__init__()
-        self.net = MLP(
-            inputs, 2 * outputs, hidden, activation="silu", ensemble=members, init=init
-        )
+        self.net = MLP(inputs, 2 * outputs, hidden, activation="silu", ensemble=members, init=init)
         self.most = nn.Parameter(torch.full((outputs,), 0.5))  # upper bound of the log variance
         self.least = nn.Parameter(torch.full((outputs,), -10.0))
         self.scale_inputs = scale_inputs

@@ -30,7 +30,9 @@ class Facts:
 
     def raw(self, observations: Tensor) -> Tensor:
         """Return raw observations [..., O]."""
-        return constant(self.center, observations) + constant(self.width, observations) * observations
+        return (
+            constant(self.center, observations) + constant(self.width, observations) * observations
+        )
 
     def is_end(self, rule: str, s: Tensor, a: Tensor, s2: Tensor) -> Tensor:
         """Return a mask of the transitions that end the episode, [...]. rule: key of `ends`."""

@@ -1,4 +1,4 @@
-"""Phase that fits a dynamics model to data: bootstrap samples, holdout rows, early stopping, elites.
+"""Phase that fits a dynamics model to data, with early stopping and a choice of elites.
 
 The model predicts the change of the observation and the reward. After each epoch (one pass over the
 data), the error of every member's mean on the holdout rows is measured. A member that has improved
@@ -164,7 +164,9 @@ class FittedDynamics(SoftActorCritic):
             if int(cfg.holdout_share * dataset.num_episodes) == 0:
                 held = 0
         if held == 0:
-            unit = f"{dataset.num_episodes} episodes" if cfg.holdout == "episodes" else f"{rows} rows"
+            unit = (
+                f"{dataset.num_episodes} episodes" if cfg.holdout == "episodes" else f"{rows} rows"
+            )
             raise UserError(
                 f"{dataset.path or dataset.name}: a share of {cfg.holdout_share:g} of {unit} is no "
                 "holdout data, so the fit of the dynamics model cannot be measured. Use more data "

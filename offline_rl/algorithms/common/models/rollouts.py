@@ -1,7 +1,7 @@
 """Model-based offline RL: soft actor-critic on the data and on rollouts of a dynamics model.
 
 A dynamics model is fitted first. Then, before every `rollout_every` updates, the policy acts in the
-model for `horizon` steps from states of the data. Batches consist of real and predicted transitions.
+model for `horizon` steps from states of the data. Batches have real and predicted transitions.
 
 Janner et al., NeurIPS 2019, arXiv:1906.08253. Defaults: yihaosun1124/OfflineRL-Kit.
 """
@@ -9,14 +9,14 @@ Janner et al., NeurIPS 2019, arXiv:1906.08253. Defaults: yihaosun1124/OfflineRL-
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Metrics, State, minimize, update_targets
-from offline_rl.algorithms.common.config import BUILT, OFFLINE, Rate
+from offline_rl.algorithms.common.base import Metrics, State, update_targets
+from offline_rl.algorithms.common.config import BUILT, Rate
 from offline_rl.algorithms.common.critics import regress
 from offline_rl.algorithms.common.entropy import soft_target, update_policy, update_temperature
 from offline_rl.algorithms.common.models.fitting import PARTS, FittedDynamics, FittingConfig
