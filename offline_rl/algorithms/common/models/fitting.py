@@ -134,8 +134,8 @@ class FittedDynamics(SoftActorCritic):
         return super().networks() | networks
 
     def optimizers(self) -> dict[str, Adam]:
-        fixed = {"input_": 0.0}
-        return super().optimizers() | {"dynamics": Adam(self.cfg.dynamics_lr, rates=fixed)}
+        adam = Adam(self.cfg.dynamics_lr, rates={"input_": 0.0}, seeds_stop=True)
+        return super().optimizers() | {"dynamics": adam}
 
     @property
     def phases(self) -> Mapping[str, int]:
