@@ -17,7 +17,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,8 @@ PARTS: dict[str, Part] = {
     "select_dynamics": "holdout",
 }
 
+UNKNOWN = 1e10  # error of a member before it is measured
+
 
 @frozen
 class FittingConfig(SoftConfig):
@@ -52,7 +54,7 @@ class FittingConfig(SoftConfig):
     elites: Annotated[int, Range(1), BUILT] = 5  # members with the lowest holdout errors, used
     dynamics_hidden: Sizes = (200, 200, 200, 200)  # units of each hidden layer of a member
     dynamics_lr: Rate = 1e-3  # learning rate of the dynamics model
-    # squared weights of each layer are added to its loss with half this factor, input layer first
+    # L2 penalty of the dynamics model per layer, input layer first; one number: for all layers
     dynamics_decay: Annotated[tuple[float, ...], Range(0), BUILT] = (
         2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4,
     )  # fmt: skip
@@ -71,10 +73,10 @@ class FittingConfig(SoftConfig):
         if self.elites > self.members:
             raise ValueError(f"elites={self.elites} exceeds members={self.members}.")
         layers = len(self.dynamics_hidden) + 1
-        if len(self.dynamics_decay) != layers:
+        if len(self.dynamics_decay) not in (1, layers):
             raise ValueError(
                 f"dynamics_decay has {len(self.dynamics_decay)} factors, but the dynamics model "
-                f"has {layers} layers. Give one factor per layer of dynamics_hidden, and one more."
+                f"has {layers} layers. Give one factor for all layers, or {layers}."
             )
 
     @classmethod
@@ -83,7 +85,7 @@ class FittingConfig(SoftConfig):
             "members": 3,
             "elites": 2,
             "dynamics_hidden": (16,),
-            "dynamics_decay": (1e-5, 1e-5),
+            "dynamics_decay": (1e-5,),
             "dynamics_epochs": 3,
             "epoch_updates": 2,
         }
@@ -94,8 +96,8 @@ class Record(nn.Module):
 
     def __init__(self, members: int, outputs: int) -> None:
         super().__init__()
-        self.error = nn.Parameter(torch.full((members,), 1e10))  # lowest holdout error
-        self.by_output = nn.Parameter(torch.full((members, outputs), 1e10))  # at that time
+        self.error = nn.Parameter(torch.full((members,), UNKNOWN))  # lowest holdout error
+        self.by_output = nn.Parameter(torch.full((members, outputs), UNKNOWN))  # at that time
         self.stale = nn.Parameter(torch.zeros(()))  # epochs since a member has improved
         self.finished = nn.Parameter(torch.zeros(()))  # 1: fitting has stopped
 
@@ -110,7 +112,6 @@ class FittedDynamics(SoftActorCritic):
     Networks: `dynamics`, `best_dynamics` (each member's stored weights) and `record`.
     """
 
-    frozen_networks: ClassVar = ("best_dynamics", "record")
     needed_phases = tuple(PARTS)
 
     @property
@@ -202,8 +203,10 @@ class FittedDynamics(SoftActorCritic):
         """Reset the record, and set the scale of the model's inputs. The batch has all rows."""
         x, _ = inputs_and_targets(batch)
         weights = require_weights(batch)[:, None]
-        fresh = Record(self.cfg.members, self.outputs).named_parameters()
-        record = {k: v.detach().to(x.device) for k, v in fresh}
+        record = {
+            name: torch.full_like(old, UNKNOWN if name in ("error", "by_output") else 0.0)
+            for name, old in state.params["record"].items()
+        }
         params = {**state.params, "record": record}
         if self.cfg.scale_inputs:
             count = weights.sum()
