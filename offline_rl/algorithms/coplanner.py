@@ -1,4 +1,4 @@
-"""COPlanner: MBPO whose actions are planned, with care in the model and curiosity in the world.
+"""COPlanner: MBPO whose actions are planned, cautious in the model and curious in the environment.
 
 Several actions of the policy are each continued for a few steps in the dynamics model. The action
 of the best continuation is taken. In rollouts of the model, the uncertainty of its predictions
@@ -14,15 +14,17 @@ Differs: from si0wang/COPlanner:MuJoCo-MBPO-COPlanner (and from jannerm/mbpo as 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from offline_rl.algorithms import mbpo
-from offline_rl.algorithms.common.base import Params, State
+from offline_rl.algorithms.common.base import Algorithm, Params, State
+from offline_rl.algorithms.common.config import BUILT
 from offline_rl.algorithms.common.models.rollouts import CHUNK
-from offline_rl.utils.options import Count, NonNegative, Share, frozen
+from offline_rl.algorithms.common.schedule import ONLINE
+from offline_rl.utils.options import NonNegative, Range, Share, frozen
 from offline_rl.utils.random import Random
 from policies.heads.head import Actor
 
@@ -31,12 +33,12 @@ from policies.heads.head import Actor
 class Config(mbpo.Config):
     """Defaults: the paper's for MuJoCo."""
 
-    plans: Count = 5  # continuations from a state, each with another first action (K)
-    ahead: Count = 5  # steps of a continuation (H_p)
+    plans: Annotated[int, Range(1), BUILT] = 5  # continuations from a state (K)
+    ahead: Annotated[int, Range(1), BUILT] = 5  # steps of a continuation (H_p)
     caution: NonNegative = 2.0  # weight of the uncertainty, subtracted in rollouts of the model
-    curiosity: NonNegative = 1.0  # weight of the uncertainty, added in the environment
-    plan_discount: Share = 0.97  # discount of rewards and uncertainties within a continuation
-    real_share: Share = 0.5  # share of the environment's transitions in a batch
+    curiosity: Annotated[NonNegative, BUILT] = 1.0  # weight of the uncertainty when exploring
+    plan_discount: Annotated[Share, BUILT] = 0.97  # per step of a continuation
+    real_share: Annotated[Share, BUILT] = 0.5  # share of the environment's transitions in a batch
 
     @classmethod
     def small(cls) -> dict[str, Any]:
@@ -57,7 +59,7 @@ class COPlanner(mbpo.MBPO):
         return planned_action(*networks, s, state.random, self.cfg, -self.cfg.caution)
 
     def exploring_head(self) -> Planner:
-        return Planner(self)
+        return Planner(self.for_phase(ONLINE))
 
     def exploring_params(self, params: dict[str, Params]) -> Params:
         parts = ("policy", "dynamics", "record")
@@ -67,7 +69,7 @@ class COPlanner(mbpo.MBPO):
 class Planner(Actor):
     """Policy that takes planned actions which seek uncertain predictions."""
 
-    def __init__(self, algorithm: COPlanner) -> None:
+    def __init__(self, algorithm: Algorithm) -> None:
         super().__init__()
         modules, self.cfg = algorithm.modules, algorithm.cfg
         self.policy, self.dynamics = modules["policy"], modules["dynamics"]
@@ -98,12 +100,13 @@ def planned_action(
     first = a = policy.explore_action(x, random)  # [K * B, A]
     row, value = torch.arange(len(x), device=x.device), torch.zeros_like(x[:, 0])
     for step in range(cfg.ahead):
+        if step:
+            a = policy.explore_action(x, random)
         mean, log_variance = dynamics(torch.cat([x, a], -1))
         samples = mean + (0.5 * log_variance).exp() * random.normal(mean.shape)  # [E, K * B, O + 1]
         uncertainty = samples.std(0, correction=0).mean(-1)
         change = samples[elites[random.integers(len(elites), (len(x),))], row]
         value = value + cfg.plan_discount**step * (change[:, -1] + weight * uncertainty)
         x = x + change[:, :-1]
-        a = policy.explore_action(x, random)
     best = value.unflatten(0, (cfg.plans, -1)).argmax(0)  # [B]
     return first.unflatten(0, (cfg.plans, -1))[best, row[: len(s)]]

@@ -41,9 +41,9 @@ class Config(ModelConfig):
     """Defaults: the authors' (examples/config/walker2d/0.py)."""
 
     horizon: Annotated[int, Range(1), BUILT] = 1  # steps of a rollout, after the warm-up
-    last_horizon: Count | None = None  # steps of a rollout, at the end of its growth; null: horizon
-    # environment steps after the warm-up at which rollouts start to grow, and stop growing
-    growth: Annotated[tuple[int, int], Range(0), BUILT] = (20_000, 150_000)
+    last_horizon: Count | None = None  # steps of a rollout, after its growth; null: horizon
+    growth_start: Amount = 20_000  # environment steps after the warm-up; then rollouts grow
+    growth_end: Count = 150_000  # environment steps after the warm-up; growth ends there
     starts: Annotated[int, Range(1), BUILT] = 100_000  # rollouts after each fit of the model
     rollout_every: Count = 250  # environment steps between two fits of the model
     retain: Count = 4  # the newest rollouts are kept, of this many fits
@@ -62,9 +62,10 @@ class Config(ModelConfig):
                 f"last_horizon={self.last_horizon} is below horizon={self.horizon}: rollouts "
                 "cannot become shorter. Raise last_horizon."
             )
-        if not self.growth[0] < self.growth[1]:
+        if not self.growth_start < self.growth_end:
             raise ValueError(
-                f"growth={self.growth}: growth ends before it starts. Use [start,end]."
+                f"growth_end={self.growth_end} is not above growth_start={self.growth_start}. "
+                "Raise growth_end."
             )
         if self.clamp_states:
             raise ValueError(
@@ -78,8 +79,8 @@ class Config(ModelConfig):
 
     def horizon_at(self, env_steps: int) -> int:
         """Return the steps of a rollout after this number of environment steps after warm-up."""
-        start, end = self.growth
-        share = (env_steps // EPOCH * EPOCH - start) / (end - start)
+        grown = env_steps // EPOCH * EPOCH - self.growth_start
+        share = grown / (self.growth_end - self.growth_start)
         return self.horizon + int(min(max(share, 0), 1) * (self.longest - self.horizon))
 
     @classmethod
@@ -102,7 +103,7 @@ class MBPO(ModelBased):
     Online: type = Online
     mode = Mode(learns=("environment",))
     follows_card = False  # starts without data
-    offline_networks: ClassVar = ("dynamics",)  # fitted in phases of its own
+    offline_networks: ClassVar = ("dynamics", "best_dynamics", "record")  # fitted in other phases
 
     def actor(self) -> nn.Module:
         return self.build(TanhGaussianActor)
