@@ -53,6 +53,7 @@ REPOSITORIES = {  # key of the command: repository, commit
         "yihaosun1124/OfflineRL-Kit",
         "e3ce69793766d02660217d4dfc0af4693a5531bd",
     ),
+    "coplanner": ("si0wang/COPlanner", "35a4b8a29a1dcfca1677d0b08ac169cc6c6cffe8"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -831,6 +832,22 @@ CASES = (
         ("next", "policy"),
         MODEL,
         adapted=(EPSILON, ANNEALED),
+    ),
+    *(
+        Case(
+            "coplanner",
+            "coplanner",
+            "MuJoCo-MBPO-COPlanner/sac/sac.py",
+            tuple(f"{name}_{k}" for k in range(3) for name in ("action", "noise", "member")),
+            MODEL
+            | {"plans": 4, "ahead": 3, "plan_discount": 0.8, "caution": 10.0, "curiosity": 10.0}
+            | {"dynamics_hidden": (8,) * 4},
+            phase=f"plan_in_the_{place}",
+            variant=variant,
+            aims=("observations",),
+            updates=4,
+        )
+        for place, variant in (("model", "cautious"), ("environment", "curious"))
     ),
     Case(
         "mcq",
