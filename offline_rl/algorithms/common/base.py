@@ -503,7 +503,10 @@ def update_targets(state: State) -> State:
 
 
 def keep_where(old: State, new: State, keep: Tensor) -> State:
-    """Return the state with `old`'s networks and optimizers if `keep` (0-d), else `new`'s."""
+    """Return the state with `old`'s networks and optimizers if `keep` (0-d), else `new`'s.
+
+    If `keep` may differ between seeds, the optimizers must have `Adam.seeds_stop`.
+    """
 
     def select(old_tree: Any, new_tree: Any) -> Any:
         return tree_map(lambda x, y: x if x is y else torch.where(keep, x, y), old_tree, new_tree)

@@ -134,8 +134,8 @@ class FittedDynamics(SoftActorCritic):
         return super().networks() | networks
 
     def optimizers(self) -> dict[str, Adam]:
-        fixed = {"input_": 0.0}
-        return super().optimizers() | {"dynamics": Adam(self.cfg.dynamics_lr, rates=fixed)}
+        adam = Adam(self.cfg.dynamics_lr, rates={"input_": 0.0}, seeds_stop=True)
+        return super().optimizers() | {"dynamics": adam}
 
     @property
     def phases(self) -> Mapping[str, int]:
@@ -211,6 +211,7 @@ class FittedDynamics(SoftActorCritic):
         if self.cfg.scale_inputs:
             count = weights.sum()
             mean = (x * weights).sum(0) / count
+            mean = mean + ((x - mean) * weights).sum(0) / count  # exact if x is constant
             std = (((x - mean).square() * weights).sum(0) / count).sqrt()
             scale = {"input_mean": mean, "input_std": torch.where(std < 1e-12, 1.0, std)}
             for name in ("dynamics", "best_dynamics"):

@@ -162,6 +162,7 @@ class ModelBased(FittedDynamics):
             ends = facts.is_end(cfg.ends, s, a, s2)
             columns = {"observations": s, "actions": a, "next_observations": s2}
             columns["rewards"] = self.imagined_reward(state, prediction, r)
+            finite = finite & columns["rewards"].isfinite()  # a penalty may exceed float32
             columns |= {"terminated": ends.float(), "truncated": (~ends).float()}
             for name, column in (columns | {"valid": alive & finite}).items():
                 rows.setdefault(name, []).append(column)
