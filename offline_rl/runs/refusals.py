@@ -287,7 +287,8 @@ def wrong_learner(
             f"pretrain_updates={budget.pretrain_updates}: {method} has no preliminary phase with "
             "these settings. Remove it."
         )
-    if learner.phases and not budget.num_updates and run.start is None:
+    reads_data = "data" in learner.mode.learns
+    if learner.phases and reads_data and not budget.num_updates and run.start is None:
         yield (
             f"{method} must train on a dataset before it trains online. Set num_updates=, or "
             "fine-tune one of its runs."

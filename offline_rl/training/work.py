@@ -132,7 +132,8 @@ class Work:
             after = getattr(counts, piece.unit)
             if after > before:
                 self.progress.position = Position(index, done + after - before)
-                if self._ended or (piece.evaluate and passed(before, after, self.eval_every)):
+                evaluates = piece.evaluate or isinstance(piece, Interact)
+                if self._ended or (evaluates and passed(before, after, self.eval_every)):
                     self.progress.evaluate_at = self.progress.position
         if isinstance(piece, Learn) and piece.skips and self.progress.position.done == piece.size:
             self._skip_converged(piece, index)

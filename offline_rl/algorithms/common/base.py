@@ -248,6 +248,14 @@ class Algorithm:
         parts = {self.acts_as.get(name, name): params[name] for name in self.acts}
         return {f"{name}.{k}": v for name, part in parts.items() for k, v in part.items()}
 
+    def exploring_head(self) -> Head:
+        """Return the head that collects experience. It is not exported."""
+        return self.acting_head()
+
+    def exploring_params(self, params: Mapping[str, Params]) -> Params:
+        """Return the parameters of `exploring_head`. params: parameters of all networks."""
+        return self.acting_params(params)
+
     def optimizers(self) -> dict[str, Adam]:
         """Return an optimizer per trained network; names of absent networks are ignored."""
         raise NotImplementedError

@@ -102,11 +102,14 @@ class ModelBased(FittedDynamics):
             work.append(Learn("update", min(every, num_updates - done)))
         return work
 
-    def fill_pieces(self) -> list[Piece]:
-        """Return the pieces that compute `starts` rollouts."""
+    def fill_pieces(self, phase: str = "update", chunk: int = CHUNK) -> list[Piece]:
+        """Return the pieces that compute `starts` rollouts with the config of `phase`.
+
+        chunk: rollouts computed at a time.
+        """
         starts = self.cfg.starts
-        sizes = [min(CHUNK, starts - done) for done in range(0, starts, CHUNK)]
-        return [Fill("update", size, states="starts", target=MODEL) for size in sizes]
+        sizes = [min(chunk, starts - done) for done in range(0, starts, chunk)]
+        return [Fill(phase, size, states="starts", target=MODEL) for size in sizes]
 
     def rings(self) -> Mapping[str, int]:
         return {MODEL: self.cfg.starts * self.cfg.horizon * self.cfg.retain}
