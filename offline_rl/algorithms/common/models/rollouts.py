@@ -47,7 +47,7 @@ class ModelConfig(FittingConfig):
     starts: Annotated[int, Range(1), BUILT] = 50_000  # rollouts at a time
     rollout_every: Count = 1_000  # updates between rollouts
     retain: Count = 5  # the newest rollouts are kept, of this many times
-    real_share: Share = 0.05  # share of the data's transitions in a batch
+    real_share: Annotated[Share, BUILT] = 0.05  # share of the data's transitions in a batch
     alpha_max: Positive | None = 1.0  # upper bound of the temperature; null: none
     actor_anneals: Annotated[bool, BUILT] = True  # actor's learning rate falls to 0 (cosine)
     entropy_in_target: Annotated[bool, BUILT] = True  # targets of critics include the entropy
@@ -120,8 +120,18 @@ class ModelBased(FittedDynamics):
         data = require(sources, "offline")
         if phase == "starts":
             return data
-        real = int(self.cfg.batch_size * self.cfg.real_share) / self.cfg.batch_size
+        real = self.real_rows(self.cfg.batch_size) / self.cfg.batch_size
         return Mixture(Marked(data, False), Marked(require(sources, MODEL), True), real)
+
+    def real_rows(self, batch_size: int) -> int:
+        """Return the number of the data's transitions in a batch."""
+        return int(batch_size * self.cfg.real_share)
+
+    def predicted_rows(self, batch: Batch) -> Tensor:
+        """Return the indices of the predicted transitions of a batch, in order."""
+        assert batch.imagined is not None
+        first = batch.imagined.argsort(stable=True)
+        return first[self.real_rows(len(batch.rewards)) :]
 
     def predict(self, state: State, s: Tensor, a: Tensor) -> Prediction:
         """Return predictions for states [B, O] and actions [B, A]. Each row samples an elite."""
