@@ -91,7 +91,14 @@ def wrong_options(run: Any) -> Iterator[str]:
             f"{method} has nothing to do. Set num_env_steps=… to train online, or num_updates=… to "
             "train on a dataset."
         )
-    if not updates and not steps:
+    if run.data.dynamics is not None and cls.dynamics_model is None:
+        yield (
+            f"dynamics= is used by {model_based_names()}; {method} fits no dynamics model. Remove "
+            "it."
+        )
+    if run.fits_model_only and run.data.dynamics is not None:
+        yield "nothing to do: with dynamics=, no model is fitted. Raise num_updates."
+    if not updates and not steps and not run.fits_model_only:
         yield "nothing to do: num_updates and num_env_steps are both 0. Raise one."
     if compile == "always" and (missing := hardware.missing_compiler()):
         yield f"compile=always: {missing}"
@@ -133,6 +140,17 @@ def wrong_options(run: Any) -> Iterator[str]:
         yield f"base= is used by {' and '.join(names)}; {method} has no base policy. Remove it."
 
 
+def model_based_names(reusable: Any = None) -> str:
+    """Return the names of the algorithms that fit a dynamics model, for messages.
+
+    reusable: only those whose model has the same networks.
+    """
+    models = {name: algorithm_class(name).dynamics_model for name in algorithm_names()}
+    fitted = {name: model for name, model in models.items() if model is not None}
+    names = [k for k, v in fitted.items() if reusable is None or v.networks == reusable.networks]
+    return " and ".join(names)
+
+
 def wrong_start(run: Any) -> Iterator[str]:
     """Yield an error message if the run lacks data, or the run or policy to start from.
 
@@ -142,6 +160,8 @@ def wrong_start(run: Any) -> Iterator[str]:
     """
     method, mode, budget = run.method.name, run.method.cls.mode, run.budget
     method_cfg = run.method.cfg
+    if run.data.dynamics is not None and run.start is not None:
+        yield f"dynamics= is not used: the dynamics model is that of {run.start.run}. Remove it."
     if mode.start == "teacher" and run.start is None:
         yield f"{method} needs a teacher. Use offline-rl distill run=<folder> with {mode.runs}."
     if mode.start == "run" and run.start is None:
@@ -287,7 +307,7 @@ def wrong_learner(
             f"pretrain_updates={budget.pretrain_updates}: {method} has no preliminary phase with "
             "these settings. Remove it."
         )
-    if learner.phases and not budget.num_updates and run.start is None:
+    if learner.phases and not budget.num_updates and run.start is None and budget.num_env_steps:
         yield (
             f"{method} must train on a dataset before it trains online. Set num_updates=, or "
             "fine-tune one of its runs."
@@ -307,6 +327,8 @@ def wrong_learner(
             f"{limit}, and {method} collects in {count} environments at the same time. Use "
             "algorithm.environments=1."
         )
+    if run.data.dynamics is not None and learner.dynamics_model is not None:
+        scheduled |= {*learner.dynamics_model.phases}  # another run has completed them
     missing = [phase for phase in learner.needed_phases if phase not in scheduled]
     if "update" in scheduled and missing:
         yield (

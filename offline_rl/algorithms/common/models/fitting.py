@@ -258,8 +258,8 @@ class FittedDynamics(SoftActorCritic):
         stale = torch.where(better.any(), 0.0, old["stale"] + 1)
         center = (y * weights).sum(0) / rows
         record = {
+            **old,
             "variance": ((y - center).square() * weights).sum(0) / rows,
-            "training_rows": old["training_rows"],
             "holdout_rows": rows,
             "epochs": torch.where(finished, old["epochs"], old["epochs"] + 1),
             "error": torch.where(better, error, old["error"]),
