@@ -31,9 +31,7 @@ class Config(ModelConfig):
     """Defaults: OfflineRL-Kit's (run_example/run_mopo.py)."""
 
     penalty: NonNegative = 1.0  # weight of the uncertainty, in units of the reward
-    # aleatoric: largest norm of a member's standard deviations; disagreement: largest distance of a
-    # member's mean from the mean over members; spread: root mean variance of means
-    uncertainty: Annotated[Uncertainty, BUILT] = "aleatoric"
+    uncertainty: Annotated[Uncertainty, BUILT] = "aleatoric"  # see `uncertainty` below
 
 
 class MOPO(ModelBased):
@@ -45,7 +43,12 @@ class MOPO(ModelBased):
 
 
 def uncertainty(prediction: Prediction, kind: Uncertainty) -> Tensor:
-    """Return the uncertainty u(s, a) of predictions, [B], over all members."""
+    """Return the uncertainty u(s, a) of predictions, [B], over all members.
+
+    aleatoric: the largest norm of a member's standard deviations. disagreement: the largest
+    distance of a member's mean from the mean over members. spread: the root of the mean variance of
+    the members' means.
+    """
     if kind == "aleatoric":
         return prediction.stds.norm(dim=-1).amax(0)
     means = prediction.means[..., :-1]  # [E, B, O]

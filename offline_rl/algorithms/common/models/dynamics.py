@@ -71,8 +71,12 @@ class Ensemble(nn.Module):
         return (self.most - self.least).sum()
 
     def weight_penalty(self, decay: Sequence[float]) -> Tensor:
-        """Return half the sum of squared weights of all members, 0-d. decay: factor per layer."""
+        """Return half the sum of squared weights of all members, 0-d.
+
+        decay: factor of each layer, or a single factor.
+        """
         squares = [weight.square().sum() for weight in self.net.weights]
+        decay = [*decay] * (len(squares) if len(decay) == 1 else 1)
         return 0.5 * torch.stack([d * x for d, x in zip(decay, squares, strict=True)]).sum()
 
 

@@ -17,7 +17,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,8 @@ PARTS: dict[str, Part] = {
     "select_dynamics": "holdout",
 }
 
+UNKNOWN = 1e10  # error of a member before it is measured
+
 
 @frozen
 class FittingConfig(SoftConfig):
@@ -60,7 +62,7 @@ class FittingConfig(SoftConfig):
     elites: Annotated[int, Range(1), BUILT] = 5  # members with the lowest holdout errors, used
     dynamics_hidden: Sizes = (200, 200, 200, 200)  # units of each hidden layer of a member
     dynamics_lr: Rate = 1e-3  # learning rate of the dynamics model
-    # squared weights of each layer are added to its loss with half this factor, input layer first
+    # L2 penalty of the dynamics model per layer, input layer first; one number: for all layers
     dynamics_decay: Annotated[tuple[float, ...], Range(0), BUILT] = (
         2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4,
     )  # fmt: skip
@@ -79,10 +81,10 @@ class FittingConfig(SoftConfig):
         if self.elites > self.members:
             raise ValueError(f"elites={self.elites} exceeds members={self.members}.")
         layers = len(self.dynamics_hidden) + 1
-        if len(self.dynamics_decay) != layers:
+        if len(self.dynamics_decay) not in (1, layers):
             raise ValueError(
                 f"dynamics_decay has {len(self.dynamics_decay)} factors, but the dynamics model "
-                f"has {layers} layers. Give one factor per layer of dynamics_hidden, and one more."
+                f"has {layers} layers. Give one factor for all layers, or {layers}."
             )
 
     @classmethod
@@ -91,7 +93,7 @@ class FittingConfig(SoftConfig):
             "members": 3,
             "elites": 2,
             "dynamics_hidden": (16,),
-            "dynamics_decay": (1e-5, 1e-5),
+            "dynamics_decay": (1e-5,),
             "dynamics_epochs": 3,
             "epoch_updates": 2,
         }
@@ -102,8 +104,8 @@ class Record(nn.Module):
 
     def __init__(self, members: int, outputs: int) -> None:
         super().__init__()
-        self.error = nn.Parameter(torch.full((members,), 1e10))  # lowest holdout error
-        self.by_output = nn.Parameter(torch.full((members, outputs), 1e10))  # at that time
+        self.error = nn.Parameter(torch.full((members,), UNKNOWN))  # lowest holdout error
+        self.by_output = nn.Parameter(torch.full((members, outputs), UNKNOWN))  # at that time
         self.variance = nn.Parameter(torch.zeros(outputs))  # of the targets of the holdout rows
         self.training_rows = nn.Parameter(torch.zeros(()))
         self.holdout_rows = nn.Parameter(torch.zeros(()))
@@ -122,7 +124,6 @@ class FittedDynamics(SoftActorCritic):
     Networks: `dynamics`, `best_dynamics` (each member's stored weights) and `record`.
     """
 
-    frozen_networks: ClassVar = ("best_dynamics", "record")
     needed_phases = tuple(PARTS)
     dynamics_model: ClassVar = Reusable(
         networks=("dynamics", "best_dynamics", "record"),
@@ -219,8 +220,10 @@ class FittedDynamics(SoftActorCritic):
         """Reset the record, and set the scale of the model's inputs. The batch has all rows."""
         x, _ = inputs_and_targets(batch)
         weights = require_weights(batch)[:, None]
-        fresh = Record(self.cfg.members, self.outputs).named_parameters()
-        record = {k: v.detach().to(x.device) for k, v in fresh}
+        record = {
+            name: torch.full_like(old, UNKNOWN if name in ("error", "by_output") else 0.0)
+            for name, old in state.params["record"].items()
+        }
         record["training_rows"] = weights.sum()
         params = {**state.params, "record": record}
         if self.cfg.scale_inputs:

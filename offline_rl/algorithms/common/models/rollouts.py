@@ -38,9 +38,9 @@ class ModelConfig(FittingConfig):
     """Options of rollouts in a dynamics model. Defaults: OfflineRL-Kit's."""
 
     rewards: Annotated[Literal["model", "task"], BUILT] = "model"  # source of predicted rewards
-    # ends of predicted episodes. task: as in the environment; published: as in published
-    # model-based code, where it differs; never: no end
-    ends: Annotated[Ends, BUILT] = "task"
+    ends: Annotated[Ends, BUILT] = (
+        "task"  # ends of predicted episodes. task: of the environment; published: of other code
+    )
     clamp_states: Annotated[bool, BUILT] = False  # clip predicted states to the data's range
     outside_max: Share = 0.5  # most predicted states far outside the data's range; else an error
     horizon: Annotated[int, Range(1), BUILT] = 5  # steps of a rollout
