@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from offline_rl.algorithms.common.config import stackable_fields
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import ONLINE, Fill, Interact, Learn, OnPolicy, Piece
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from offline_rl.algorithms.common.base import Algorithm
     from offline_rl.runs.options import TrainOptions
 
+CHUNK = 100_000  # rows that are checked at a time, which bounds memory
 TRACKERS = ("wandb", "tensorboard")  # trackers that need a package of this name
 
 
@@ -230,6 +234,12 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
             f"{name} has no rewards, which {method} needs. Use data with rewards, or an algorithm "
             "that needs none, such as bc or recoil."
         )
+    if learner.uses_facts and (count := unmarked_ends(run, data)):
+        yield (
+            f"{name}: {count:,} rows end an episode of {run.task.name}, but no row is terminated, so "
+            "returns beyond these ends would be learned. Use data with terminations, or "
+            "algorithm.ends=never if episodes continue there."
+        )
     if cfg.center_rewards and run.budget.num_env_steps:
         yield (
             "center_rewards=true requires that no episode terminates, which is unknown for online "
@@ -247,6 +257,23 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
             f"online.n_step={interaction.online.n_step}: {method} needs n_step=1, because its "
             "targets use the action of the next step"
         )
+
+
+def unmarked_ends(run: Any, data: Dataset) -> int:
+    """Return the number of rows that end an episode by the task's rule, if none is terminated.
+
+    run: a Run. 0 if the run does not use the task's rule, or if the rule is not known.
+    """
+    outcomes = getattr(run.task, "outcomes", None)
+    uses_rule = getattr(run.method.cfg, "ends", None) == "task" and outcomes is not None
+    if not uses_rule or "task" not in outcomes.ends or data.terminated.any():
+        return 0
+    count, rows = 0, np.flatnonzero(data.usable)
+    for start in range(0, len(rows), CHUNK):
+        at = rows[start : start + CHUNK]
+        arrays = data.observations[at], data.actions[at], data.observations[data.next_index[at]]
+        count += int(outcomes.ends["task"](*map(torch.as_tensor, arrays)).sum())
+    return count
 
 
 def wrong_steps(run: Any, steps_per_decision: int) -> Iterator[str]:

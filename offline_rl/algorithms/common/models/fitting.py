@@ -125,7 +125,7 @@ class FittedDynamics(SoftActorCritic):
     """
 
     needed_phases = tuple(PARTS)
-    dynamics_model: ClassVar = Reusable(
+    dynamics_model = Reusable(
         networks=("dynamics", "best_dynamics", "record"),
         phases=tuple(PARTS),
         settings=("members", "elites", "dynamics_hidden", "scale_inputs"),
@@ -298,7 +298,7 @@ class FittedDynamics(SoftActorCritic):
             "holdout_error": dict(zip((*names, "reward"), errors.tolist(), strict=True)),
             "variance": dict(zip((*names, "reward"), record["variance"].tolist(), strict=True)),
             "elites": elites.tolist(),
-            "seconds": sum(seconds.get(name, 0.0) for name in PARTS),
+            "seconds": sum(seconds.get(name, 0.0) for name in PARTS) or None,  # None: loaded
         }
         counts = ("epochs", "training_rows", "holdout_rows")
         return {"dynamics": fit | {name: int(record[name]) for name in counts}}
