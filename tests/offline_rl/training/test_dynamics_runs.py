@@ -129,3 +129,28 @@ def test_a_resumed_run_has_the_model_in_its_own_checkpoints(
 def test_a_run_without_a_policy_cannot_be_fine_tuned(fitted: Result) -> None:
     with pytest.raises(UserError, match=r"fitted only a dynamics model .* Pass it as dynamics="):
         finetune(run=fitted.path, algorithm="sac", num_env_steps=10, task="env:Pendulum-v1")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"algorithm.holdout_share": 0.003}, "a share of 0.003 of 300 rows is no holdout data"),
+        (
+            {"algorithm.holdout_share": 0.3, "algorithm.holdout": "episodes"},
+            "a share of 0.3 of 3 episodes is no holdout data",
+        ),
+        ({"algorithm.ends": "sometimes"}, "one of task, published, never"),
+        ({"algorithm.ends": "task"}, "it is not known when episodes of none end"),
+        ({"algorithm.rewards": "task"}, "the reward of none does not follow from observations"),
+        ({"stream": "always"}, "is fitted to data in memory, and this data is streamed"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    keys: dict[str, Any], tmp_path: Path, wrong: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence) as caught:
+        train(**keys | {"num_updates": 1, "out": str(tmp_path)} | wrong)
+    assert str(caught.value).count("\n") == 0
+    assert not list(tmp_path.rglob("config.json"))
+
+
