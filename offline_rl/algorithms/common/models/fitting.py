@@ -40,6 +40,7 @@ from offline_rl.data import Dataset
 from offline_rl.replay.batch import Batch, Source, Sources, require
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.split import By, Part, Split
+from offline_rl.replay.streaming import Rotation
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, NonNegative, Range, frozen
 from policies.networks.init import half_lecun_init
@@ -197,7 +198,7 @@ class FittedDynamics(SoftActorCritic):
     def dynamics_source(self, phase: str, buffer: Source) -> Source:
         """Return the source of a fitting phase: one part of the buffer's rows."""
         cfg = self.cfg
-        if not isinstance(buffer, ReplayBuffer):
+        if isinstance(buffer, Rotation) or not isinstance(buffer, ReplayBuffer):
             raise UserError(
                 "The dynamics model is fitted to data in memory, and this data is streamed. Use "
                 "stream=never or fewer episodes=."
