@@ -261,7 +261,9 @@ class Work:
             self._show(activity if done < number else "")
         if self.engine.device.type == "cuda":
             torch.cuda.synchronize(self.engine.device)
-        self.progress.seconds += time.perf_counter() - started
+        elapsed = time.perf_counter() - started
+        counts.seconds += elapsed
+        self.progress.seconds += elapsed
 
     def _show(self, activity: str = "") -> None:
         """Show the progress of the current phase. activity: text about the updates of a step."""
