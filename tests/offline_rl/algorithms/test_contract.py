@@ -121,12 +121,14 @@ def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
     made = sources(cls, cfg, str(options.get("device", "cpu")))
     how = Interaction(cls.Online.small(), cfg)
 
-    def make(_: int) -> Algorithm:
-        algorithm = cls(SPEC, cfg, 100, how)
-        algorithm.facts = FACTS if cls.uses_facts else None
-        return algorithm
+    return Engine(lambda _: new_algorithm(cls, cfg, how), seeds, made, batch_size=32, **options)
 
-    return Engine(make, seeds, made, batch_size=32, **options)
+
+def new_algorithm(cls: type[Algorithm], cfg: object, how: Interaction | None = None) -> Algorithm:
+    """Return an algorithm, with facts of its task if it uses them."""
+    algorithm = cls(SPEC, cfg, 100, how)
+    algorithm.facts = FACTS if cls.uses_facts else None
+    return algorithm
 
 
 @lru_cache(8)  # the kinds that one algorithm's tests ask for
@@ -223,7 +225,7 @@ def test_an_update_does_not_modify_its_inputs_and_returns_finite_detached_scalar
 def test_imitation_phases_are_those_that_never_read_next_observations(name: str):
     """Only updates of these phases stay finite with NaN in every next observation."""
     cls = algorithm_class(name)
-    algorithm, e = cls(SPEC, small_config(cls), 100), engine(name, [0])
+    algorithm, e = new_algorithm(cls, small_config(cls)), engine(name, [0])
     tree, random = algorithm.initial(), Random(torch.tensor(0), torch.tensor(0))
     state = State(algorithm, tree["params"], tree["optimizer"], random, torch.tensor(0))
     for phase in [*algorithm.phases, "update"]:
@@ -281,7 +283,7 @@ def test_compiled_updates_of_256_units_compute_what_the_traced_graph_does(
     cfg = small_config(cls, **size)
     made, how = sources(cls, cfg), Interaction(cls.Online.small(), cfg)
     options = {"batch_size": 128, "precision": precision, "compile": True}
-    e = Engine(lambda _: cls(SPEC, cfg, 100, how), [0, 1], made, **options)
+    e = Engine(lambda _: new_algorithm(cls, cfg, how), [0, 1], made, **options)
     for phase in [*e.algorithm.phases, "update"]:
         e.programs(phase)
     assert e.fallbacks == {}
@@ -521,7 +523,7 @@ def device_faults(
         both = {**both, "online": experience}
     interaction = Interaction(how, then, 10)
     e = Engine(
-        lambda _: cls(SPEC, cfg, 100, interaction), [0, 1], both, batch_size=32, device="meta"
+        lambda _: new_algorithm(cls, cfg, interaction), [0, 1], both, batch_size=32, device="meta"
     )
     found: dict[str, dict[str, int]] = {}
     with pytest.MonkeyPatch.context() as patch:

@@ -144,6 +144,18 @@ class ModelBased(FittedDynamics):
         sample = means[member, rows] + stds[member, rows] * noise
         return Prediction(sample[:, :-1], sample[:, -1], means, stds)
 
+    def outcome(self, s: Tensor, a: Tensor, prediction: Prediction) -> tuple[Tensor, Tensor, Tensor]:
+        """Return next states [B, O], rewards [B] and ends [B] of predicted transitions.
+
+        States are clipped and rewards are those of the task if the options say so.
+        """
+        cfg, facts = self.cfg, self.facts
+        assert facts is not None
+        s2, r = prediction.next_observations, prediction.rewards
+        s2 = facts.clamp(s2) if cfg.clamp_states else s2
+        r = facts.task_reward(s, a, s2) if cfg.rewards == "task" else r
+        return s2, r, facts.is_end(cfg.ends, s, a, s2)
+
     def imagined_reward(self, state: State, prediction: Prediction, rewards: Tensor) -> Tensor:
         """Return the reward [B] that a predicted transition is stored with."""
         return rewards
@@ -158,18 +170,14 @@ class ModelBased(FittedDynamics):
 
         Rows after the end of a rollout are not valid.
         """
-        cfg, facts = self.cfg, self.facts
-        assert facts is not None
+        cfg = self.cfg
         s, alive = batch.observations, torch.ones_like(batch.rewards, dtype=torch.bool)
         rows: dict[str, list[Tensor]] = {}
         for _ in range(cfg.horizon):
             a = self.choose_action(state, s)
             prediction = self.predict(state, s, a)
-            s2, r = prediction.next_observations, prediction.rewards
-            s2 = facts.clamp(s2) if cfg.clamp_states else s2
-            r = facts.task_reward(s, a, s2) if cfg.rewards == "task" else r
+            s2, r, ends = self.outcome(s, a, prediction)
             finite = s2.isfinite().all(-1) & r.isfinite()
-            ends = facts.is_end(cfg.ends, s, a, s2)
             columns = {"observations": s, "actions": a, "next_observations": s2}
             columns["rewards"] = self.imagined_reward(state, prediction, r)
             finite = finite & columns["rewards"].isfinite()  # a penalty may exceed float32
