@@ -45,10 +45,9 @@ class SparseOptions(Checked):
     products: Annotated[bool, BUILT] = True  # include products of the polynomials with each action
     constant: Annotated[bool, BUILT] = False  # include the constant term
     members: Annotated[int, Range(1), BUILT] = 20  # number of fits in the ensemble
-    # apply ridge and threshold to coefficients of terms and targets of length 1; false: to the
-    # coefficients themselves, as SINDy-RL does
-    normalize: Annotated[bool, BUILT] = True
-    ridge: Positive = 1e-8  # weight of the L2 penalty on coefficients while terms are removed
+    # for ridge and threshold only; false: they apply to the coefficients themselves (SINDy-RL)
+    normalize: Annotated[bool, BUILT] = True  # scale terms and targets to length 1
+    ridge: Positive = 1e-8  # weight of the L2 penalty on the coefficients during thresholding
     threshold: NonNegative = 7e-3  # smallest absolute value of a coefficient that is kept
     max_iter: Count = 20  # rounds of ridge regression and thresholding
     drop_terms: Annotated[int, Range(0), BUILT] = 1  # random terms that each member does not use
