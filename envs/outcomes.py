@@ -42,7 +42,7 @@ def library(array: Any) -> Any:
 
 def never(s: Any, a: Any, s2: Any) -> Any:
     """Return False everywhere: no transition terminates the episode."""
-    return library(s2).zeros_like(s2[..., 0], dtype=bool)
+    return abs(s2[..., 0]) < 0  # false for NaN too
 
 
 def out_of_bounds(s: Any, a: Any, s2: Any) -> Any:

@@ -214,6 +214,7 @@ def test_every_function_is_a_tensor_program_that_equals_its_numpy_program():
         torch.testing.assert_close(one, eager[1, 3], equal_nan=True)
         for program in (
             make_fx(function, tracing_mode="fake")(*tensors),
+            torch.fx.symbolic_trace(function),
             torch.func.vmap(function),
         ):
             torch.testing.assert_close(program(*tensors), eager, equal_nan=True)
