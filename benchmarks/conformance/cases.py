@@ -53,6 +53,7 @@ REPOSITORIES = {  # key of the command: repository, commit
         "yihaosun1124/OfflineRL-Kit",
         "e3ce69793766d02660217d4dfc0af4693a5531bd",
     ),
+    "coplanner": ("si0wang/COPlanner", "35a4b8a29a1dcfca1677d0b08ac169cc6c6cffe8"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -861,6 +862,22 @@ CASES = (
             ("max_q_backup", {"max_q_backup": True, "num_critics": 3}),
         )
     ),
+    *(
+        Case(
+            "coplanner",
+            "coplanner",
+            "MuJoCo-MBPO-COPlanner/sac/sac.py",
+            tuple(f"{name}_{k}" for k in range(3) for name in ("action", "noise", "member")),
+            MODEL
+            | {"plans": 4, "ahead": 3, "plan_discount": 0.8, "caution": 10.0, "curiosity": 10.0}
+            | {"dynamics_hidden": (8,) * 4},
+            phase=f"plan_in_the_{place}",
+            variant=variant,
+            aims=("observations",),
+            updates=4,
+        )
+        for place, variant in (("model", "cautious"), ("environment", "curious"))
+    ),
     Case(
         "mcq",
         "mcq",
@@ -880,5 +897,7 @@ RECORDED_CASES = tuple({case.inputs: case for case in reversed(CASES)}.values())
 WITHOUT = {  # algorithms without a case, and the reason
     "gr_rl": "there is no public code; a test compares its update with plain PyTorch",
     "one_step": "its loss equals that of rl100's one-step head (see its row); a test checks this",
+    "mbpo": "jannerm/mbpo needs TensorFlow 1; fit, rollouts and updates are mopo's (see its rows)",
+    "sparse_policy": "its fit is compared with pysindy in tests/…/common/test_sparse.py",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.conformance import inputs
 from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays, Tape
-from offline_rl.algorithms.common.base import Algorithm, Interaction, State
+from offline_rl.algorithms.common.base import Algorithm, Interaction, Network, State
 from offline_rl.algorithms.common.chunk_cloning import ChunkCloning
 from offline_rl.algorithms.common.models.facts import Facts
 from offline_rl.algorithms.common.models.rollouts import ModelBased
@@ -265,6 +265,21 @@ def roll_out(algorithm: Any, state: State, batch: Batch, i: int) -> tuple[State,
     return state, {k: torch.cat([x, x.new_zeros(padding, *x.shape[1:])]) for k, x in rows.items()}
 
 
+def plan_in_the_model(
+    algorithm: Any, state: State, batch: Batch, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Return planned actions of rollouts."""
+    return state, {"actions": algorithm.choose_action(state, batch.observations)}
+
+
+def plan_in_the_environment(
+    algorithm: Any, state: State, batch: Batch, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Return planned actions of an environment."""
+    head = Network(algorithm.exploring_head(), algorithm.exploring_params(state.params))
+    return state, {"actions": head.explore_action(batch.observations, state.random)}
+
+
 def improve_all_steps(
     algorithm: Any, state: State, batch: Any, i: int
 ) -> tuple[State, dict[str, Tensor]]:
@@ -295,6 +310,8 @@ REPLACEMENTS: dict[tuple[str, str], Any] = {
     ("rl100", ONLINE): update_on_rollout,
     ("mopo", "fit_completely"): fit_completely,
     ("mopo", "roll_out"): roll_out,
+    ("coplanner", "plan_in_the_model"): plan_in_the_model,
+    ("coplanner", "plan_in_the_environment"): plan_in_the_environment,
 }
 
 

@@ -5,10 +5,11 @@ transition. The standard deviation of these values over the members, times `pena
 from the target of predicted transitions. Transitions of the data are not penalized.
 
 Paper:   Sun et al., ICML 2023, PMLR 202 (proceedings.mlr.press/v202/sun23q.html).
-Differs: from yihaosun1124/OfflineRL-Kit and the authors' code (yihaosun1124/mobile), whose settings
-         are used: targets are not raised to at least 0; clamp_targets=true equals it. With rewards
-         that are mostly negative, that makes most values 0. The loss is the sum over critics, not
-         the mean; Adam removes that factor. Also the differences of `mopo` from that code.
+Differs: from the authors' code (yihaosun1124/mobile) and yihaosun1124/OfflineRL-Kit. There, targets
+         are raised to at least 0, which clamp_targets=true does. By default they are not: with
+         rewards that are mostly negative, most values would be 0. The loss is the sum over critics;
+         there it is the mean. Rollouts have 5 steps; there, 1 is the default. Other differences are
+         those of `mopo`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from offline_rl.utils.options import Count, NonNegative, Positive, frozen
 
 @frozen
 class Config(ModelConfig):
-    """Defaults: OfflineRL-Kit's (run_example/run_mobile.py)."""
+    """Defaults: the authors' (yihaosun1124/mobile:configs/gym/default.py)."""
 
     penalty: NonNegative = 1.0  # weight of the inconsistency (beta); larger: closer to the data
     num_samples: Count = 10  # predictions per member; also actions per state with max_q_backup
@@ -37,7 +38,6 @@ class Config(ModelConfig):
     clamp_targets: Annotated[bool, BUILT] = False  # raise targets to 0; for rewards >= 0 only
     entropy_in_target: Annotated[bool, BUILT] = False  # targets of critics include the entropy
     initial_alpha: Annotated[Positive, BUILT] = 1.0  # temperature at the start
-    dynamics_epochs: Count = 30  # most passes over the data
 
     def __post_init__(self) -> None:
         super().__post_init__()

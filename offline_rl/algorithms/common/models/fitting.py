@@ -22,7 +22,15 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Metrics, Network, State, keep_where, minimize
+from offline_rl.algorithms.common.base import (
+    Metrics,
+    Network,
+    Params,
+    Reusable,
+    State,
+    keep_where,
+    minimize,
+)
 from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate, Sizes
 from offline_rl.algorithms.common.entropy import SoftActorCritic, SoftConfig
 from offline_rl.algorithms.common.models import dynamics
@@ -32,6 +40,7 @@ from offline_rl.data import Dataset
 from offline_rl.replay.batch import Batch, Source, Sources, require
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.split import By, Part, Split
+from offline_rl.replay.streaming import Rotation
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, NonNegative, Range, frozen
 from policies.networks.init import half_lecun_init
@@ -98,6 +107,10 @@ class Record(nn.Module):
         super().__init__()
         self.error = nn.Parameter(torch.full((members,), UNKNOWN))  # lowest holdout error
         self.by_output = nn.Parameter(torch.full((members, outputs), UNKNOWN))  # at that time
+        self.variance = nn.Parameter(torch.zeros(outputs))  # of the targets of the holdout rows
+        self.training_rows = nn.Parameter(torch.zeros(()))
+        self.holdout_rows = nn.Parameter(torch.zeros(()))
+        self.epochs = nn.Parameter(torch.zeros(()))
         self.stale = nn.Parameter(torch.zeros(()))  # epochs since a member has improved
         self.finished = nn.Parameter(torch.zeros(()))  # 1: fitting has stopped
 
@@ -113,6 +126,11 @@ class FittedDynamics(SoftActorCritic):
     """
 
     needed_phases = tuple(PARTS)
+    dynamics_model = Reusable(
+        networks=("dynamics", "best_dynamics", "record"),
+        phases=tuple(PARTS),
+        settings=("members", "elites", "dynamics_hidden", "scale_inputs"),
+    )
 
     @property
     def outputs(self) -> int:
@@ -134,8 +152,8 @@ class FittedDynamics(SoftActorCritic):
         return super().networks() | networks
 
     def optimizers(self) -> dict[str, Adam]:
-        fixed = {"input_": 0.0}
-        return super().optimizers() | {"dynamics": Adam(self.cfg.dynamics_lr, rates=fixed)}
+        adam = Adam(self.cfg.dynamics_lr, rates={"input_": 0.0}, seeds_stop=True)
+        return super().optimizers() | {"dynamics": adam}
 
     @property
     def phases(self) -> Mapping[str, int]:
@@ -180,7 +198,7 @@ class FittedDynamics(SoftActorCritic):
     def dynamics_source(self, phase: str, buffer: Source) -> Source:
         """Return the source of a fitting phase: one part of the buffer's rows."""
         cfg = self.cfg
-        if not isinstance(buffer, ReplayBuffer):
+        if isinstance(buffer, Rotation) or not isinstance(buffer, ReplayBuffer):
             raise UserError(
                 "The dynamics model is fitted to data in memory, and this data is streamed. Use "
                 "stream=never or fewer episodes=."
@@ -207,10 +225,12 @@ class FittedDynamics(SoftActorCritic):
             name: torch.full_like(old, UNKNOWN if name in ("error", "by_output") else 0.0)
             for name, old in state.params["record"].items()
         }
+        record["training_rows"] = weights.sum()
         params = {**state.params, "record": record}
         if self.cfg.scale_inputs:
             count = weights.sum()
             mean = (x * weights).sum(0) / count
+            mean = mean + ((x - mean) * weights).sum(0) / count  # exact if x is constant
             std = (((x - mean).square() * weights).sum(0) / count).sqrt()
             scale = {"input_mean": mean, "input_std": torch.where(std < 1e-12, 1.0, std)}
             for name in ("dynamics", "best_dynamics"):
@@ -235,12 +255,18 @@ class FittedDynamics(SoftActorCritic):
         x, y = inputs_and_targets(batch)
         weights = require_weights(batch)[:, None]
         mean, _ = state.dynamics(x)  # [E, B, O + 1]
-        by_output = ((mean - y).square() * weights).sum(1) / weights.sum()
+        rows = weights.sum()
+        by_output = ((mean - y).square() * weights).sum(1) / rows
         error = by_output.mean(-1)
         finished = old["finished"] > 0
         better = ((old["error"] - error) / old["error"] > cfg.min_improvement) & ~finished
         stale = torch.where(better.any(), 0.0, old["stale"] + 1)
+        center = (y * weights).sum(0) / rows
         record = {
+            **old,
+            "variance": ((y - center).square() * weights).sum(0) / rows,
+            "holdout_rows": rows,
+            "epochs": torch.where(finished, old["epochs"], old["epochs"] + 1),
             "error": torch.where(better, error, old["error"]),
             "by_output": torch.where(better[:, None], by_output, old["by_output"]),
             "stale": torch.where(finished, old["stale"], stale),
@@ -261,6 +287,23 @@ class FittedDynamics(SoftActorCritic):
     def elite_members(self, state: State) -> Tensor:
         """Return the indices of the members with the lowest holdout errors, [elites]."""
         return state.record().argsort()[: self.cfg.elites]
+
+    def summary(self, params: Mapping[str, Params], seconds: Mapping[str, float]) -> dict[str, Any]:
+        """Return `dynamics`: errors are means over the elites of their squared holdout errors."""
+        record = params["record"]
+        elites = record["error"].argsort()[: self.cfg.elites]
+        names = self.spec.observation_names
+        if not names or len({*names, "reward"}) <= len(names):
+            names = tuple(f"observation[{k}]" for k in range(self.spec.observation_dim))
+        errors = record["by_output"][elites].mean(0)
+        fit = {
+            "holdout_error": dict(zip((*names, "reward"), errors.tolist(), strict=True)),
+            "variance": dict(zip((*names, "reward"), record["variance"].tolist(), strict=True)),
+            "elites": elites.tolist(),
+            "seconds": sum(seconds.get(name, 0.0) for name in PARTS) or None,  # None: loaded
+        }
+        counts = ("epochs", "training_rows", "holdout_rows")
+        return {"dynamics": fit | {name: int(record[name]) for name in counts}}
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
