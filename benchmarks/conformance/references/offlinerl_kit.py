@@ -43,7 +43,7 @@ class Dynamics:
         options = c.get("penalty", 0.0), MODES[c.get("uncertainty", "aleatoric")]
         self.steps = module.EnsembleDynamics(self.model, adam, self.scaler, self.terminal, *options)
         self.error, self.by_output = torch.zeros(members), torch.zeros(members, OBS + 1)
-        self.stale, self.finished = torch.zeros(()), torch.zeros(())
+        self.epochs, self.stale, self.finished = (torch.zeros(()) for _ in range(3))
         layers = [*self.model.backbones, self.model.output_layer]
         saved = [Layer(x.saved_weight, x.saved_bias) for x in layers]
         self.links = stacked_mlp("dynamics/net", layers) + stacked_mlp("best_dynamics/net", saved)
@@ -54,7 +54,7 @@ class Dynamics:
         for network in ("dynamics", "best_dynamics"):
             self.links.append(self.link_scale(f"{network}/input_mean", "mu"))
             self.links.append(self.link_scale(f"{network}/input_std", "std"))
-        for name in ("by_output", "stale", "finished"):
+        for name in ("by_output", "epochs", "stale", "finished"):
             self.links.append(link(f"record/{name}", getattr(self, name)))
         self.links.append(Link("record/error", ..., self.error.numpy, self.set_errors))
 
@@ -130,8 +130,10 @@ class Record:
         patience = dynamics.config["patience"]
         self.best = np.zeros(0)
         dynamics.stale.zero_()
+        dynamics.epochs.zero_()
 
         def count_and_validate(x: np.ndarray, y: np.ndarray) -> list[float]:
+            dynamics.epochs.add_(1)
             dynamics.stale.add_(1)
             self.by_output = (model(x)[0].detach() - torch.from_numpy(y)).square().mean(1)
             return validate(steps, x, y)
