@@ -15,7 +15,7 @@ ALPHA = torch.tensor(0.1)
 
 
 def learner(noise: float = 0.0, **config):
-    """Return a state whose critics are Q(s, a) = s_0, and Q(s, a) = s_0 + 10.
+    """Return a state whose critics are Q(s, a) = s_0, the lower one, and Q(s, a) = 100 - s_0.
 
     The dynamics model's members add SHIFTS and normal noise to s_0. The third member, with the
     largest holdout error, is no elite.
@@ -24,8 +24,8 @@ def learner(noise: float = 0.0, **config):
     count = len(state.params["critic"]["net.weights.0"])
     first, last = torch.zeros(count, 5, 2), torch.zeros(count, 2, 1)
     first[:, 0] = torch.tensor([1.0, -1.0])  # relu(s_0) - relu(-s_0) = s_0
-    last[:, :, 0] = torch.tensor([1.0, -1.0])
-    biases = [torch.zeros(count, 1, 2), 10 * torch.arange(count)[:, None, None].float()]
+    last[:, :, 0] = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+    biases = [torch.zeros(count, 1, 2), torch.tensor([0.0, 100.0])[:, None, None]]
     target = {"net.weights.0": first, "net.weights.1": last}
     target |= {"net.biases.0": biases[0], "net.biases.1": biases[1]}
     model = {k: torch.zeros_like(v) for k, v in state.params["dynamics"].items()}
