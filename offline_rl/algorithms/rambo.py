@@ -218,4 +218,4 @@ def mixture_log_prob(mean: Tensor, log_variance: Tensor, y: Tensor, is_elite: Te
     squares = (mean - y).square() * (-log_variance).exp()
     log_density = -0.5 * (squares + log_variance + math.log(2 * math.pi)).sum(-1)  # [E, B]
     of_elites = torch.where(is_elite[:, None], log_density, -math.inf)
-    return of_elites.logsumexp(0) - is_elite.sum().log()
+    return of_elites.logsumexp(0) - is_elite.to(mean).sum().log()

@@ -144,7 +144,9 @@ class ModelBased(FittedDynamics):
         sample = means[member, rows] + stds[member, rows] * noise
         return Prediction(sample[:, :-1], sample[:, -1], means, stds)
 
-    def outcome(self, s: Tensor, a: Tensor, prediction: Prediction) -> tuple[Tensor, Tensor, Tensor]:
+    def outcome(
+        self, s: Tensor, a: Tensor, prediction: Prediction
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return next states [B, O], rewards [B] and ends [B] of predicted transitions.
 
         States are clipped and rewards are those of the task if the options say so.
