@@ -144,11 +144,12 @@ FLOW = {"n_obs_steps": 2, "horizon": 4, "n_action_steps": 2, "network": "mlp", "
 FLOW |= {"time_size": 4, "num_warmup_updates": 0, "decay_lr": False, "ema_max": 0.0}
 ENSEMBLE = {"num_critics": 3, "num_min_critics": 2}
 SUBSETS = ("policy", "next", "next_subset", *PENALTY[2:], "subset")
+SUM = "mean of the critic losses -> sum"
 OPTIONS = (
     NORM,
     "log standard deviation without learned scale and shift -> with them",
     "critics share the output layer -> separate output layers",
-    "mean of the critic losses -> sum",
+    SUM,
 )
 TEMPERED = (
     "temperature loss: linear in the temperature, at next states -> linear in its logarithm, at "
@@ -850,6 +851,34 @@ CASES = (
         ("next", "policy"),
         MODEL,
         adapted=(EPSILON, ANNEALED),
+    ),
+    *(
+        Case(
+            "combo",
+            "offlinerl_kit",
+            KIT.format("combo"),
+            PENALTY,
+            MODEL | {"logsumexp_samples": "repeat", "states": states},
+            variant=states,
+            adapted=(EPSILON, ANNEALED, CRITICS),
+        )
+        for states in ("mix", "model")
+    ),
+    *(
+        Case(
+            "mobile",
+            "offlinerl_kit",
+            KIT.format("mobile"),
+            ("next", "prediction", "predicted", "policy"),
+            MODEL | {"clamp_targets": True} | config,
+            variant=variant,
+            adapted=(EPSILON, ANNEALED, SUM),
+        )
+        for variant, config in (
+            ("", {}),
+            ("entropy", {"entropy_in_target": True}),
+            ("max_q_backup", {"max_q_backup": True, "num_critics": 3}),
+        )
     ),
     *(
         Case(
