@@ -152,5 +152,3 @@ def test_bad_input_is_refused_before_anything_is_written(
         train(**keys | {"num_updates": 1, "out": str(tmp_path)} | wrong)
     assert str(caught.value).count("\n") == 0
     assert not list(tmp_path.rglob("config.json"))
-
-

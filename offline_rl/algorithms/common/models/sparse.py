@@ -102,18 +102,21 @@ class Gram(NamedTuple):
     squares: Tensor  # [E, Y] float64, of targets
 
 
-def solve(x: Tensor, y: Tensor, random: Random, options: SparseOptions) -> dict[str, Tensor]:
+def solve(
+    x: Tensor, y: Tensor, random: Random, options: SparseOptions, count: Tensor | None = None
+) -> dict[str, Tensor]:
     """Return the parameters of a `SparseDynamics` that fit y.
 
-    x: [N, O + A], states and actions.  y: [N, O + 1], changes of the state, and rewards. Raises
-    UserError if there are no rows, or too many terms.
+    x: [N, O + A], states and actions.  y: [N, O + 1], changes of the state, and rewards.  count:
+    0-d, the number of rows; further rows repeat them as padding. Raises UserError if there are no
+    rows, or too many terms.
     """
     outputs = y.shape[-1]
     library = options.library(outputs - 1, x.shape[-1] - outputs + 1)
     rows, terms = len(x), len(library.terms)
     if not rows:
         raise UserError("The sparse model has no rows to fit. Use a data set with transitions.")
-    bags = random.integers(rows, (options.members, rows))
+    bags = random.integers(rows if count is None else count, (options.members, rows))
     keep = draw_terms(random, options.members, terms, options.drop_terms)
     gram = gram_matrices(library, x, y, bags)
     fit = threshold_least_squares(
