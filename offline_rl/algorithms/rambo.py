@@ -65,6 +65,11 @@ class Config(ModelConfig):
                 f"adversary_every={self.adversary_every} is not a multiple of "
                 f"rollout_every={self.rollout_every}. Use a multiple."
             )
+        if self.model == "sparse" and self.adversary_updates:
+            raise ValueError(
+                "model=sparse has no gradient steps, so no adversary can change it. Set "
+                "adversary_updates=0."
+            )
 
     @classmethod
     def small(cls) -> dict[str, Any]:
@@ -152,6 +157,8 @@ class RAMBO(ModelBased):
     def select_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Restore the members, and reset Adam's moments: the adversary has its own."""
         state, metrics = super().select_dynamics(state, batch, i)
+        if "dynamics" not in state.optimizer:
+            return state, metrics
         return reset_adam(state, "dynamics", torch.ones_like(state.done) > 0), metrics
 
     def update_adversary(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:

@@ -300,6 +300,12 @@ def test_an_interval_of_the_adversary_that_is_no_multiple_of_rollouts_is_refused
         RAMBO.Config(adversary_every=300)
 
 
+def test_an_adversary_of_a_model_without_gradient_steps_is_refused():
+    with pytest.raises(ValueError, match="model=sparse has no gradient steps"):
+        RAMBO.Config(model="sparse")
+    RAMBO.Config(model="sparse", adversary_updates=0)
+
+
 def small_data(rows: int = 90) -> Dataset:
     draw = np.random.default_rng(0)
     s, s2 = draw.normal(size=(2, rows, 3)).astype(np.float32)
