@@ -790,6 +790,24 @@ CASES = (
         ),
         updates=6,
     ),
+    *(
+        Case(
+            "rambo",
+            "offlinerl_kit",
+            KIT.format("rambo"),
+            draws,
+            MODEL | {"batch_size": 7, "adversary": 0.5, "cloning_updates": 20},
+            phase=phase,
+            variant=variant,
+            adapted=(EPSILON,) if phase == "update" else (),
+            aims=aims,
+        )
+        for phase, variant, draws, aims in (
+            ("clone", "clone", ("policy",), ("actions",)),
+            ("update_adversary", "adversary", ("action", "member", "noise"), ("rewards",)),
+            ("update", "", ("next", "policy"), ("rewards", "discount")),
+        )
+    ),
     Case(
         "mopo",
         "offlinerl_kit",

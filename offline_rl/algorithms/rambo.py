@@ -55,7 +55,7 @@ class Config(ModelConfig):
     patience: Count = 10
     rollout_every: Count = 250
     retain: Count = 20
-    real_share: Share = 0.5
+    real_share: Annotated[Share, BUILT] = 0.5
     actor_anneals: Annotated[bool, BUILT] = False
 
     def __post_init__(self) -> None:
@@ -64,6 +64,11 @@ class Config(ModelConfig):
             raise ValueError(
                 f"adversary_every={self.adversary_every} is not a multiple of "
                 f"rollout_every={self.rollout_every}. Use a multiple."
+            )
+        if self.model == "sparse" and self.adversary_updates:
+            raise ValueError(
+                "model=sparse has no gradient steps, so no adversary can change it. Set "
+                "adversary_updates=0."
             )
 
     @classmethod
@@ -113,7 +118,7 @@ class RAMBO(ModelBased):
         return dataset, cfg
 
     def schedule(self, num_updates: int, num_env_steps: int, pretrain: int | None) -> list[Piece]:
-        clone = Learn("clone", self.phases.get("clone", 0))
+        clone = Learn("clone", self.phases.get("clone", 0) if num_updates else 0)
         return [clone] * (clone.size > 0) + super().schedule(num_updates, num_env_steps, pretrain)
 
     def rollouts_and_updates(self, num_updates: int) -> list[Piece]:
@@ -136,21 +141,25 @@ class RAMBO(ModelBased):
         return super().source(phase, sources)
 
     def clone(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update the policy by imitation, on the squared error of a sampled action."""
+        """Update the policy by imitation, on the squared error of a sampled action.
+
+        Adam's moments are reset at the end: the main phase has its own.
+        """
 
         def loss(policy: Network) -> Tensor:
             a, _ = policy.sample(batch.observations, state.random)
             return (a - batch.actions).square().mean()
 
         state, value = minimize(state, "policy", loss)
-        return state, {"policy_loss": value}
+        is_last = state.done + 1 >= self.phases["clone"]
+        return reset_adam(state, "policy", is_last), {"policy_loss": value}
 
     def select_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Restore the members, and reset Adam's moments of imitation and of fitting."""
+        """Restore the members, and reset Adam's moments: the adversary has its own."""
         state, metrics = super().select_dynamics(state, batch, i)
-        names = ("policy", "dynamics")
-        reset = {name: tree_map(torch.zeros_like, state.optimizer[name]) for name in names}
-        return replace(state, optimizer={**state.optimizer, **reset}), metrics
+        if "dynamics" not in state.optimizer:
+            return state, metrics
+        return reset_adam(state, "dynamics", torch.ones_like(state.done) > 0), metrics
 
     def update_adversary(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update the model against the policy, on one step of the walk and on rows of the data.
@@ -202,6 +211,12 @@ class RAMBO(ModelBased):
         return (elites[:, None] == members).any(0)
 
 
+def reset_adam(state: State, network: str, resets: Tensor) -> State:
+    """Return the state with an optimizer in its initial state if `resets` (0-d)."""
+    optimizer = tree_map(lambda x: torch.where(resets, 0, x), state.optimizer[network])
+    return replace(state, optimizer={**state.optimizer, network: optimizer})
+
+
 def mixture_log_prob(mean: Tensor, log_variance: Tensor, y: Tensor, is_elite: Tensor) -> Tensor:
     """Return the log density of y [B, Y] under the mean of the elites' normal distributions, [B].
 
@@ -210,4 +225,4 @@ def mixture_log_prob(mean: Tensor, log_variance: Tensor, y: Tensor, is_elite: Te
     squares = (mean - y).square() * (-log_variance).exp()
     log_density = -0.5 * (squares + log_variance + math.log(2 * math.pi)).sum(-1)  # [E, B]
     of_elites = torch.where(is_elite[:, None], log_density, -math.inf)
-    return of_elites.logsumexp(0) - is_elite.sum().log()
+    return of_elites.logsumexp(0) - is_elite.to(mean).sum().log()

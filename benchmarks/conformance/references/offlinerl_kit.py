@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
@@ -231,6 +232,56 @@ def learning(
         return losses | {"alpha": alpha.item()}
 
     return update
+
+
+def rambo(job: Job) -> Learner:
+    """Return the learner. The adapter carries the states of the walk from one step to the next."""
+    dynamics, agent = prepare(job)
+    swaps = {
+        "torch.optim.Adam(self.actor.parameters(), lr=lr)": "self.actor_optim",
+        "sum_loss/i_batch": "sum_loss",
+        "torch.save(self.state_dict()": "(lambda *_: None)(0",
+    }
+    c, module = job.config, job.load("offlinerlkit/policy/model_based/rambo.py", swaps)
+    agent.rate = SimpleNamespace(step=lambda: None)
+    adams = [torch.optim.Adam(q.parameters(), c["critic_lr"]) for q in agent.critics]
+    adams.append(torch.optim.Adam(dynamics.model.parameters(), c["adversary_lr"]))
+    options = agent.options | {"adv_weight": c["adversary"]}
+    t = module.RAMBOPolicy(
+        dynamics.steps, agent.actor, *agent.critics, agent.actor_adam, *adams, **options
+    )
+    walk, steps = torch.zeros(c["batch_size"], OBS), itertools.count()
+    links = [*agent.links, *dynamics.links, link("walk/states", walk)]
+    links += agent.critic_links("critic", agent.critics)
+    links += agent.critic_links("critic_target", [t.critic1_old, t.critic2_old])
+
+    def clone(b: Any) -> None:
+        logger = SimpleNamespace(log=lambda _: None, model_dir="")
+        rows = {name: getattr(b, name).numpy() for name in ("observations", "actions")}
+        t.pretrain(rows, 1, len(rows["actions"]), c["actor_lr"], logger)
+
+    def update_adversary(b: Any) -> Losses:
+        dynamics.alive = np.arange(len(walk))
+        s = (walk if next(steps) % c["walk"] else b.observations).numpy().copy()
+        rows = b.observations, b.actions, b.next_observations, b.column.rewards
+        s2, _, log = t.dynamics_step_and_forward(s, t.select_action(s), *rows)
+        walk.copy_(torch.from_numpy(s2))
+        names = {"adversarial_loss": "adv_loss", "dynamics_loss": "sl_loss"}
+        names |= {"log_prob": "adv_log_prob"}
+        return {ours: log[f"adv_dynamics_update/{theirs}"] for ours, theirs in names.items()}
+
+    updates = {
+        "update": learning(t, agent, 1.0, {"critic_loss": ["loss/critic1", "loss/critic2"]}),
+        "clone": clone,
+        "update_adversary": update_adversary,
+    }
+
+    def all_members(x: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(x, (c["members"], *x.shape))
+
+    order: list[Draw] = ["next", "policy", "action", ("noise", all_members), "member"]
+    losses = ["policy_loss"] if job.phase == "clone" else []
+    return Learner(links, updates[job.phase], order, losses)
 
 
 def mopo(job: Job) -> Learner:
