@@ -35,11 +35,11 @@ def test_each_output_has_its_error_its_variance_and_their_ratio(tmp_path: Path) 
         ["mopo", "reward", "0.5", "0.5", "1"],
     ]
     assert rows(text, "bc") == []
-    assert "mopo: epochs 7, training rows 900, holdout rows 100, elites [2, 0], fitted in 30 s." in (
-        text
-    )
+    note = "mopo: epochs 7, training rows 900, holdout rows 100, elites [2, 0], fitted in 30 s."
+    assert note in text
     page = (tmp_path / "report.md").read_text()
-    assert "### Dynamics models" in page and "no better than a constant" in page
+    assert "### Dynamics models" in page
+    assert "no better than a constant" in page
 
 
 def test_several_seeds_show_the_mean_and_the_range(tmp_path: Path) -> None:
