@@ -61,7 +61,8 @@ class DPPO(DenoisingRL):
         return super().networks() | {"stopped": Scalar(-1.0)}
 
     def optimizers(self) -> dict[str, Adam]:
-        return {"model": Adam(self.cfg.policy_lr), "value": Adam(self.cfg.value_lr)}
+        rates = {"model": self.cfg.policy_lr, "value": self.cfg.value_lr}
+        return {name: Adam(rate, seeds_stop=True) for name, rate in rates.items()}
 
     def update(self, state: State, batch: Decisions, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
         """Update policy and critic, unless the KL has exceeded target_kl in this iteration."""

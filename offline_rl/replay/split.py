@@ -26,8 +26,8 @@ class Split(Source):
     holdout, all_training: all rows of the part, whatever the batch size, padded to a fixed number
     of rows. `weights` are 1 for rows and 0 for padding.
 
-    The division is random, but equal for all seeds that share the buffer. When the buffer grows, it
-    is made anew.
+    The division is random, but equal for all seeds that share the buffer. When the buffer has new
+    rows, all rows are divided again.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Split(Source):
         """
         self.buffer, self.part, self.members = buffer, part, members
         self.share, self.most, self.by = share, most, by
-        self.sizes = np.zeros(buffer.streams, int)
+        self.ends = np.zeros(buffer.streams, int)  # rows of each stream so far, when it was divided
         shape, device = (buffer.streams, buffer.capacity), buffer.device
         self.data = {
             "order": torch.zeros(shape, dtype=torch.int32, device=device),  # holdout rows first
@@ -60,22 +60,27 @@ class Split(Source):
         return self.data | {"buffer": self.buffer.tensors()}
 
     def prefetch(self, update: int) -> None:
-        """Divide the rows again if the buffer has grown."""
-        for stream in np.flatnonzero(self.sizes != self.buffer.sizes):
-            size = self.sizes[stream] = self.buffer.sizes[stream]
-            end = self.buffer.added[stream] - self.buffer.hidden[stream]
-            oldest = int(end - size) % self.buffer.capacity
-            order, held = self._divide(int(stream), int(size))
-            rows = torch.from_numpy((oldest + order) % self.buffer.capacity)
-            self.data["order"][stream, : len(rows)] = rows.to(self.data["order"])
+        """Divide the rows again if the buffer has new rows."""
+        ends = self.buffer.added - self.buffer.hidden
+        for stream in np.flatnonzero(self.ends != ends):
+            size = int(self.buffer.sizes[stream])
+            rows = np.arange(ends[stream] - size, ends[stream]) % self.buffer.capacity
+            order, held = self._divide(int(stream), rows)
+            self.data["order"][stream, :size] = torch.from_numpy(rows[order])
             self.data["held"][stream] = held
+        self.ends = ends
 
-    def _divide(self, stream: int, size: int) -> tuple[np.ndarray, int]:
-        """Return the rows 0 to size - 1, those of the holdout first, and the holdout's size."""
+    def _divide(self, stream: int, rows: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return an order of `rows` in which the holdout is first, and the holdout's size.
+
+        rows: positions in the buffer, the oldest row first.
+        """
+        size = len(rows)
         order = np.random.default_rng(size).permutation(size)
         if self.by == "rows":
             return order, min(int(self.share * size), self.most)
-        flags = [self.buffer.data[k][stream, :size] for k in ("terminated", "truncated")]
+        at = torch.from_numpy(rows)
+        flags = [self.buffer.data[k][stream, at] for k in ("terminated", "truncated")]
         ends = sum(flag.cpu().numpy().astype(int) for flag in flags) > 0
         episode = np.cumsum(ends) - ends
         held = np.random.default_rng(size).permutation(episode[-1] + 1)
@@ -96,8 +101,10 @@ class Split(Source):
             key = mix((member * 0x9E3779B1 + random.seed * 0x1E3779B1) & MASK)
             at = (mix((place + key) & MASK) * count >> 32).flatten()
             return self.buffer.batch_at(data["buffer"], data["order"][first + at], discount)
-        rows = self.most if self.part == "holdout" and self.by == "rows" else self.buffer.capacity
-        place = torch.arange(min(rows, self.buffer.capacity), device=held.device)
+        rows = self.buffer.capacity
+        if self.part == "holdout" and self.by == "rows":
+            rows = max(min(self.most, int(self.share * rows)), 1)
+        place = torch.arange(rows, device=held.device)
         at = data["order"][first + place % count]
         batch = self.buffer.batch_at(data["buffer"], at, discount)
         return replace(batch, weights=(place < count).float())

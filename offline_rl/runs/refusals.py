@@ -334,7 +334,8 @@ def wrong_learner(
             f"pretrain_updates={budget.pretrain_updates}: {method} has no preliminary phase with "
             "these settings. Remove it."
         )
-    if learner.phases and not budget.num_updates and run.start is None and budget.num_env_steps:
+    is_online = "data" in learner.mode.learns and budget.num_env_steps
+    if learner.phases and is_online and not budget.num_updates and run.start is None:
         yield (
             f"{method} must train on a dataset before it trains online. Set num_updates=, or "
             "fine-tune one of its runs."

@@ -257,6 +257,14 @@ class Algorithm:
         parts = {self.acts_as.get(name, name): params[name] for name in self.acts}
         return {f"{name}.{k}": v for name, part in parts.items() for k, v in part.items()}
 
+    def exploring_head(self) -> Head:
+        """Return the head that collects experience. It is not exported."""
+        return self.acting_head()
+
+    def exploring_params(self, params: Mapping[str, Params]) -> Params:
+        """Return the parameters of `exploring_head`. params: parameters of all networks."""
+        return self.acting_params(params)
+
     def optimizers(self) -> dict[str, Adam]:
         """Return an optimizer per trained network; names of absent networks are ignored."""
         raise NotImplementedError
@@ -512,7 +520,10 @@ def update_targets(state: State) -> State:
 
 
 def keep_where(old: State, new: State, keep: Tensor) -> State:
-    """Return the state with `old`'s networks and optimizers if `keep` (0-d), else `new`'s."""
+    """Return the state with `old`'s networks and optimizers if `keep` (0-d), else `new`'s.
+
+    If `keep` may differ between seeds, the optimizers must have `Adam.seeds_stop`.
+    """
 
     def select(old_tree: Any, new_tree: Any) -> Any:
         return tree_map(lambda x, y: x if x is y else torch.where(keep, x, y), old_tree, new_tree)

@@ -27,14 +27,19 @@ class Adam:
     undecayed: tuple[str, ...] = ()  # substrings of the names of parameters without weight decay
     max_grad_norm: float | None = None  # clip the gradient's global norm to this
     schedule: Callable[[Tensor], Tensor] | None = None  # number of steps done -> factor on lr
+    seeds_stop: bool = False  # updates stop at other steps in other seeds; see `base.keep_where`
 
     def init(self, params: Tree) -> dict[str, dict[str, Tensor]]:
-        """Return zero moments and a zero step count."""
+        """Return zero moments and a zero step count.
+
+        Stacked seeds share the count `steps`; each has its own count `steps_of_seed`.
+        """
         device = next(iter(params.values())).device
+        name = "steps_of_seed" if self.seeds_stop else "steps"
         return {
             "first": {k: torch.zeros_like(v) for k, v in params.items()},
             "second": {k: torch.zeros_like(v) for k, v in params.items()},
-            "count": {"steps": torch.zeros((), dtype=torch.int64, device=device)},
+            "count": {name: torch.zeros((), dtype=torch.int64, device=device)},
         }
 
     def step(
@@ -43,7 +48,7 @@ class Adam:
         """Return parameters and state after one step; nothing is changed in place."""
         if self.max_grad_norm is not None:
             grads = clip_norm({"": grads}, self.max_grad_norm)[""]
-        done = state["count"]["steps"]
+        [(name, done)] = state["count"].items()
         count = (done + 1).float()
         factor = 1.0 if self.schedule is None else self.schedule(done)
         lrs = {part: lr * factor for part, lr in [*self.rates.items(), ("", self.lr)]}
@@ -60,7 +65,7 @@ class Adam:
             decays = isinstance(self.weight_decay, Tensor) or self.weight_decay
             if decays and not any(part in k for part in self.undecayed):
                 new[k] = new[k] - lrs[group] * self.weight_decay * p
-        return new, {"first": first, "second": second, "count": {"steps": done + 1}}
+        return new, {"first": first, "second": second, "count": {name: done + 1}}
 
 
 def clip_norm(grads: Mapping[str, Tree], max_norm: float) -> dict[str, dict[str, Tensor]]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Any
+from dataclasses import fields, replace
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from offline_rl.algorithms.common.base import (
 )
 from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate, Sizes
 from offline_rl.algorithms.common.entropy import SoftActorCritic, SoftConfig
-from offline_rl.algorithms.common.models import dynamics
+from offline_rl.algorithms.common.models import dynamics, sparse
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.schedule import Learn, Piece
 from offline_rl.data import Dataset
@@ -42,7 +42,7 @@ from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.split import By, Part, Split
 from offline_rl.replay.streaming import Rotation
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Count, NonNegative, Range, frozen
+from offline_rl.utils.options import Count, NonNegative, Positive, Range, frozen
 from policies.networks.init import half_lecun_init
 
 PARTS: dict[str, Part] = {
@@ -59,6 +59,9 @@ UNKNOWN = 1e10  # error of a member before it is measured
 class FittingConfig(SoftConfig):
     """Options of the dynamics model. Defaults: OfflineRL-Kit's."""
 
+    model: Annotated[Literal["ensemble", "sparse"], BUILT] = (
+        "ensemble"  # ensemble: neural networks; sparse: sums of few polynomial terms (SINDy)
+    )
     members: Ensemble = 7  # ensemble members of the dynamics model
     elites: Annotated[int, Range(1), BUILT] = 5  # members with the lowest holdout errors, used
     dynamics_hidden: Sizes = (200, 200, 200, 200)  # units of each hidden layer of a member
@@ -76,11 +79,22 @@ class FittingConfig(SoftConfig):
     epoch_updates: Count | None = None  # updates per pass; null: training rows / batch_size
     patience: Count = 5  # epochs without improvement after which fitting stops
     min_improvement: NonNegative = 0.01  # relative improvement of a member's holdout error
+    degree: Annotated[int, Range(1), BUILT] = (
+        2  # sparse: highest degree of polynomials of the state
+    )
+    interactions: Annotated[bool, BUILT] = True  # sparse: include products of different states
+    products: Annotated[bool, BUILT] = True  # sparse: include products of states and actions
+    constant: Annotated[bool, BUILT] = False  # sparse: include a constant term
+    ridge: Positive = 1e-8  # sparse: weight of the L2 penalty during thresholding
+    threshold: NonNegative = 7e-3  # sparse: smallest coefficient that is kept, of scaled terms
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.elites > self.members:
             raise ValueError(f"elites={self.elites} exceeds members={self.members}.")
+        if self.model == "ensemble":
+            self.refuse_unread("model", "degree", "interactions", "products", "constant")
+            self.refuse_unread("model", "ridge", "threshold")
         layers = len(self.dynamics_hidden) + 1
         if len(self.dynamics_decay) not in (1, layers):
             raise ValueError(
@@ -125,11 +139,14 @@ class FittedDynamics(SoftActorCritic):
     Networks: `dynamics`, `best_dynamics` (each member's stored weights) and `record`.
     """
 
-    needed_phases = tuple(PARTS)
+    needed_phases = ("start_dynamics", "validate_dynamics", "select_dynamics")
     dynamics_model = Reusable(
         networks=("dynamics", "best_dynamics", "record"),
         phases=tuple(PARTS),
-        settings=("members", "elites", "dynamics_hidden", "scale_inputs"),
+        settings=(
+            *("model", "members", "elites", "dynamics_hidden", "scale_inputs"),
+            *("degree", "interactions", "products", "constant"),
+        ),
     )
 
     @property
@@ -138,30 +155,46 @@ class FittedDynamics(SoftActorCritic):
         return self.spec.observation_dim + 1
 
     def networks(self) -> dict[str, nn.Module]:
-        cfg, inputs = self.cfg, self.spec.observation_dim + self.spec.action_dim
-        model = dynamics.Ensemble(
-            inputs,
+        model, record = self.model(), Record(self.cfg.members, self.outputs)
+        networks = {"dynamics": model, "best_dynamics": copy.deepcopy(model), "record": record}
+        return super().networks() | networks
+
+    def model(self) -> nn.Module:
+        """Return the dynamics model."""
+        cfg, sizes = self.cfg, (self.spec.observation_dim, self.spec.action_dim)
+        if cfg.model == "sparse":
+            return sparse.SparseDynamics(*sizes, self.sparse_options())
+        return dynamics.Ensemble(
+            sum(sizes),
             self.outputs,
             cfg.dynamics_hidden,
             cfg.members,
             scale_inputs=cfg.scale_inputs,
             init=half_lecun_init,
         )
-        record = Record(cfg.members, self.outputs)
-        networks = {"dynamics": model, "best_dynamics": copy.deepcopy(model), "record": record}
-        return super().networks() | networks
+
+    def sparse_options(self) -> sparse.SparseOptions:
+        """Return the options of a sparse model."""
+        names = {f.name for f in fields(sparse.SparseOptions)} & {f.name for f in fields(self.cfg)}
+        return sparse.SparseOptions(**{name: getattr(self.cfg, name) for name in names})
 
     def optimizers(self) -> dict[str, Adam]:
-        fixed = {"input_": 0.0}
-        return super().optimizers() | {"dynamics": Adam(self.cfg.dynamics_lr, rates=fixed)}
+        if self.cfg.model == "sparse":
+            return super().optimizers()
+        adam = Adam(self.cfg.dynamics_lr, rates={"input_": 0.0}, seeds_stop=True)
+        return super().optimizers() | {"dynamics": adam}
 
     @property
     def phases(self) -> Mapping[str, int]:
+        if self.cfg.model == "sparse":
+            return dict.fromkeys(self.needed_phases, 1)
         updates = self.cfg.dynamics_epochs * (self.cfg.epoch_updates or 1)
         return dict.fromkeys(PARTS, 1) | {"fit_dynamics": updates}
 
     def fitting_pieces(self, epoch_updates: int) -> list[Piece]:
         """Return the pieces of the schedule that fit the model once."""
+        if self.cfg.model == "sparse":
+            return [Learn(phase, 1, evaluate=False) for phase in self.needed_phases]
         pieces: list[Piece] = [Learn("start_dynamics", 1, evaluate=False)]
         for epoch in range(epochs := self.cfg.dynamics_epochs):
             skips = 2 * (epochs - 1 - epoch)
@@ -218,8 +251,11 @@ class FittedDynamics(SoftActorCritic):
         return super().source(phase, sources)
 
     def start_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Reset the record, and set the scale of the model's inputs. The batch has all rows."""
-        x, _ = inputs_and_targets(batch)
+        """Reset the record, and set the scale of the model's inputs or fit a sparse model.
+
+        The batch has all training rows.
+        """
+        x, y = inputs_and_targets(batch)
         weights = require_weights(batch)[:, None]
         record = {
             name: torch.full_like(old, UNKNOWN if name in ("error", "by_output") else 0.0)
@@ -227,9 +263,13 @@ class FittedDynamics(SoftActorCritic):
         }
         record["training_rows"] = weights.sum()
         params = {**state.params, "record": record}
-        if self.cfg.scale_inputs:
+        if self.cfg.model == "sparse":
+            rows = weights.sum().long()
+            params["dynamics"] = sparse.solve(x, y, state.random, self.sparse_options(), rows)
+        elif self.cfg.scale_inputs:
             count = weights.sum()
             mean = (x * weights).sum(0) / count
+            mean = mean + ((x - mean) * weights).sum(0) / count  # exact if x is constant
             std = (((x - mean).square() * weights).sum(0) / count).sqrt()
             scale = {"input_mean": mean, "input_std": torch.where(std < 1e-12, 1.0, std)}
             for name in ("dynamics", "best_dynamics"):
@@ -302,7 +342,13 @@ class FittedDynamics(SoftActorCritic):
             "seconds": sum(seconds.get(name, 0.0) for name in PARTS) or None,  # None: loaded
         }
         counts = ("epochs", "training_rows", "holdout_rows")
-        return {"dynamics": fit | {name: int(record[name]) for name in counts}}
+        fit |= {name: int(record[name]) for name in counts}
+        if self.cfg.model == "sparse":
+            model: Any = self.modules["dynamics"]
+            terms = sparse.median(params["dynamics"]["coefficients"])
+            actions = self.spec.action_names
+            fit["equations"] = sparse.equations(terms, model.library, names, actions)
+        return {"dynamics": fit}
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -337,7 +383,7 @@ def select_members(
     """
 
     def select(name: str) -> Tensor:
-        if not name.startswith("net."):
+        if not name.startswith(("net.", "coefficients")):
             return old[name]
         mask = chosen.reshape(-1, *[1] * (new[name].dim() - 1))
         return torch.where(mask, new[name], old[name])
