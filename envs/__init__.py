@@ -2,6 +2,7 @@
 
 from envs.cards import Card, CardError, Reference, UnknownName, card, cards
 from envs.faults import Broken
+from envs.outcomes import Outcomes
 from envs.tasks import Task, make, make_vector, names, register, task
 from envs.vector import Step, VectorEnv
 
@@ -9,6 +10,7 @@ __all__ = [
     "Broken",
     "Card",
     "CardError",
+    "Outcomes",
     "Reference",
     "Step",
     "Task",

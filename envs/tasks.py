@@ -21,12 +21,16 @@ from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, rescale_actions, sel
 from envs.cards import Card, Reference, UnknownName, cards
 from envs.faults import USER_ERRORS, describe_error
 from envs.instances import instances_of
+from envs.outcomes import Outcomes
 from envs.suites.ogbench import TIMINGS
 from envs.vector import VectorEnv
 
 NATIVE: dict[str, Callable[..., VectorEnv]] = {}  # collected from ENVS in each file of envs/suites
+OUTCOMES: dict[str, Outcomes] = {}  # by env_id; of tasks without an environment, by name
 for _file in pkgutil.walk_packages(suites.__path__, f"{suites.__name__}."):
-    NATIVE |= getattr(importlib.import_module(_file.name), "ENVS", {})
+    _module = importlib.import_module(_file.name)
+    NATIVE |= getattr(_module, "ENVS", {})
+    OUTCOMES |= getattr(_module, "OUTCOMES", {})
 _registered: dict[str, "Registration"] = {}
 
 
@@ -37,6 +41,7 @@ class Registration:
     make: Callable[..., gymnasium.Env]
     max_episode_steps: int
     reference: Reference | None
+    outcomes: Outcomes | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,14 @@ class Task:
     max_episode_steps: int | None = None
     observation_keys: tuple[str, ...] = ()  # keys to use of a Dict observation; empty: all keys
     success_timing: str | None = None  # OGBench: when success is judged; see `suites.ogbench`
+
+    @property
+    def outcomes(self) -> Outcomes | None:
+        """Termination and reward as functions of a transition; None if unknown."""
+        if self.env_id in _registered:
+            return _registered[self.env_id].outcomes
+        env_id = self.card.env if self.card else self.env_id  # the card's also of `d4rl:<id>`
+        return OUTCOMES.get(env_id or self.name)
 
     def with_options(
         self,
@@ -156,15 +169,17 @@ def register(
     *,
     max_episode_steps: int,
     reference: Reference | None = None,
+    outcomes: Outcomes | None = None,
 ) -> None:
     """Register `name` as a task.
 
     make: called as `make(**kwargs)`; builds an environment with bounded Box actions.
+    outcomes: termination and reward as functions, for model-based methods.
     Raises ValueError if the name is taken.
     """
     if name in names():
         raise ValueError(f"task '{name}' exists already. Choose another name.")
-    _registered[name] = Registration(make, max_episode_steps, reference)
+    _registered[name] = Registration(make, max_episode_steps, reference, outcomes)
 
 
 def make(

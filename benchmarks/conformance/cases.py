@@ -49,6 +49,11 @@ REPOSITORIES = {  # key of the command: repository, commit
     "qam": ("ColinQiyangLi/qam", "f93efd22520a79f6819f458dffe9c075eacc786f"),
     "qc": ("ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653"),
     "idql": ("philippe-eecs/IDQL", "7582571ce686c77b4ee0f592dd639ab8151295fa"),
+    "offlinerl_kit": (
+        "yihaosun1124/OfflineRL-Kit",
+        "e3ce69793766d02660217d4dfc0af4693a5531bd",
+    ),
+    "coplanner": ("si0wang/COPlanner", "35a4b8a29a1dcfca1677d0b08ac169cc6c6cffe8"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -183,6 +188,12 @@ LEVELS = (
 IDQL_DRAWS = ("noise", "time", *(f"dropout_{k}" for k in range(3)))
 IDQL: dict[str, Any] = {"width": 8, "time_size": 4, "dropout": 0.2}
 ADDED = "1e-{} added to the advantages' standard deviation -> 1e-8"
+KIT = "offlinerlkit/policy/model_based/{}.py"
+FIT = "offlinerlkit/dynamics/ensemble_dynamics.py"
+MODEL: dict[str, Any] = {"members": 3, "elites": 2, "real_share": 0.5}
+ANNEALED = "the actor's learning rate falls every 1,000 updates -> every update"
+SINGLE = "predictions in float32 -> float64"
+STEPS = tuple(f"{name}_{k}" for k in range(3) for name in ("action", "member", "noise"))
 CASES = (
     Case(
         "diffusion_policy",
@@ -779,6 +790,66 @@ CASES = (
         updates=6,
     ),
     Case(
+        "mopo",
+        "offlinerl_kit",
+        FIT,
+        config=MODEL,
+        phase="fit_dynamics",
+        variant="fit",
+        aims=("rewards",),
+    ),
+    Case(
+        "mopo",
+        "offlinerl_kit",
+        FIT,
+        ("bootstrap", *(f"shuffle_{k}" for k in range(8))),
+        MODEL | {"batch_size": 7, "dynamics_lr": 0.03, "dynamics_epochs": 8, "patience": 2},
+        phase="fit_completely",
+        variant="early-stop",
+        adapted=("random holdout rows -> the first rows",),
+        aims=("rewards",),
+        updates=6,
+    ),
+    *(
+        Case(
+            "mopo",
+            "offlinerl_kit",
+            FIT,
+            STEPS,
+            MODEL | {"horizon": 3, "penalty": 1.5, "uncertainty": kind},
+            phase="roll_out",
+            variant=kind,
+            adapted=(SINGLE,),
+            aims=("observations",),
+            updates=4,
+        )
+        for kind in ("aleatoric", "disagreement", "spread")
+    ),
+    Case(
+        "mopo",
+        "offlinerl_kit",
+        KIT.format("mopo"),
+        ("next", "policy"),
+        MODEL,
+        adapted=(EPSILON, ANNEALED),
+    ),
+    *(
+        Case(
+            "coplanner",
+            "coplanner",
+            "MuJoCo-MBPO-COPlanner/sac/sac.py",
+            tuple(f"{name}_{k}" for k in range(3) for name in ("action", "noise", "member")),
+            MODEL
+            | {"plans": 4, "ahead": 3, "plan_discount": 0.8, "caution": 10.0, "curiosity": 10.0}
+            | {"dynamics_hidden": (8,) * 4},
+            phase=f"plan_in_the_{place}",
+            variant=variant,
+            aims=("observations",),
+            updates=4,
+        )
+        for place, variant in (("model", "cautious"), ("environment", "curious"))
+    ),
+    Case(
         "mcq",
         "mcq",
         "offlinerl/algo/modelfree/MCQ.py",
@@ -797,5 +868,7 @@ RECORDED_CASES = tuple({case.inputs: case for case in reversed(CASES)}.values())
 WITHOUT = {  # algorithms without a case, and the reason
     "gr_rl": "there is no public code; a test compares its update with plain PyTorch",
     "one_step": "its loss equals that of rl100's one-step head (see its row); a test checks this",
+    "mbpo": "jannerm/mbpo needs TensorFlow 1; fit, rollouts and updates are mopo's (see its rows)",
+    "sparse_policy": "its fit is compared with pysindy in tests/…/common/test_sparse.py",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

@@ -36,6 +36,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "conformance"
 RECORDING_FOLDER = ROOT / "tests" / "offline_rl" / "conformance"
 FAULT = 1e-6
 NETWORKS = ("policy", "model", "critic", "value", "vae", "student", "behavior", "dynamics", "fit")
+NETWORKS += ("best_dynamics", "record")
 GROUPS = ("networks", "targets", "temperatures", "gradients", "losses")
 HEADER = ["algorithm", "compared with", "updates", *GROUPS, "with a fault", "removed differences"]
 INTRODUCTION = """# Conformance
@@ -55,7 +56,8 @@ in the last column, written as "original -> changed to".
   except for rounding errors, and Adam normalizes these.
 - "With a fault" is the largest difference in a second comparison, in which our targets are 1e-6 too
   large. For an algorithm without targets, the demonstrated actions or the states of denoising
-  chains are 1e-6 too large. A row is rejected if the comparison does not detect this fault.
+  chains or rollouts are 1e-6 too large. A row is rejected if the comparison does not detect this
+  fault.
 - Networks have {width} units per layer. Rows have 4 to 14 updates. Rows with 4 updates were not run
   longer.
 - An empty cell means that the reference has no such quantity or does not report it.

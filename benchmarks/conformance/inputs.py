@@ -7,10 +7,12 @@ The references' interpreters import this module too, so it imports nothing but N
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 OBS, ACT, BATCH, WIDTH, SAMPLES, CRITICS, WINDOW = 5, 3, 7, 8, 4, 3, 6
+ROWS = 40  # rows of the data that a dynamics model is fitted to
 SEED = 20
 EXPERT = 1000  # an update's expert batch has the update's number plus this as its seed
 Arrays = dict[str, np.ndarray]
@@ -21,15 +23,20 @@ def parameters(
 ) -> Arrays:
     """Return random parameters, uniform in +-1/2; gains of normalization are centered at 1.
 
-    Target networks are not copies of the networks that they follow. A `scale`, which is not
-    trained, is 1/4. key: sort key of the names; values are sampled in this order.
+    So are the standard deviations that divide a model's inputs. Target networks are not copies of
+    the networks that they follow. A `scale`, which is not trained, is 1/4; a `finished`, which
+    tells that a model is fitted, is 0. key: sort key of the names; values are sampled in this
+    order.
     """
     rng, values = np.random.RandomState(SEED), {}
     for name in sorted(shapes, key=key):
-        center = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        is_gain = "norm" in name and name.endswith("weight")
+        center = 1.0 if is_gain or name.endswith("input_std") else 0.0
         values[name] = np.asarray(center + rng.uniform(-0.5, 0.5, shapes[name]))
         if name.endswith("/scale"):
             values[name] = np.asarray(0.25)
+        if name.endswith("/finished"):
+            values[name] = np.zeros(())
     return values
 
 
@@ -46,6 +53,11 @@ def batch(update: int, discount: float, lead: tuple[int, ...] = (BATCH,)) -> Arr
         "mc_returns": rng.standard_normal(lead),
     }
     return columns | {"discount": discount * (1 - columns["terminated"])}
+
+
+def is_end(next_observations: Any) -> Any:
+    """Return a mask of the transitions that end an episode of a dynamics model, [...]."""
+    return next_observations[..., 0] > 0.5
 
 
 def subtree(arrays: Arrays, prefix: str) -> Arrays:

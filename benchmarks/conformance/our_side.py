@@ -15,8 +15,10 @@ from torch import Tensor
 from benchmarks.conformance import inputs
 from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays, Tape
-from offline_rl.algorithms.common.base import Algorithm, Interaction, State
+from offline_rl.algorithms.common.base import Algorithm, Interaction, Network, State
 from offline_rl.algorithms.common.chunk_cloning import ChunkCloning
+from offline_rl.algorithms.common.models.facts import Facts
+from offline_rl.algorithms.common.models.rollouts import ModelBased
 from offline_rl.algorithms.common.noising.flow_critic import FlowCritic
 from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
 from offline_rl.algorithms.common.on_policy.denoising import replay_log_prob
@@ -91,7 +93,14 @@ def make(case: Case) -> Algorithm:
     online_cfg = replace(cfg, **cls.Online.config_changes)
     interaction = Interaction(cls.Online(**case.online), online_cfg, NUM_UPDATES)
     algorithm = cls(Spec((inputs.OBS,), inputs.ACT), cfg, NUM_UPDATES, interaction)
+    if algorithm.uses_facts:
+        algorithm.facts = Facts([0.0] * inputs.OBS, [1.0] * inputs.OBS, ends={"task": is_end})
     return algorithm.for_phase(case.phase)
+
+
+def is_end(s: Tensor, a: Tensor, s2: Tensor) -> Tensor:
+    """Return a mask of the transitions that end a predicted episode."""
+    return inputs.is_end(s2)
 
 
 # modules renamed since the recordings were made, new name -> name in the recording
@@ -134,6 +143,8 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
         )
     if isinstance(algorithm, DenoisingRL):
         return decisions(algorithm, update)
+    if isinstance(algorithm, ModelBased):
+        return model_columns(case, algorithm, update)
     if isinstance(algorithm, ChunkCloning):
         return inputs.chunks(update, algorithm.cfg.n_obs_steps, algorithm.cfg.horizon)
     if isinstance(algorithm, FlowCritic):
@@ -204,6 +215,71 @@ def critic_columns(algorithm: Any, update: int) -> Arrays:
     return columns
 
 
+def model_columns(case: Case, algorithm: Any, update: int) -> Arrays:
+    """Return the batch of a model-based method; in the main phase, real transitions come first."""
+    cfg, rows = algorithm.cfg, {"fit_completely": inputs.ROWS}
+    rows["fit_dynamics"] = algorithm.cfg.members * inputs.BATCH
+    columns = inputs.batch(update, cfg.discount, (rows.get(case.phase, inputs.BATCH),))
+    if case.phase == "update":
+        real = int(cfg.real_share * inputs.BATCH)
+        columns["imagined"] = (np.arange(inputs.BATCH) >= real).astype(np.float64)
+    return columns
+
+
+def fit_completely(
+    algorithm: Any, state: State, batch: Batch, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Fit a dynamics model until it stops, and for the remaining epochs, which change nothing.
+
+    The first rows are the holdout. Each member's training rows are shuffled after each epoch.
+    """
+    cfg, size = algorithm.cfg, algorithm.cfg.batch_size
+    held = int(cfg.holdout_share * inputs.ROWS)
+
+    def rows(index: Tensor) -> Batch:
+        columns = {f.name: getattr(batch, f.name) for f in fields(batch)}
+        taken = {name: x[index] for name, x in columns.items() if x is not None}
+        return Batch(**taken | {"weights": torch.ones(len(index))})
+
+    training = torch.arange(held, inputs.ROWS)
+    order = training[state.random.integers(len(training), (cfg.members, len(training)))]
+    state, _ = algorithm.start_dynamics(state, rows(training), 0)
+    for _ in range(cfg.dynamics_epochs):
+        for part in order.split(size, 1):
+            state, _ = algorithm.fit_dynamics(state, rows(part.flatten()), 0)
+        if not algorithm.has_converged("", state.params):
+            places = state.random.uniform(order.shape).argsort(1)
+            order = order.gather(1, places)
+        state, _ = algorithm.validate_dynamics(state, rows(torch.arange(held)), 0)
+    state, metrics = algorithm.select_dynamics(state, rows(torch.arange(held)), 0)
+    return state, metrics | {"elites": algorithm.elite_members(state).double()}
+
+
+def roll_out(algorithm: Any, state: State, batch: Batch, i: int) -> tuple[State, dict[str, Tensor]]:
+    """Return the valid transitions of rollouts as metrics, with zeros after the last."""
+    columns = algorithm.fill(state, batch)
+    valid = columns.pop("valid")
+    names = ("observations", "actions", "rewards", "next_observations", "terminated")
+    padding = inputs.BATCH * algorithm.cfg.horizon - int(valid.sum())
+    rows = {name: columns[name][valid] for name in names}
+    return state, {k: torch.cat([x, x.new_zeros(padding, *x.shape[1:])]) for k, x in rows.items()}
+
+
+def plan_in_the_model(
+    algorithm: Any, state: State, batch: Batch, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Return planned actions of rollouts."""
+    return state, {"actions": algorithm.choose_action(state, batch.observations)}
+
+
+def plan_in_the_environment(
+    algorithm: Any, state: State, batch: Batch, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Return planned actions of an environment."""
+    head = Network(algorithm.exploring_head(), algorithm.exploring_params(state.params))
+    return state, {"actions": head.explore_action(batch.observations, state.random)}
+
+
 def improve_all_steps(
     algorithm: Any, state: State, batch: Any, i: int
 ) -> tuple[State, dict[str, Tensor]]:
@@ -228,8 +304,15 @@ def update_on_rollout(
     return algorithm.update(state, replace(batch, columns={**batch.columns, **advantages}), i)
 
 
-# functions that rl100's cases call instead of the method of the case's phase
-REPLACEMENTS = {"improve": improve_all_steps, ONLINE: update_on_rollout}
+# functions that are called instead of the method of the case's phase, by algorithm and phase
+REPLACEMENTS: dict[tuple[str, str], Any] = {
+    ("rl100", "improve"): improve_all_steps,
+    ("rl100", ONLINE): update_on_rollout,
+    ("mopo", "fit_completely"): fit_completely,
+    ("mopo", "roll_out"): roll_out,
+    ("coplanner", "plan_in_the_model"): plan_in_the_model,
+    ("coplanner", "plan_in_the_environment"): plan_in_the_environment,
+}
 
 
 def config(case: Case) -> dict[str, Any]:
@@ -263,9 +346,9 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
             done = torch.tensor(update)
             state = State(algorithm, params, optimizer, Recorder(tape), done)
             rows = as_batch(columns | {k: (1 + fault) * columns[k] for k in case.aims})
-            method: Any = getattr(algorithm, "update" if case.phase == ONLINE else case.phase)
-            if case.algorithm == "rl100" and case.phase in REPLACEMENTS:
-                method = partial(REPLACEMENTS[case.phase], algorithm)
+            replacement = REPLACEMENTS.get((case.algorithm, case.phase))
+            method: Any = getattr(algorithm, "update" if case.phase == ONLINE else case.phase, None)
+            method = method if replacement is None else partial(replacement, algorithm)
             state, metrics = method(state, rows, update % algorithm.period)
             arrays |= {f"tape/{update}/{name}": x for name, x in tape.arrays.items()}
             params, optimizer = dict(state.params), dict(state.optimizer)
@@ -291,4 +374,4 @@ def quantities(state: State, metrics: dict[str, Tensor]) -> Arrays:
     for network, moments in state.optimizer.items():
         first = moments["first"].items()
         arrays |= {f"moment/{network}/{k}": v.detach().numpy().copy() for k, v in first}
-    return arrays | {f"loss/{k}": np.asarray(v.item()) for k, v in metrics.items()}
+    return arrays | {f"loss/{k}": v.detach().numpy().copy() for k, v in metrics.items()}

@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from envs.adapters import LoopVectorEnv
+from envs.outcomes import Outcomes, library, never
 from envs.vector import VectorEnv
 
 
@@ -91,9 +92,19 @@ def pen_rewards(observations: np.ndarray) -> np.ndarray:
     The pen is at the goal within 0.075 m of the target position, with a cosine between the pen's
     and the target's axis above 0.95.
     """
-    pen, target, offset = observations[:, 33:36], observations[:, 36:39], observations[:, 39:42]
-    success = (np.linalg.norm(offset, axis=1) < 0.075) & ((pen * target).sum(1) > 0.95)
-    return success.astype(np.float32) - 1
+    return pen_reward(observations, None, observations).astype(np.float32)
+
+
+def pen_reward(s: Any, a: Any, s2: Any) -> Any:
+    """Return the binary pen's reward of transitions; see `pen_rewards`."""
+    pen, target, offset = s2[..., 33:36], s2[..., 36:39], s2[..., 39:42]
+    distance = library(s2).sqrt((offset * offset).sum(-1))
+    return 1.0 * ((distance < 0.075) & ((pen * target).sum(-1) > 0.95)) - 1
+
+
+def pen_drops(s: Any, a: Any, s2: Any) -> Any:
+    """True where the pen is lower than 0.075 m."""
+    return s2[..., 26] < 0.075
 
 
 class Kitchen(gymnasium.Env):
@@ -220,3 +231,6 @@ def _envs() -> dict[str, Callable[..., VectorEnv]]:
 ENVS = _envs()
 ENVS |= {f"fetch/{name}": partial(Fetch, name=name) for name in ("reach", "push", "pick-and-place")}
 SPARSE = {"Hand-pen-binary": pen_rewards}  # rewards as functions of the next observations
+OUTCOMES = {name: Outcomes({"task": never}) for name in ENVS if name.startswith("Hand-")}
+OUTCOMES["Hand-pen-binary"] = Outcomes({"task": never}, pen_reward)
+OUTCOMES |= {name: Outcomes({"task": pen_drops}) for name in ("Hand-pen", "Hand-pen-long")}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.outcomes import Outcomes, finite, never, out_of_bounds
 from envs.physics import MujocoVectorEnv, load_model
 
 
@@ -36,7 +37,7 @@ class Runner(MujocoVectorEnv):
 
         The bonus is also paid on the step of a fall.
         """
-        return speed + self.alive_bonus - self.control_cost * np.square(actions).sum(1)
+        return speed + self.alive_bonus - control_penalty(actions, self.control_cost)
 
     def velocity_noise(self, rng: np.random.Generator) -> np.ndarray:
         """Return the noise on the initial velocities, [nv]."""
@@ -68,8 +69,7 @@ class Hopper(Runner):
     control_cost, reset_noise, alive_bonus, max_speed = 1e-3, 5e-3, 1.0, 10.0
 
     def healthy(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
-        state = np.concatenate([qpos[:, 2:], qvel], 1)
-        return (qpos[:, 1] > 0.7) & (abs(qpos[:, 2]) < 0.2) & (abs(state) < 100).all(1)
+        return hopper_stands(np.concatenate([qpos[:, 1:], qvel], 1))
 
 
 class Walker2d(Runner):
@@ -79,7 +79,7 @@ class Walker2d(Runner):
     control_cost, reset_noise, alive_bonus, max_speed = 1e-3, 5e-3, 1.0, 10.0
 
     def healthy(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
-        return (qpos[:, 1] > 0.8) & (qpos[:, 1] < 2.0) & (abs(qpos[:, 2]) < 1.0)
+        return walker_stands(qpos[:, 1:])
 
 
 class HalfCheetah(Runner):
@@ -110,8 +110,7 @@ class Ant(Runner):
         self._x = np.zeros(num_envs)
 
     def healthy(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
-        finite = np.isfinite(qpos).all(1) & np.isfinite(qvel).all(1)
-        return finite & (qpos[:, 2] >= 0.2) & (qpos[:, 2] <= 1.0)
+        return finite(qpos) & ant_stands(np.concatenate([qpos[:, 2:], qvel], 1))
 
     def velocity_noise(self, rng: np.random.Generator) -> np.ndarray:
         return self.reset_noise * rng.standard_normal(self.model.nv)
@@ -129,6 +128,66 @@ class Ant(Runner):
         return np.concatenate([super()._observations(indices), np.zeros((len(indices), 84))], 1)
 
 
+def control_penalty(actions: Any, coefficient: float) -> Any:
+    """Return the control cost of actions [..., A]."""
+    return coefficient * (actions * actions).sum(-1)
+
+
+def hopper_stands(state: Any) -> Any:
+    """True where Hopper is healthy. state [..., 11]: all positions and velocities except x."""
+    z, angle = state[..., 0], state[..., 1]
+    return (z > 0.7) & (abs(angle) < 0.2) & (abs(state[..., 1:]) < 100).all(-1)
+
+
+def walker_stands(state: Any) -> Any:
+    """True where Walker2d is healthy. state [..., N]: z, the torso's angle, other numbers."""
+    z, angle = state[..., 0], state[..., 1]
+    return (z > 0.8) & (z < 2) & (abs(angle) < 1)
+
+
+def ant_stands(state: Any) -> Any:
+    """True where Ant is healthy. state [..., N]: z and other numbers."""
+    return finite(state) & (state[..., 0] >= 0.2) & (state[..., 0] <= 1)
+
+
+def hopper_falls(s: Any, a: Any, s2: Any) -> Any:
+    """True where Hopper falls. Observed velocities are clipped to 10, far below the limit."""
+    return ~hopper_stands(s2)
+
+
+def hopper_falls_published(s: Any, a: Any, s2: Any) -> Any:
+    """True where Hopper falls, without a lower limit on angles and velocities.
+
+    As in `jannerm/mbpo:mbpo/static/hopper.py` and later code: it takes the absolute value of the
+    comparison, not of the state.
+    """
+    z, angle = s2[..., 0], s2[..., 1]
+    return ~(finite(s2) & (s2[..., 1:] < 100).all(-1) & (z > 0.7) & (abs(angle) < 0.2))
+
+
+def walker_falls(s: Any, a: Any, s2: Any) -> Any:
+    """True where Walker2d falls."""
+    return ~walker_stands(s2)
+
+
+def walker_falls_published(s: Any, a: Any, s2: Any) -> Any:
+    """True where Walker2d falls or a number reaches 100, as in `yihaosun1124/OfflineRL-Kit`."""
+    return walker_falls(s, a, s2) | out_of_bounds(s, a, s2)
+
+
+def ant_falls(s: Any, a: Any, s2: Any) -> Any:
+    """True where Ant falls or a number is not finite."""
+    return ~ant_stands(s2)
+
+
+# The rewards need the distance traveled along x, which the observations leave out. HalfCheetah's
+# published function is that of `yihaosun1124/OfflineRL-Kit`; `jannerm/mbpo` never ends.
+OUTCOMES = {
+    "Hopper-v4": Outcomes({"task": hopper_falls, "published": hopper_falls_published}),
+    "Walker2d-v4": Outcomes({"task": walker_falls, "published": walker_falls_published}),
+    "HalfCheetah-v4": Outcomes({"task": never, "published": out_of_bounds}),
+    "Ant-v2": Outcomes({"task": ant_falls}),
+}
 ENVS: dict[str, type[Runner]] = {
     "Hopper-v4": Hopper,
     "Walker2d-v4": Walker2d,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.outcomes import Function, Outcomes, library, never
 from envs.physics import MujocoVectorEnv, compile_spec, gymnasium_spec
 
 # '#' wall, 'R' the ant's start, 'G' the goal. Rows increase with y in ant mazes and with x in point
@@ -161,6 +162,15 @@ class AntGoal(MujocoVectorEnv):
         return np.concatenate([ant, self._goals[indices] - self._qpos[indices, :2]], 1)
 
 
+CELL = 4.0  # width of a cell of an ant maze, m
+
+
+def ant_center(maze: str, row: int, column: int) -> tuple[float, float]:
+    """Return the center of a cell of an ant maze, m. The start is the origin."""
+    ((start_row, start_column),) = cells(maze, "R")
+    return (column - start_column) * CELL, (row - start_row) * CELL
+
+
 class AntMaze(Maze):
     """Ant maze; reaching the goal ends the episode.
 
@@ -170,7 +180,6 @@ class AntMaze(Maze):
     """
 
     frame_skip, camera = 5, "track"
-    CELL = 4.0  # m
 
     def __init__(self, num_envs: int, *, diverse: bool = False, **options: Any) -> None:
         super().__init__(num_envs, **options)
@@ -179,7 +188,7 @@ class AntMaze(Maze):
     def build(self) -> Any:
         import mujoco
 
-        spec, half = ant_spec(), self.CELL / 2
+        spec, half = ant_spec(), CELL / 2
         for row, column in cells(self.maze, "#"):
             x, y = self.center(row, column)
             spec.worldbody.add_geom(
@@ -193,14 +202,13 @@ class AntMaze(Maze):
         return compile_spec(spec)
 
     def center(self, row: int, column: int) -> tuple[float, float]:
-        ((start_row, start_column),) = cells(self.maze, "R")
-        return (column - start_column) * self.CELL, (row - start_row) * self.CELL
+        return ant_center(self.maze, row, column)
 
     def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         qpos = self.model.qpos0 + rng.uniform(-0.1, 0.1, self.model.nq)
         qvel = 0.1 * rng.standard_normal(self.model.nv)
         ((row, column),) = cells(self.maze, "G")
-        offset = rng.uniform(0, self.CELL / 4, 2) + rng.uniform(0, 0.5, 2) * self.CELL / 4
+        offset = rng.uniform(0, CELL / 4, 2) + rng.uniform(0, 0.5, 2) * CELL / 4
         self._goals[index] = np.maximum(self.center(row, column) + offset, 0)
         if self.diverse:
             free = cells(self.maze, ".R")
@@ -260,8 +268,7 @@ class PointMaze(Maze):
         return compile_spec(mujoco.MjSpec.from_string(POINT.format(walls="".join(walls))))
 
     def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        (goal,) = cells(self.maze, "G")
-        self._goals[index] = GOAL_IN.get(self.maze, goal)
+        self._goals[index] = point_goal(self.maze)
         free = cells(self.maze, ".RG")
         position = free[rng.integers(len(free))] + rng.uniform(-0.1, 0.1, 2)
         return position, 0.1 * rng.standard_normal(2)
@@ -276,7 +283,7 @@ class PointMaze(Maze):
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         distance = self.distance(indices)
         reached = distance <= RADIUS
-        rewards = np.exp(-distance) if self.dense else reached.astype(np.float64)
+        rewards = point_reward(distance, self.dense)
         return rewards, np.zeros(len(indices), bool), {"success": reached}
 
 
@@ -284,6 +291,49 @@ class DensePointMaze(PointMaze):
     """Point maze with reward exp(-distance)."""
 
     dense = True
+
+
+def point_goal(maze: str) -> tuple[float, float]:
+    """Return the goal of a point maze, m."""
+    (goal,) = cells(maze, "G")
+    row, column = GOAL_IN.get(maze, goal)
+    return float(row), float(column)
+
+
+def point_reward(distance: Any, dense: bool) -> Any:
+    """Return the rewards of a point at these distances from the goal, m."""
+    return library(distance).exp(-distance) if dense else 1.0 * (distance <= RADIUS)
+
+
+def within(goal: tuple[float, float], radius: float) -> Function:
+    """Return a function that is True within `radius` of the goal, m."""
+    return lambda s, a, s2: distance_from(goal, s2) <= radius
+
+
+def distance_from(goal: tuple[float, float], observations: Any) -> Any:
+    """Return the distances of observed positions from the goal, m."""
+    x, y = observations[..., 0] - goal[0], observations[..., 1] - goal[1]
+    return library(x).hypot(x, y)
+
+
+def ant_outcomes(maze: str) -> Outcomes:
+    """Return the outcomes of an ant maze.
+
+    An episode ends within 0.5 m of a goal that is drawn per episode, up to 1.5 m in x and y from
+    the center of its cell, and is not observed. These functions know only the mean goal, so `task`
+    is not exact and the reward is not known. `published` is the function of LEQ
+    (`kwanyoungpark/LEQ`). RAMBO never ends rollouts of ant mazes.
+    """
+    ((row, column),) = cells(maze, "G")
+    x, y = ant_center(maze, row, column)
+    goal = max(x + 0.75, 0.0), max(y + 0.75, 0.0)
+    return Outcomes({"task": within(goal, RADIUS), "published": within(goal, 0.25)})
+
+
+def point_outcomes(maze: str, dense: bool) -> Outcomes:
+    """Return the outcomes of a point maze, whose episodes continue at the goal."""
+    goal = point_goal(maze)
+    return Outcomes({"task": never}, lambda s, a, s2: point_reward(distance_from(goal, s2), dense))
 
 
 # time limits of the point mazes' versions v0 and v1, steps
@@ -313,4 +363,17 @@ def _envs() -> dict[str, Any]:
     return table
 
 
+def _outcomes() -> dict[str, Outcomes]:
+    """Return the outcomes of the mazes by the names of the tasks."""
+    table = {}
+    for name, kind in ENVS.items():
+        if name.startswith("AntMaze-"):
+            table[name] = ant_outcomes(kind.keywords["maze"])
+        elif name.startswith("PointMaze"):
+            dense = name.startswith("PointMazeDense-")
+            table[name] = point_outcomes(kind.keywords["maze"], dense)
+    return table
+
+
 ENVS = _envs()
+OUTCOMES = _outcomes()

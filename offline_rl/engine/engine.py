@@ -452,9 +452,10 @@ class Engine:
         otherwise actions are deterministic. device: device of the policies, by default the
         engine's.
         """
+        algorithm, params = self.algorithm, self.state["params"]
         return StackedPolicy(
-            self.algorithm.acting_head(),
-            self.algorithm.acting_params(self.state["params"]),
+            algorithm.exploring_head() if explore else algorithm.acting_head(),
+            algorithm.exploring_params(params) if explore else algorithm.acting_params(params),
             self.state["counters"]["seed"],
             self.algorithm.spec.observation_shapes,
             batch,

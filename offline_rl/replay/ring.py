@@ -56,13 +56,14 @@ class Ring(Source):
 
         rows: the columns of the buffer, with `next_observations`, [S, n, …] each. Rows of an
         episode follow one another, and its last row is terminated or truncated. The mask `valid`,
-        if there is one, selects the rows that are stored. update: not used.
+        if there is one, selects the rows that are stored. `keep`, [S], if there is one, is the
+        number of newest rows that stay; the others are removed. update: not used.
         Raises ValueError if a column is missing or unknown, or if n exceeds the capacity.
         """
         data, capacity, rows = self.buffer.data, self.buffer.capacity, channels.flatten(rows)
         stored = {name for name in data if name not in ("next_index", "size", "oldest", "newest")}
         stored |= {f"next_{name}" for name in stored if name.startswith("observations")}
-        if rows.keys() - {"valid"} != stored:
+        if rows.keys() - {"valid", "keep"} != stored:
             raise ValueError(f"the ring's columns are {sorted(stored)}, found {sorted(rows)}")
         seeds, n = rows["rewards"].shape
         if n > capacity:
@@ -76,7 +77,7 @@ class Ring(Source):
         at = (end[:, None] + place) % capacity  # [S, n]
         is_stored = place < count[:, None]
         for name, values in rows.items():
-            if name == "valid":
+            if name in ("valid", "keep"):
                 continue
             is_next = name.startswith("next_observations")
             column = data[name.removeprefix("next_") if is_next else name]
@@ -84,7 +85,8 @@ class Ring(Source):
             old, new = column[seed, position], values[seed, order].to(column.dtype)
             mask = is_stored.reshape(seeds, n, *[1] * (new.dim() - 2))
             column[seed, position] = torch.where(mask, new, old)
-        size = (data["size"] + count).clamp(max=capacity)
+        most = rows.get("keep", torch.full_like(count, capacity)).clamp(max=capacity)
+        size = torch.minimum(data["size"] + count, most)
         data["oldest"].copy_((end + count - size) % capacity)
         data["newest"].copy_((end + count - 1) % capacity)
         data["size"].copy_(size)

@@ -101,8 +101,10 @@ class Split(Source):
             key = mix((member * 0x9E3779B1 + random.seed * 0x1E3779B1) & MASK)
             at = (mix((place + key) & MASK) * count >> 32).flatten()
             return self.buffer.batch_at(data["buffer"], data["order"][first + at], discount)
-        rows = self.most if self.part == "holdout" and self.by == "rows" else self.buffer.capacity
-        place = torch.arange(min(rows, self.buffer.capacity), device=held.device)
+        rows = self.buffer.capacity
+        if self.part == "holdout" and self.by == "rows":
+            rows = max(min(self.most, int(self.share * rows)), 1)
+        place = torch.arange(rows, device=held.device)
         at = data["order"][first + place % count]
         batch = self.buffer.batch_at(data["buffer"], at, discount)
         return replace(batch, weights=(place < count).float())

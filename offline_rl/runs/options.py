@@ -63,6 +63,9 @@ class DataOptions(Checked):
     base: Annotated[str | None, CHANGEABLE] = (
         None  # frozen base policy: a bundle (dsrl, resfit) or module:function (resfit)
     )
+    dynamics: Annotated[str | None, CHANGEABLE] = (
+        None  # run folder of a model-based method whose dynamics model is loaded, not fitted again
+    )
     action_scale: Positive | None = None  # divide the actions of the data by this number
     action_range: ActionRange | None = (
         None  # range that is mapped to [-1, 1]: [low, high], or data: the data's minimum, maximum
@@ -93,7 +96,8 @@ class BudgetOptions(Checked):
 
     role: ClassVar[Role] = IDENTITY
     num_updates: Amount = (
-        1_000_000  # gradient updates on the dataset; default for sac, td3 and rlpd: 0
+        1_000_000  # gradient updates on the dataset; default for sac, td3 and rlpd: 0. With a
+        # model-based method, 0 fits only the dynamics model
     )
     stretch: Annotated[bool, LOCAL] = (
         False  # extend a finished run whose learning rate is 0: the rate rises again

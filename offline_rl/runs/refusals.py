@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from offline_rl.algorithms.common.config import stackable_fields
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import ONLINE, Fill, Interact, Learn, OnPolicy, Piece
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from offline_rl.algorithms.common.base import Algorithm
     from offline_rl.runs.options import TrainOptions
 
+CHUNK = 100_000  # rows that are checked at a time, which bounds memory
 TRACKERS = ("wandb", "tensorboard")  # trackers that need a package of this name
 
 
@@ -91,7 +95,14 @@ def wrong_options(run: Any) -> Iterator[str]:
             f"{method} has nothing to do. Set num_env_steps=… to train online, or num_updates=… to "
             "train on a dataset."
         )
-    if not updates and not steps:
+    if run.data.dynamics is not None and cls.dynamics_model is None:
+        yield (
+            f"dynamics= is used by {model_based_names()}; {method} fits no dynamics model. Remove "
+            "it."
+        )
+    if run.fits_model_only and run.data.dynamics is not None:
+        yield "nothing to do: with dynamics=, no model is fitted. Raise num_updates."
+    if not updates and not steps and not run.fits_model_only:
         yield "nothing to do: num_updates and num_env_steps are both 0. Raise one."
     if compile == "always" and (missing := hardware.missing_compiler()):
         yield f"compile=always: {missing}"
@@ -133,6 +144,17 @@ def wrong_options(run: Any) -> Iterator[str]:
         yield f"base= is used by {' and '.join(names)}; {method} has no base policy. Remove it."
 
 
+def model_based_names(reusable: Any = None) -> str:
+    """Return the names of the algorithms that fit a dynamics model, for messages.
+
+    reusable: only those whose model has the same networks.
+    """
+    models = {name: algorithm_class(name).dynamics_model for name in algorithm_names()}
+    fitted = {name: model for name, model in models.items() if model is not None}
+    names = [k for k, v in fitted.items() if reusable is None or v.networks == reusable.networks]
+    return " and ".join(names)
+
+
 def wrong_start(run: Any) -> Iterator[str]:
     """Yield an error message if the run lacks data, or the run or policy to start from.
 
@@ -142,6 +164,8 @@ def wrong_start(run: Any) -> Iterator[str]:
     """
     method, mode, budget = run.method.name, run.method.cls.mode, run.budget
     method_cfg = run.method.cfg
+    if run.data.dynamics is not None and run.start is not None:
+        yield f"dynamics= is not used: the dynamics model is that of {run.start.run}. Remove it."
     if mode.start == "teacher" and run.start is None:
         yield f"{method} needs a teacher. Use offline-rl distill run=<folder> with {mode.runs}."
     if mode.start == "run" and run.start is None:
@@ -210,6 +234,12 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
             f"{name} has no rewards, which {method} needs. Use data with rewards, or an algorithm "
             "that needs none, such as bc or recoil."
         )
+    if learner.uses_facts and (count := unmarked_ends(run, data)):
+        yield (
+            f"{name}: {count:,} rows end an episode of {run.task.name}, but no row is terminated, so "
+            "returns beyond these ends would be learned. Use data with terminations, or "
+            "algorithm.ends=never if episodes continue there."
+        )
     if cfg.center_rewards and run.budget.num_env_steps:
         yield (
             "center_rewards=true requires that no episode terminates, which is unknown for online "
@@ -227,6 +257,23 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
             f"online.n_step={interaction.online.n_step}: {method} needs n_step=1, because its "
             "targets use the action of the next step"
         )
+
+
+def unmarked_ends(run: Any, data: Dataset) -> int:
+    """Return the number of rows that end an episode by the task's rule, if none is terminated.
+
+    run: a Run. 0 if the run does not use the task's rule, or if the rule is not known.
+    """
+    outcomes = getattr(run.task, "outcomes", None)
+    uses_rule = getattr(run.method.cfg, "ends", None) == "task" and outcomes is not None
+    if not uses_rule or "task" not in outcomes.ends or data.terminated.any():
+        return 0
+    count, rows = 0, np.flatnonzero(data.usable)
+    for start in range(0, len(rows), CHUNK):
+        at = rows[start : start + CHUNK]
+        arrays = data.observations[at], data.actions[at], data.observations[data.next_index[at]]
+        count += int(outcomes.ends["task"](*map(torch.as_tensor, arrays)).sum())
+    return count
 
 
 def wrong_steps(run: Any, steps_per_decision: int) -> Iterator[str]:
@@ -287,7 +334,8 @@ def wrong_learner(
             f"pretrain_updates={budget.pretrain_updates}: {method} has no preliminary phase with "
             "these settings. Remove it."
         )
-    if learner.phases and not budget.num_updates and run.start is None:
+    is_online = "data" in learner.mode.learns and budget.num_env_steps
+    if learner.phases and is_online and not budget.num_updates and run.start is None:
         yield (
             f"{method} must train on a dataset before it trains online. Set num_updates=, or "
             "fine-tune one of its runs."
@@ -307,6 +355,8 @@ def wrong_learner(
             f"{limit}, and {method} collects in {count} environments at the same time. Use "
             "algorithm.environments=1."
         )
+    if run.data.dynamics is not None and learner.dynamics_model is not None:
+        scheduled |= {*learner.dynamics_model.phases}  # another run has completed them
     missing = [phase for phase in learner.needed_phases if phase not in scheduled]
     if "update" in scheduled and missing:
         yield (

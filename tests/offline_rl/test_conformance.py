@@ -92,6 +92,8 @@ def test_targets_a_millionth_too_large_are_found(name):
         ("ifql-fql", "expectile"),
         ("idql-idql", "weight_decay"),
         ("idql-idql-online", "tau"),
+        ("mopo-offlinerl_kit-fit", "bounds_weight"),
+        ("mopo-offlinerl_kit-aleatoric", "penalty"),
     ],
 )
 def test_a_setting_a_thousandth_off_is_found(name, field):

@@ -3,8 +3,11 @@
 A seed gives the same episode as upstream's `reset(seed)`.
 """
 
+from typing import Any
+
 import numpy as np
 
+from envs.outcomes import Outcomes, library, never
 from envs.vector import Step, VectorEnv
 
 
@@ -47,9 +50,9 @@ class DMSD(VectorEnv):
         self._state[indices, 0] = x + self.DT * v
         self._state[indices, 1] = v + self.DT / self.MASS * force
         observations = self._observations(indices)
-        error = abs(observations[:, :2] - observations[:, 4:])
-        never = np.zeros(len(indices), bool)
-        return Step(observations, -np.log(error + 0.01).sum(1), never, never, {})
+        rewards = reward(x, actions, observations)
+        not_over = np.zeros(len(indices), bool)
+        return Step(observations, rewards, not_over, not_over, {})
 
     def _observations(self, indices: np.ndarray) -> np.ndarray:
         half = (self._num_steps[indices] >= self.max_episode_steps // 2).astype(int)
@@ -57,4 +60,11 @@ class DMSD(VectorEnv):
         return np.concatenate([self._state[indices].reshape(-1, 4), targets], 1)
 
 
+def reward(s: Any, a: Any, s2: Any) -> Any:
+    """Return minus the sum of the logarithms of both masses' distances from their targets."""
+    error = abs(s2[..., :2] - s2[..., 4:])
+    return -library(error).log(error + 0.01).sum(-1)
+
+
 ENVS = {"neorl2/DMSD": DMSD}
+OUTCOMES = {"neorl2/DMSD": Outcomes({"task": never}, reward)}

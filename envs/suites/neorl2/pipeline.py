@@ -3,8 +3,11 @@
 A seed gives the same episode as upstream's `reset(seed)`, except for the first target.
 """
 
+from typing import Any
+
 import numpy as np
 
+from envs.outcomes import Outcomes, never
 from envs.vector import Step, VectorEnv
 
 
@@ -67,13 +70,19 @@ class Pipeline(VectorEnv):
             1,
         )
         self._gate[indices], self._observation[indices] = gate, current
-        error = abs(current[:, 0].astype(np.float64) - current[:, 1])
-        rewards = ((200 - error) * 0.01) ** 2 - 3
-        never = np.zeros(len(indices), bool)
-        return Step(current, rewards, never, never, {})
+        rewards = reward(previous, actions, current.astype(np.float64))
+        not_over = np.zeros(len(indices), bool)
+        return Step(current, rewards, not_over, not_over, {})
 
     def _next_target(self, rng: np.random.Generator, current: float) -> float:
         return rng.choice(self.TARGETS) if rng.random() < self.SWITCH_PROBABILITY else current
 
 
+def reward(s: Any, a: Any, s2: Any) -> Any:
+    """Return the reward: 1 if the outflow equals the target, -3 if it differs by 200."""
+    error = abs(s2[..., 0] - s2[..., 1])
+    return ((200 - error) * 0.01) ** 2 - 3
+
+
 ENVS = {"neorl2/Pipeline": Pipeline}
+OUTCOMES = {"neorl2/Pipeline": Outcomes({"task": never}, reward)}

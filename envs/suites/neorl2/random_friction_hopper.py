@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from envs.outcomes import Outcomes
 from envs.physics import load_model
-from envs.suites.locomotion import Hopper
+from envs.suites.locomotion import Hopper, control_penalty, hopper_stands
 
 
 @functools.cache
@@ -58,4 +59,16 @@ class RandomFrictionHopper(Hopper):
         return np.concatenate([super()._observations(indices), self._friction[indices]], 1)
 
 
+def falls(s: Any, a: Any, s2: Any) -> Any:
+    """True where the hopper falls."""
+    return ~hopper_stands(s2[..., 1:])
+
+
+def reward(s: Any, a: Any, s2: Any) -> Any:
+    """Return the speed along x, m/s, minus the control cost."""
+    return (s2[..., 0] - s[..., 0]) / DT_S - control_penalty(a, Hopper.control_cost)
+
+
+DT_S = 0.008  # s per step; four simulation steps
 ENVS = {"neorl2/RandomFrictionHopper": RandomFrictionHopper}
+OUTCOMES = {"neorl2/RandomFrictionHopper": Outcomes({"task": falls}, reward)}

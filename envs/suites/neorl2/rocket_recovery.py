@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.outcomes import Outcomes, library
 from envs.vector import Step, VectorEnv
 
 SCALE = 30.0  # drawing units of the shapes per meter
@@ -68,19 +69,16 @@ class RocketRecovery(VectorEnv):
         return self._observation[indices]
 
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
-        main, side = actions.astype(np.float64).T
-        main = np.where(main > 0, (main + 1) / 2, 0)  # fraction of the full thrust
-        side = np.where(abs(side) > 0.5, side, 0)
+        actions = actions.astype(np.float64)
+        main, side = thrusts(actions)
         previous = self._observation[indices]
         rows = [self._simulate(*row) for row in zip(indices, main, side, strict=True)]
         current = self._observation[indices] = np.array(rows, np.float32)
-        _, y, vx, vy, angle, *_ = current.T
-        terminated = abs(y) <= np.float32(0.05)
-        gently = (abs(angle) < 0.3) & (abs(vx) < 0.5) & (abs(vy) < 2)
-        shaped = potential(current) - potential(previous) - 0.3 * main - 0.03 * abs(side)
-        rewards = np.where(terminated, np.where(gently, 100.0, -100.0), shaped)
-        never = np.zeros(len(indices), bool)
-        return Step(current, rewards, terminated, never, {"success": terminated & gently})
+        terminated, gently = lands(previous, actions, current), is_gentle(current)
+        change = shaping(previous.astype(np.float64), actions, current.astype(np.float64))
+        rewards = np.where(terminated, 200.0 * gently - 100, change)
+        not_over = np.zeros(len(indices), bool)
+        return Step(current, rewards, terminated, not_over, {"success": terminated & gently})
 
     def _build(self) -> tuple[Any, Any]:
         """Build a Box2D world with ground and lander; return the world and the lander."""
@@ -158,13 +156,44 @@ class RocketRecovery(VectorEnv):
         ]
 
 
-def potential(observations: np.ndarray) -> np.ndarray:
-    """Return the potential [B] of observations [B, 7].
+def thrusts(actions: Any) -> tuple[Any, Any]:
+    """Return the thrusts of the main and the side engines as fractions of their full thrusts."""
+    main, side = actions[..., 0], actions[..., 1]
+    where = library(actions).where
+    return where(main > 0, (main + 1) / 2, 0.0), where(abs(side) > 0.5, side, 0.0)
+
+
+def potential(observations: Any) -> Any:
+    """Return the potential of observations [..., 7].
 
     It decreases with distance, speed and tilt.
     """
-    x, y, vx, vy, angle, *_ = observations.astype(np.float64).T
-    return -100 * (np.hypot(x, y) + np.hypot(vx, vy) + abs(angle))
+    x, y, vx, vy, angle = (observations[..., i] for i in range(5))
+    hypot = library(observations).hypot
+    return -100 * (hypot(x, y) + hypot(vx, vy) + abs(angle))
+
+
+def shaping(s: Any, a: Any, s2: Any) -> Any:
+    """Return the reward of a step that does not land."""
+    main, side = thrusts(a)
+    return potential(s2) - potential(s) - 0.3 * main - 0.03 * abs(side)
+
+
+def lands(s: Any, a: Any, s2: Any) -> Any:
+    """True where the height is between -0.05 and 0.05."""
+    return abs(s2[..., 1]) <= 0.05
+
+
+def is_gentle(observations: Any) -> Any:
+    """True for observations [..., 7] in which the rocket may land."""
+    vx, vy, angle = (observations[..., i] for i in range(2, 5))
+    return (abs(angle) < 0.3) & (abs(vx) < 0.5) & (abs(vy) < 2)
+
+
+def reward(s: Any, a: Any, s2: Any) -> Any:
+    """Return the reward: 100 for a gentle landing, -100 for another one, else the shaping."""
+    return library(s2).where(lands(s, a, s2), 200.0 * is_gentle(s2) - 100, shaping(s, a, s2))
 
 
 ENVS = {"neorl2/RocketRecovery": RocketRecovery}
+OUTCOMES = {"neorl2/RocketRecovery": Outcomes({"task": lands}, reward)}

@@ -3,10 +3,16 @@
 A seed gives the same start as upstream's `reset(seed)`.
 """
 
+from typing import Any
+
 import numpy as np
 
-from envs.suites.locomotion import HalfCheetah
+from envs.outcomes import Outcomes, library, never
+from envs.suites.locomotion import HalfCheetah, control_penalty
 from envs.vector import Step
+
+SPEED_LIMIT = 3.2096  # m/s
+DT_S = 0.05  # s per step; five simulation steps
 
 
 class SafetyHalfCheetah(HalfCheetah):
@@ -16,15 +22,36 @@ class SafetyHalfCheetah(HalfCheetah):
     """
 
     hidden_positions = 0
-    SPEED_LIMIT = 3.2096  # m/s
 
     def reward(self, speed: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        return np.where(speed > self.SPEED_LIMIT, -100.0, super().reward(speed, actions))
+        return limited_reward(speed, actions)
 
     def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
         step = super()._step(actions, indices)
-        step.infos["cost"] = (step.infos["x_velocity"] > self.SPEED_LIMIT).astype(np.float64)
+        step.infos["cost"] = (step.infos["x_velocity"] > SPEED_LIMIT).astype(np.float64)
         return step
 
 
+def limited_reward(speed: Any, actions: Any) -> Any:
+    """Return speed minus control cost, or -100 above the speed limit."""
+    reward = speed - control_penalty(actions, HalfCheetah.control_cost)
+    return library(speed).where(speed > SPEED_LIMIT, -100.0, reward)
+
+
+def speed(s: Any, a: Any, s2: Any) -> Any:
+    """Return the speed along x in the transition, m/s."""
+    return (s2[..., 0] - s[..., 0]) / DT_S
+
+
+def is_too_fast(s: Any, a: Any, s2: Any) -> Any:
+    """True above the speed limit, where NeoRL-2's function ends model rollouts."""
+    return speed(s, a, s2) > SPEED_LIMIT
+
+
+def reward(s: Any, a: Any, s2: Any) -> Any:
+    """Return the reward of transitions."""
+    return limited_reward(speed(s, a, s2), a)
+
+
 ENVS = {"neorl2/SafetyHalfCheetah": SafetyHalfCheetah}
+OUTCOMES = {"neorl2/SafetyHalfCheetah": Outcomes({"task": never, "published": is_too_fast}, reward)}

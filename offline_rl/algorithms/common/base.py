@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -134,6 +134,14 @@ class Mode:
 DATA_THEN_ONLINE = Mode(learns=("data", "environment"))
 
 
+class Reusable(NamedTuple):
+    """Declaration of a dynamics model that another run can load with `dynamics=`."""
+
+    networks: tuple[str, ...]  # loaded from the other run
+    phases: tuple[str, ...]  # that fit the model; left out if it is loaded
+    settings: tuple[str, ...]  # config fields that must be equal in both runs
+
+
 class Algorithm:
     """Base of all algorithms. Define `Config`, `networks`, `optimizers` and `update`."""
 
@@ -158,6 +166,7 @@ class Algorithm:
     base: Bundle | None = None  # with `mode.takes_base`: the policy of base=, set before networks
     uses_facts: ClassVar[bool] = False  # uses `facts`, which are set before training
     facts: Facts | None = None  # facts of the task and its data, in the units of training
+    dynamics_model: ClassVar[Reusable | None] = None  # None: it fits no dynamics model
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
@@ -247,6 +256,14 @@ class Algorithm:
             return params[self.acts[0]]
         parts = {self.acts_as.get(name, name): params[name] for name in self.acts}
         return {f"{name}.{k}": v for name, part in parts.items() for k, v in part.items()}
+
+    def exploring_head(self) -> Head:
+        """Return the head that collects experience. It is not exported."""
+        return self.acting_head()
+
+    def exploring_params(self, params: Mapping[str, Params]) -> Params:
+        """Return the parameters of `exploring_head`. params: parameters of all networks."""
+        return self.acting_params(params)
 
     def optimizers(self) -> dict[str, Adam]:
         """Return an optimizer per trained network; names of absent networks are ignored."""
@@ -345,6 +362,14 @@ class Algorithm:
 
     def check_phase(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
         """Raise UserError if a phase had no useful result. metrics: recent means, per seed."""
+
+    def summary(self, params: Mapping[str, Params], seconds: Mapping[str, float]) -> dict[str, Any]:
+        """Return entries of result.json that describe the fitted models of one seed.
+
+        `dynamics`: see `offline_rl.reporting.runs.DynamicsFit`.
+        params: parameters of all networks.  seconds: time that the updates of each phase took.
+        """
+        return {}
 
     def initialize_from(
         self, initial: Mapping[str, Tensor], other: Mapping[str, Tensor]

@@ -42,7 +42,9 @@ class Interact:
 
     phase: str
     env_steps: int
-    evaluate: bool = True  # False: no evaluation at the end of this piece
+    # False: evaluations follow from the number of environment steps alone, not from the end of this
+    # piece
+    evaluate: bool = True
 
     unit: ClassVar[Unit] = "env_steps"
 
@@ -98,6 +100,7 @@ class Counts:
     updates: int = 0
     env_steps: int = 0
     rows: int = 0  # computed without an environment
+    seconds: float = 0.0  # time that the updates took
 
 
 class Position(NamedTuple):

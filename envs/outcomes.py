@@ -1,0 +1,55 @@
+"""Facts of a task that model rollouts need: when an episode ends, and the reward of a transition.
+
+The functions work on numpy arrays and torch tensors alike, so a simulator and a model rollout share
+one formula. On tensors they read no values and have no branches: they can be traced, vectorized
+(`torch.func.vmap`) and captured in a CUDA graph.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# (observations [..., O], actions [..., A] in [-1, 1], next observations [..., O]) -> [...]
+# Observations are in the task's units, not normalized.
+Function = Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Termination and reward as functions of a transition.
+
+    Each file of `envs/suites` lists those of its environments in `OUTCOMES`.
+    """
+
+    # True where a transition terminates the episode (time limits do not count). Keys:
+    #   task: as the environment does, as far as its observations show it
+    #   published: as published model-based code does, where that differs
+    ends: Mapping[str, Function]
+    # reward as the environment computes it; None if it does not follow from the transition
+    reward: Function | None = None
+
+
+def library(array: Any) -> Any:
+    """Return the module whose functions apply to `array`: numpy or torch."""
+    if isinstance(array, np.ndarray | np.generic):
+        return np
+    import torch
+
+    return torch
+
+
+def never(s: Any, a: Any, s2: Any) -> Any:
+    """Return False everywhere: no transition terminates the episode."""
+    return library(s2).zeros_like(s2[..., 0], dtype=bool)
+
+
+def out_of_bounds(s: Any, a: Any, s2: Any) -> Any:
+    """True where an observed number is not strictly between -100 and 100 (NaN included)."""
+    return ~(abs(s2) < 100).all(-1)
+
+
+def finite(array: Any) -> Any:
+    """True where all numbers [..., N] are finite."""
+    return library(array).isfinite(array).all(-1)
