@@ -797,6 +797,6 @@ RECORDED_CASES = tuple({case.inputs: case for case in reversed(CASES)}.values())
 WITHOUT = {  # algorithms without a case, and the reason
     "gr_rl": "there is no public code; a test compares its update with plain PyTorch",
     "one_step": "its loss equals that of rl100's one-step head (see its row); a test checks this",
-    "sparse_policy": "its fit is compared with pysindy in tests/…/common/test_sparse.py",
+    "sparse_policy": "a test compares its fit with pysindy (STLSQ), see common/models/sparse.py",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

@@ -47,7 +47,7 @@ def fit(s: Tensor, held_out: Tensor, **options: Any) -> tuple[SparsePolicy, Stat
 
 
 def test_a_linear_teacher_is_recovered_beyond_the_limits_of_actions():
-    """Its mean is not clipped: many labels are outside [-1, 1]."""
+    """The labels are means that are not clipped; many are outside [-1, 1]."""
     algorithm, state, metrics = fit(*observations())
     weight, bias = (state.params["teacher"][f"trunk.{k}.0"] for k in ("weights", "biases"))
     terms = algorithm.build_policy().library.terms
