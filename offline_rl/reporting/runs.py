@@ -55,7 +55,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class DynamicsFit:
-    """How well a run's dynamics model fits: the entry `dynamics` of result.json."""
+    """Fit of a run's dynamics model: the entry `dynamics` of result.json."""
 
     outputs: list[str]  # names of the observations whose change is predicted, and `reward`
     errors: list[float]  # squared holdout error of each output, mean over the elites

@@ -96,8 +96,7 @@ class BudgetOptions(Checked):
 
     role: ClassVar[Role] = IDENTITY
     num_updates: Amount = (
-        1_000_000  # gradient updates on the dataset; default for sac, td3 and rlpd: 0. With a
-        # model-based method, 0 fits only the dynamics model
+        1_000_000  # gradient updates on the dataset; default for sac, td3 and rlpd: 0
     )
     stretch: Annotated[bool, LOCAL] = (
         False  # extend a finished run whose learning rate is 0: the rate rises again

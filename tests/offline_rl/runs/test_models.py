@@ -154,4 +154,5 @@ def test_other_algorithms_refuse_a_dynamics_model() -> None:
     with pytest.raises(UserError, match="nothing to do: num_updates and num_env_steps are both 0"):
         runs_of({"algorithm": "iql", "task": "neorl2/DMSD", "num_updates": 0})
     (run,) = runs_of({"algorithm": "mopo", "task": "neorl2/DMSD", "num_updates": 0})
-    assert run.fits_model_only and run.reads_data
+    assert run.fits_model_only
+    assert run.reads_data

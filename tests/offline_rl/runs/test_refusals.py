@@ -66,7 +66,7 @@ def test_a_chunk_longer_than_every_episode_is_refused(
 
 
 def test_data_without_terminations_is_refused_if_the_task_ends_episodes() -> None:
-    """Of the next states 0, 1, ..., 5, the last two are above 3.5. The rule of the task says so."""
+    """The rule of the task ends episodes above 3.5. The next states are 0, 1, 2, 3, 4 and 5."""
     outcomes = envs.Outcomes({"task": lambda s, a, s2: s2[..., 0] > 3.5})
     envs.register("ends_above", lambda: None, max_episode_steps=9, outcomes=outcomes)  # type: ignore[arg-type, return-value]
     states, actions = np.arange(7.0)[:, None], np.zeros((6, 1))

@@ -1,10 +1,13 @@
 """Each phase and each unit of work has a counter of its own."""
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 from offline_rl.algorithms.common.schedule import (
     Collect,
@@ -58,6 +61,106 @@ def test_a_phase_goes_on_after_pieces_without_evaluation() -> None:
         assert work._ended == ends[k], k
         work.progress.position = Position(k, piece.size - 1)
         assert not work._ended
+
+
+class Recorded:
+    """An engine, and a collector without updates, that record what they are asked to do."""
+
+    device, batch_size = torch.device("cpu"), 8
+
+    def __init__(self, converged: bool) -> None:
+        self.converged, self.done = converged, list[Any]()
+        self.steps = self.steps_per_decision = 0
+
+    def __getattr__(self, name: str) -> Any:  # methods without a result that matters
+        return lambda *_, **__: None
+
+    def period(self, phase: str) -> int:
+        return 1
+
+    def run(self, number: int, phase: str) -> None:
+        self.done.append((phase, number))
+
+    def has_converged(self, phase: str) -> bool:
+        self.done.append(f"{phase} converged?")
+        return self.converged
+
+    def skip(self, number: int, phase: str) -> None:
+        self.done.append((phase, number, "skipped"))
+
+    def can_sample(self, size: int) -> bool:
+        return False
+
+    def end(self) -> None:
+        self.steps += 1
+
+
+def work_of(schedule: list[Any], *, converged: bool = False) -> tuple[Recorded, Work]:
+    engine: Any = Recorded(converged)
+    curves: Any = SimpleNamespace(
+        diverged=[None], show_progress=engine.show, exclude=engine.exclude
+    )
+    intervals = {"eval_every": 100, "checkpoint_every": 100}
+    work = Work(engine, schedule, engine, curves, overlap=False, **intervals)
+    work._log_interval = lambda phase: 100
+    return engine, work
+
+
+def updates_of(work: Work) -> dict[str, int]:
+    return {phase: counts.updates for phase, counts in work.progress.counters.items()}
+
+
+def test_pieces_after_a_converged_one_are_skipped_and_counted() -> None:
+    fit, check = Learn("fit", 3), Learn("check", 1, skips=3)
+    schedule = [fit, check, fit, replace(check, skips=1), fit, Learn("end", 2)]
+    engine, work = work_of(schedule, converged=True)
+    while work.current is not None:
+        work.advance()
+    skipped = [("fit", 3, "skipped"), ("check", 1, "skipped"), ("fit", 3, "skipped")]
+    learned = [each for each in engine.done if each[0] == "fit" and len(each) == 2]
+    assert sum(number for _, number in learned) == 3
+    assert engine.done[len(learned) :] == [
+        ("check", 1),
+        "check converged?",
+        *skipped,
+        ("end", 1),
+        ("end", 1),
+    ]
+    assert updates_of(work) == {"fit": 9, "check": 2, "end": 2}
+    assert work.progress.position == Position(5, 2)
+    assert work.progress.timed_updates == 3 + 1 + 2
+
+
+def test_no_piece_is_skipped_before_convergence_or_within_a_piece() -> None:
+    schedule = [Learn("check", 2, skips=1), Learn("fit", 3), Learn("check", 1)]
+    engine, work = work_of(schedule, converged=False)
+    while work.current is not None:
+        work.advance()
+    assert not [each for each in engine.done if "skipped" in each]
+    assert engine.done.count("check converged?") == 1
+    assert updates_of(work) == {"check": 3, "fit": 3}
+    # a requested stop ends the first piece after one of its two updates
+    engine, work = work_of(schedule, converged=True)
+    work.should_stop = lambda: bool(engine.done)
+    work.advance()
+    assert engine.done == [("check", 1)]
+    assert work.progress.position == Position(0, 1)
+
+
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_environment_steps_are_evaluated_at_their_end_only_if_the_schedule_says_so(
+    evaluate: bool,
+) -> None:
+    """The end of the schedule is evaluated in any case."""
+    schedule = [Interact("online", 5, evaluate=evaluate), Learn("a", 2, evaluate=False)]
+    _, work = work_of([*schedule, Interact("other", 4, evaluate=evaluate)])
+    evaluated = set[Position]()
+    while work.current is not None:
+        work.advance()
+        evaluated.add(work.progress.evaluate_at)
+    ends = {Position(0, 5)} if evaluate else set()
+    assert evaluated - {Position()} == ends | {Position(2, 4)}
+    assert work.progress.counts("online").env_steps == 5
 
 
 def test_updates_wait_until_every_seed_has_rows() -> None:

@@ -45,9 +45,11 @@ def tensors(run: Path, seed: int, network: str = "") -> dict[str, np.ndarray]:
 def test_a_run_without_updates_fits_the_model_and_writes_no_policy(fitted: Result) -> None:
     for seed, result in enumerate(fitted.results):
         folder = SeedFolder(fitted.path, seed)
-        assert folder.finished and not folder.bundle.exists()
+        assert folder.finished
+        assert not folder.bundle.exists()
         assert folder.rows("evaluations") == []
-        assert result["num_updates"] == 0 and result["pretrain_updates"] == 4 * (5 + 1) + 2
+        assert result["num_updates"] == 0
+        assert result["pretrain_updates"] == 4 * (5 + 1) + 2
         saved = load_file(max(folder.checkpoints().values()))
         assert not [name for name in saved if name.startswith("rings/")]
 
@@ -75,7 +77,8 @@ def test_the_reported_errors_are_those_of_a_float64_forward_pass_on_the_holdout_
         assert fit["holdout_error"] == pytest.approx(expected, rel=1e-4)
         assert fit["variance"] == pytest.approx(dict(zip(names, y.var(0), strict=True)), rel=1e-4)
         assert (fit["training_rows"], fit["holdout_rows"]) == (240, 60)
-        assert 1 <= fit["epochs"] <= 4 and fit["seconds"] > 0
+        assert 1 <= fit["epochs"] <= 4
+        assert fit["seconds"] > 0
 
 
 def test_a_loaded_model_is_not_fitted_again(keys: dict[str, Any], fitted: Result) -> None:
@@ -86,7 +89,8 @@ def test_a_loaded_model_is_not_fitted_again(keys: dict[str, Any], fitted: Result
         assert {row["phase"] for row in folder.rows("metrics")} == {"update"}
         for network in ("dynamics", "best_dynamics", "record"):
             old, new = (tensors(run.path, seed, f"{network}/") for run in (fitted, result))
-            assert all((old[k] == new[k]).all() for k in old) and old.keys() == new.keys()
+            assert old.keys() == new.keys()
+            assert all((old[k] == new[k]).all() for k in old)
         assert read_json(folder.config)["dynamics_sha256"].keys() == {str(seed)}
         loaded, own = result.results[seed]["dynamics"], fitted.results[seed]["dynamics"]
         assert loaded == own | {"seconds": None}

@@ -454,11 +454,11 @@ def test_impossible_options_are_refused():
         algorithm.source("fit_dynamics", {"offline": streamed})
 
 
-def test_each_phase_has_its_part_of_the_data():
-    engine = engine_of([0], linear_system(50), **FIT, holdout_share=0.4, holdout_max=15)
-    sizes = {}
-    for phase, part in fitting.PARTS.items():
+@pytest.mark.parametrize(("holdout", "held"), [("rows", 15), ("episodes", 20)])
+def test_each_phase_has_its_part_of_the_data(holdout, held):
+    options = {"holdout_share": 0.4, "holdout_max": 15, "holdout": holdout}
+    engine = engine_of([0], linear_system(50), **FIT, **options)
+    parts = ["all_training", "training", "holdout", "holdout"]
+    for phase, part in zip(engine.algorithm.phases, parts, strict=True):
         source: Any = engine.for_phase(phase)[1]
-        assert (source.part, source.members, source.by) == (part, 3, "rows")
-        sizes[part] = int(source.data["held"])
-    assert sizes == {"all_training": 15, "training": 15, "holdout": 15}
+        assert (source.part, source.members, int(source.data["held"])) == (part, 3, held)

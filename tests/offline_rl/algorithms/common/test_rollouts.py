@@ -109,16 +109,19 @@ class Counts(ModelBased):
 
 
 def counting(cls: type[ModelBased] = Counts, **config: Any) -> State:
-    """Return a model on a line of raw states 100 + 2 s. Raw states above 119 end the episode."""
+    """Return a model on a line of raw states 100 + 2 s. Raw states 120 and 142 end the episode."""
     state = started(cls, LINE, ends="task", **config)
     state.algorithm.facts = plain_facts(
-        1, center=[100.0], width=[2.0], ends={"task": lambda s, a, s2: s2[..., 0] > 119}
+        1,
+        center=[100.0],
+        width=[2.0],
+        ends={"task": lambda s, a, s2: (s2[..., 0] == 120) | (s2[..., 0] == 142)},
     )
     return state
 
 
 def test_a_rollout_ends_with_an_end_or_without_a_finite_prediction_and_no_later_row_is_stored():
-    """By hand, with H = 5. State 9.5 is the first that ends. The state after 6 is NaN.
+    """By hand, with H = 5. States 10 and 21 end, those after them do not. After 6 comes NaN.
 
     From 0: 0 to 4. From 3: 3, 4, 5. From 6: none. From 7: 7, 8, 9, of which 9 -> 10 ends.
     From 9: 9 -> 10. From 20: 20 -> 21.
@@ -132,7 +135,7 @@ def test_a_rollout_ends_with_an_end_or_without_a_finite_prediction_and_no_later_
     assert rows["next_observations"][valid, 0].tolist() == [s + 1 for s in expected]
     assert rows["actions"][valid, 0].tolist() == pytest.approx([-s / 100 for s in expected])
     assert rows["rewards"][valid].tolist() == [10 * s for s in expected]
-    ends = [s >= 9 for s in expected]
+    ends = [s in (9, 20) for s in expected]
     assert (rows["terminated"][valid] > 0).tolist() == ends
     assert (rows["truncated"][valid] > 0).tolist() == [not e for e in ends]
     # in the ring, each is an episode of one step that bootstraps unless it ended
@@ -145,7 +148,7 @@ def test_a_rollout_ends_with_an_end_or_without_a_finite_prediction_and_no_later_
     s = batch.observations[:, 0]
     assert set(s.tolist()) == set(expected)
     assert torch.equal(batch.next_observations[:, 0], s + 1)
-    torch.testing.assert_close(batch.discount, torch.where(s >= 9, 0.0, 0.9))
+    torch.testing.assert_close(batch.discount, torch.where((s == 9) | (s == 20), 0.0, 0.9))
 
 
 @pytest.mark.parametrize("part", ["rewards", "imagined_reward"])
@@ -166,16 +169,16 @@ def test_a_row_whose_reward_or_penalty_is_not_finite_is_not_stored(part, value):
 
 
 def test_rewards_of_the_task_and_clipped_states_replace_predictions():
-    """States are clipped to 4.5. The raw reward is s + s' + a, scaled by 0.5, minus 7."""
+    """States are clipped to 4.5. The raw reward is 2 s + s' + a, scaled by 0.5, minus 7."""
     state = counting(horizon=2, clamp_states=True, rewards="task")
     facts = {"low": [-9.0], "high": [4.5], "reward_scale": 0.5, "reward_shift": -7.0}
     state.algorithm.facts = replace(
-        state.algorithm.facts, **facts, reward=lambda s, a, s2: (s + s2 + a)[..., 0]
+        state.algorithm.facts, **facts, reward=lambda s, a, s2: (2 * s + s2 + a)[..., 0]
     )
     rows = filled(state, torch.tensor([[1.0], [4.0]]))
     assert rows["observations"][:, 0].tolist() == [1, 4, 2, 4.5]
     assert rows["next_observations"][:, 0].tolist() == [2, 4.5, 3, 4.5]
-    raw = [(102 + 104, 0.01), (108 + 109, 0.04), (104 + 106, 0.02), (109 + 109, 0.045)]
+    raw = [(204 + 104, 0.01), (216 + 109, 0.04), (208 + 106, 0.02), (218 + 109, 0.045)]
     expected = [0.5 * (states - action) - 7 for states, action in raw]
     assert rows["rewards"].tolist() == pytest.approx(expected)
 
