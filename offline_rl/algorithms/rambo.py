@@ -166,7 +166,7 @@ class RAMBO(ModelBased):
 
         Ended rollouts are continued. A step whose adversarial loss is not finite changes nothing.
         """
-        cfg, rows = self.cfg, inputs_and_targets(batch)
+        cfg = self.cfg
         restarts = state.done % cfg.adversary_updates % cfg.walk == 0
         s = torch.where(restarts, batch.observations, state.walk())
         a = self.choose_action(state, s)
@@ -176,12 +176,13 @@ class RAMBO(ModelBased):
         x, change = torch.cat([s, a], -1), prediction.next_observations - s
         y = torch.cat([change, prediction.rewards[:, None]], -1)
         is_elite = self.is_elite(state)
+        real_x, real_y = (z.expand(cfg.members, *z.shape) for z in inputs_and_targets(batch))
 
         def loss(model: Network) -> tuple[Tensor, tuple[Tensor, ...]]:
-            log_p = mixture_log_prob(*model(x), y, is_elite)  # [B]
+            mean, log_variance = model(x)
+            log_p = mixture_log_prob(mean, log_variance, y, is_elite)  # [B]
             adversarial = (log_p * advantage).mean()
-            of_members = (z.expand(cfg.members, *z.shape) for z in rows)
-            fit = model_loss(model, *of_members, cfg.dynamics_decay, cfg.bounds_weight)
+            fit = model_loss(model, real_x, real_y, cfg.dynamics_decay, cfg.bounds_weight)
             return cfg.adversary * adversarial + fit, (adversarial, fit, log_p.mean())
 
         of_adversary = self.with_values({"dynamics_lr": cfg.adversary_lr})

@@ -192,6 +192,16 @@ def test_the_walk_is_clipped_to_the_data_if_rollouts_are():
     close(adversary(state).params["walk"]["states"], expected)
 
 
+def test_the_density_is_that_of_the_prediction_before_it_is_clipped():
+    densities = []
+    for clamp_states in (False, True):
+        state = replace(started(clamp_states=clamp_states), random=Recorded(0))
+        state.algorithm.facts = replace(FACTS, low=[-0.1] * 3, high=[0.1] * 3)
+        _, metrics = state.algorithm.update_adversary(state, made_batch(0), 0)
+        densities.append(metrics["log_prob"])
+    assert torch.equal(*densities)
+
+
 @pytest.mark.parametrize("ends", ["task", "never"])
 @pytest.mark.parametrize("rewards", ["model", "task"])
 def test_the_advantage_uses_the_ends_and_rewards_of_rollouts(ends: str, rewards: str):
@@ -270,7 +280,7 @@ def names(**config: Any) -> list[str]:
     values = {"rollout_every": 50, "adversary_every": 100, "starts": 8, "cloning_updates": 9}
     algorithm = RAMBO(SPEC, RAMBO.Config(**TINY | values | {"adversary_updates": 7} | config))
     work = algorithm.schedule(300, 0, None)
-    assert all(not piece.evaluate for piece in work if "dynamics" in piece.phase)
+    assert {piece.phase for piece in work if piece.evaluate} <= {"clone", "update"}
     short = {"clone": "c", "update": "u", "update_adversary": "a"}
     return [
         "fill" if isinstance(piece, Fill) else f"{short[piece.phase]}{piece.size}"
