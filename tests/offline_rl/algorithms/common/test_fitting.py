@@ -387,10 +387,9 @@ def test_the_model_of_a_linear_system_reaches_the_variance_of_its_noise():
     engine = engine_of([0], linear_system(2_000), **config | {"patience": 3})
     engine.batch_size = 64
     engine.run(1, "start_dynamics")
-    for _ in range(8):
+    for _ in range(7):
         engine.run(50, "fit_dynamics")
         engine.run(1, "validate_dynamics")
-    engine.run(1, "select_dynamics")
 
     source: Any = engine.for_phase("validate_dynamics")[1]
     tensors = tree_map(lambda x: x[0], source.tensors())
