@@ -10,13 +10,15 @@ policy maps one observation to one action without noise.
 Paper:   Zolman et al., arXiv:2403.09110 (nzolman/sindy-rl:sindy_rl/sparse_policy).
 Differs: states come from the data instead of rollouts in learned dynamics, and noise is added to
          normalized observations. There is a constant term. The settings are compared on held-out
-         episodes; the authors' code compares them on the states before noise. A teacher with a tanh
-         is labeled after it.
+         episodes; the authors' code compares them on the states before noise. If the teacher
+         ends in a tanh, the sums are fitted to the values before it, and the student has a tanh
+         too; the authors' teachers and students clip.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
@@ -42,12 +44,13 @@ from offline_rl.utils.options import Count, NonNegative, Range, frozen
 from policies.heads.deterministic import DeterministicActor, SparseActor
 from policies.heads.gaussian import GaussianActor, TanhGaussianActor
 from policies.heads.head import Actor
+from policies.networks.polynomial import Library
 from policies.spec import VECTOR, Channel, Spec
 
 TEACHERS: dict[str, type[Actor]] = {
     kind.__name__: kind for kind in (DeterministicActor, GaussianActor, TanhGaussianActor)
 }
-LIMIT = 5.0  # largest absolute value of a label; actions are in [-1, 1]
+LIMIT = 5.0  # largest absolute value of a label, which is an action before clipping or tanh
 Settings = Annotated[tuple[float, ...], Range(above=0), BUILT]
 
 
@@ -117,22 +120,17 @@ class SparsePolicy(Algorithm):
 
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
         """Check the size of the library."""
-        check_size(len(self.build_policy().library.terms), self.cfg.members)
-        return dataset, self.cfg
-
-    def build_policy(self) -> SparseActor:
-        """Return the policy, with all coefficients 0."""
-        cfg, sizes = self.cfg, (self.spec.observation_dim, self.spec.action_dim)
-        options = {"interactions": cfg.interactions, "constant": cfg.constant}
-        return SparseActor(*sizes, degree=cfg.degree, **options)
+        cfg, inputs = self.cfg, self.spec.observation_dim
+        library = Library(inputs, 0, cfg.degree, cfg.interactions, constant=cfg.constant)
+        check_size(len(library.terms), cfg.members)
+        return dataset, cfg
 
     def networks(self) -> dict[str, nn.Module]:
-        sizes = {"observations": self.spec.observation_dim, "actions": self.spec.action_dim}
-        arguments = json.loads(self.cfg.teacher_arguments) | sizes
-        return {
-            "sparse": self.build_policy(),
-            "teacher": TEACHERS[self.cfg.teacher_kind](**arguments),
-        }
+        cfg, sizes = self.cfg, (self.spec.observation_dim, self.spec.action_dim)
+        kind, arguments = TEACHERS[cfg.teacher_kind], json.loads(cfg.teacher_arguments)
+        options = {name: getattr(cfg, name) for name in ("degree", "interactions", "constant")}
+        options["tanh"] = kind is not GaussianActor or arguments.get("tanh_mean", True)
+        return {"sparse": SparseActor(*sizes, **options), "teacher": kind(*sizes, **arguments)}
 
     def optimizers(self) -> dict[str, Adam]:
         return {}
@@ -150,17 +148,18 @@ class SparsePolicy(Algorithm):
         return result
 
     def label(self, state: State, observations: Tensor) -> Tensor:
-        """Return the teacher's actions [B, A], not clipped to [-1, 1] if they have no tanh."""
-        unclipped = isinstance(self.modules["teacher"], GaussianActor)
-        labels = state.teacher(observations) if unclipped else state.teacher.act(observations)
-        return labels.float().clamp(-LIMIT, LIMIT)
+        """Return the teacher's actions before clipping or tanh, [B, A], up to a limit."""
+        policy: Any = self.modules["sparse"]
+        if not policy.tanh:
+            return state.teacher(observations).float().clamp(-LIMIT, LIMIT)
+        edge = math.tanh(LIMIT)
+        return state.teacher.act(observations).float().clamp(-edge, edge).atanh()
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Fit the policy to the batch with every pair of settings, and choose one."""
         cfg, random, held_out = self.cfg, state.random, batch.held_out
         assert held_out is not None
         policy: Any = self.modules["sparse"]
-        library = policy.library
         s = batch.observations.float()  # [B, O]
         noised = s.repeat(cfg.copies, 1)
         noised = noised + cfg.noise * random.normal(noised.shape)  # [copies B, O]
@@ -169,10 +168,10 @@ class SparsePolicy(Algorithm):
         shape = cfg.members, len(noised)
         order, count = held_out.argsort(stable=True), (held_out == 0).sum()
         bags = order[random.integers(count, shape)] + len(s) * random.integers(cfg.copies, shape)
-        gram = gram_matrices(library, noised, self.label(state, noised), bags)
-        keep = draw_terms(random, cfg.members, len(library.terms), cfg.drop_terms)
+        gram = gram_matrices(policy.library, noised, self.label(state, noised), bags)
+        keep = draw_terms(random, cfg.members, len(policy.library.terms), cfg.drop_terms)
 
-        theta, target = library(s.double()), self.label(state, s).clamp(-1, 1)
+        theta, target = policy.library(s.double()), policy.squash(self.label(state, s))
         weight = held_out / held_out.sum().clamp(min=1) / target.shape[1]  # [B]
 
         def fit(carry: Tensor, setting: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -180,7 +179,7 @@ class SparsePolicy(Algorithm):
                 gram, keep, setting[0], setting[1], normalize=False, max_iter=cfg.max_iter
             )
             coefficients = median(members)  # [T, A]
-            error = ((theta @ coefficients).clamp(-1, 1) - target).square().sum(-1)
+            error = (policy.squash(theta @ coefficients) - target).square().sum(-1)
             return carry, (coefficients, (error * weight).sum())
 
         pairs = [[ridge, threshold] for ridge in cfg.ridges for threshold in cfg.thresholds]
@@ -189,7 +188,8 @@ class SparsePolicy(Algorithm):
         terms = (coefficients != 0).sum((-2, -1))
         eligible = errors <= (1 + cfg.tolerance) * errors.min()
         best = torch.where(eligible, terms, terms.max() + 1).argmin(0, keepdim=True)
-        best_values = (x.index_select(0, best)[0].float() for x in (coefficients, errors, terms))
-        chosen, error, num_terms = best_values
-        metrics = {"policy_loss": error, "num_terms": num_terms}
-        return replace(state, params={**state.params, "sparse": {"coefficients": chosen}}), metrics
+        chosen, error, size = (
+            x.index_select(0, best)[0].float() for x in (coefficients, errors, terms)
+        )
+        state = replace(state, params={**state.params, "sparse": {"coefficients": chosen}})
+        return state, {"policy_loss": error, "num_terms": size}

@@ -58,7 +58,7 @@ class DeterministicActor(Actor):
 
 
 class SparseActor(Actor):
-    """Actions that are sums of polynomial terms of the observation, clipped to [-1, 1]."""
+    """Sums of polynomial terms of the observation, mapped to [-1, 1] by clipping or tanh."""
 
     def __init__(
         self,
@@ -68,21 +68,31 @@ class SparseActor(Actor):
         degree: int = 3,
         interactions: bool = True,
         constant: bool = True,
+        tanh: bool = False,
     ) -> None:
-        """Create the head; all coefficients are 0. The other arguments are those of `Library`."""
+        """Create the head; all coefficients are 0.
+
+        tanh: apply tanh to the sums instead of clipping. Other arguments: see `Library`.
+        """
         super().__init__()
         options = {"degree": degree, "interactions": interactions, "constant": constant}
         self.arguments = {"observations": observations, "actions": actions, **options}
+        self.arguments |= {"tanh": tanh}
         self.library = Library(observations, products=False, **options)  # type: ignore[arg-type]
         self.coefficients = nn.Parameter(torch.zeros(len(self.library.terms), actions))
+        self.tanh = tanh
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return the sums [..., A], not clipped, for observations [..., O]."""
+        """Return the sums [..., A] for observations [..., O]."""
         return self.library(observations) @ self.coefficients
+
+    def squash(self, sums: Tensor) -> Tensor:
+        """Return the actions [..., A] for sums [..., A]."""
+        return sums.tanh() if self.tanh else sums.clamp(-1, 1)
 
     def act(self, observations: Tensor) -> Tensor:
         """See `Actor.act`."""
-        return self(observations).clamp(-1, 1)
+        return self.squash(self(observations))
 
     def describe(
         self, weights: Any, observation_names: Sequence[str], action_names: Sequence[str]
@@ -90,5 +100,6 @@ class SparseActor(Actor):
         """Return the policy as formulas, one per action."""
         names = self.library.names(observation_names)
         sums = (format_sum(c, names) for c in weights["coefficients"].T.tolist())
+        squash = "tanh({})" if self.tanh else "clip({}, -1, 1)"
         pairs = zip(action_names, sums, strict=True)
-        return {"formula": [f"{action} = clip({terms}, -1, 1)" for action, terms in pairs]}
+        return {"formula": [f"{action} = {squash.format(terms)}" for action, terms in pairs]}

@@ -167,14 +167,15 @@ class SparseActor(NumpyNetwork):
     """Polynomials of the observation; see `policies.heads.deterministic.SparseActor`."""
 
     def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
-        options = {k: v for k, v in arguments.items() if k not in ("observations", "actions")}
+        options = {name: arguments[name] for name in ("degree", "interactions", "constant")}
         library = Library(arguments["observations"], products=False, **options)
         self._factors, self._coefficients = library.factors, weights["coefficients"]
+        self._squash = np.tanh if arguments["tanh"] else lambda x: x.clip(-1, 1)
 
     def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         x = np.pad(observations.reshape(len(observations), -1), ((0, 0), (0, 1)), constant_values=1)
         terms = math.prod(x[:, column] for column in self._factors)
-        actions: np.ndarray = (terms @ self._coefficients).clip(-1, 1)
+        actions: np.ndarray = self._squash(terms @ self._coefficients)
         return actions[:, None]
 
 

@@ -64,7 +64,7 @@ def make_mlp_heads() -> dict[str, torch.nn.Module]:
     heads["tanh-gaussian"] = TanhGaussianActor(5, 2, (16,), affine=(1.0, -1.0))
     heads["normalized tanh-gaussian"] = TanhGaussianActor(5, 2, (16, 8), layer_norm=True)
     heads["polynomial"] = SparseActor(5, 2, degree=3)
-    heads["powers"] = SparseActor(5, 2, degree=2, interactions=False, constant=False)
+    heads["powers"] = SparseActor(5, 2, degree=2, interactions=False, constant=False, tanh=True)
     for name in ("polynomial", "powers"):
         torch.nn.init.normal_(heads[name].coefficients, std=0.05)  # type: ignore[arg-type]
     for head in heads.values():
