@@ -916,6 +916,6 @@ WITHOUT = {  # algorithms without a case, and the reason
     "gr_rl": "there is no public code; a test compares its update with plain PyTorch",
     "one_step": "its loss equals that of rl100's one-step head (see its row); a test checks this",
     "mbpo": "jannerm/mbpo needs TensorFlow 1; fit, rollouts and updates are mopo's (see its rows)",
-    "sparse_policy": "its fit is compared with pysindy in tests/…/common/test_sparse.py",
+    "sparse_policy": "a test compares its fit with pysindy (STLSQ), see common/models/sparse.py",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

@@ -42,7 +42,7 @@ from offline_rl.utils.options import Count, NonNegative, Range, frozen
 from policies.heads.deterministic import DeterministicActor, SparseActor
 from policies.heads.gaussian import GaussianActor, TanhGaussianActor
 from policies.heads.head import Actor
-from policies.spec import Spec
+from policies.spec import VECTOR, Channel, Spec
 
 TEACHERS: dict[str, type[Actor]] = {
     kind.__name__: kind for kind in (DeterministicActor, GaussianActor, TanhGaussianActor)
@@ -107,7 +107,7 @@ class SparsePolicy(Algorithm):
         kind = algorithm_class(algorithm)
         if kind.mode.start == "base" or kind.acts != ("policy",) or "action_low" in hyper:
             return None
-        head = rebuild_algorithm(algorithm, hyper, Spec((1,), 1)).acting_head()
+        head = rebuild_algorithm(algorithm, hyper, Spec((Channel(VECTOR, (1,)),), 1)).acting_head()
         if type(head).__name__ not in TEACHERS:
             return None
         own = {k: v for k, v in head.arguments.items() if k not in ("observations", "actions")}
@@ -159,7 +159,8 @@ class SparsePolicy(Algorithm):
         """Fit the policy to the batch with every pair of settings, and choose one."""
         cfg, random, held_out = self.cfg, state.random, batch.held_out
         assert held_out is not None
-        library = self.modules["sparse"].library
+        policy: Any = self.modules["sparse"]
+        library = policy.library
         s = batch.observations.float()  # [B, O]
         noised = s.repeat(cfg.copies, 1)
         noised = noised + cfg.noise * random.normal(noised.shape)  # [copies B, O]

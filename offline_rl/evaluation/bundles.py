@@ -63,8 +63,8 @@ def input_and_output_names(spec: Spec, transform: Transform) -> tuple[list[str],
         for channel in spec.vectors
         for name in channel.names or (f"{channel.name}_{k + 1}" for k in range(channel.size))
     ]
-    single = isinstance(transform.normalizer, Normalizer)
-    if not single or not transform.normalizer.is_identity:
+    normalizer = transform.normalizer
+    if not (isinstance(normalizer, Normalizer) and normalizer.is_identity):
         inputs = [f"z({name})" for name in inputs]
     actions = spec.action_names or [f"action_{k + 1}" for k in range(spec.action_dim)]
     return inputs, list(actions)

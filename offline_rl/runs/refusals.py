@@ -97,8 +97,8 @@ def wrong_options(run: Any) -> Iterator[str]:
         )
     if run.data.dynamics is not None and cls.dynamics_model is None:
         yield (
-            f"dynamics= is used by {model_based_names()}; {method} fits no dynamics model. Remove "
-            "it."
+            f"dynamics= is used by {model_based_names()}, which fit a dynamics model to data; "
+            f"{method} does not. Remove it."
         )
     if run.fits_model_only and run.data.dynamics is not None:
         yield "nothing to do: with dynamics=, no model is fitted. Raise num_updates."

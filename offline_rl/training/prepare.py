@@ -349,8 +349,8 @@ def with_model_checksum(run: Run, sums: Mapping[int, str]) -> Run:
 def schedule_of(run: Run, learner: Algorithm) -> list[Piece]:
     """Return the phases of a run in order.
 
-    The first fit of the dynamics model is left out if the model is loaded. If the run only fits the
-    model, all other phases are left out.
+    If the dynamics model is loaded, its fit is left out, except for the last phase. If the run only
+    fits the model, all other phases are left out.
     """
     budget, model = run.budget, learner.dynamics_model
     schedule = learner.schedule(budget.num_updates, budget.num_env_steps, budget.pretrain_updates)
@@ -360,8 +360,8 @@ def schedule_of(run: Run, learner: Algorithm) -> list[Piece]:
     if run.data.dynamics is None or True not in fits:
         return schedule
     first = fits.index(True)
-    end = fits.index(False, first)
-    return schedule[:first] + schedule[end:]
+    last = fits.index(False, first) - 1
+    return schedule[:first] + schedule[last:]
 
 
 def check_batch_size(run: Run, spec: Spec) -> None:

@@ -135,10 +135,12 @@ DATA_THEN_ONLINE = Mode(learns=("data", "environment"))
 
 
 class Reusable(NamedTuple):
-    """Declaration of a dynamics model that another run can load with `dynamics=`."""
+    """Declaration of a dynamics model, fitted to data, that `dynamics=` loads in other runs."""
 
     networks: tuple[str, ...]  # loaded from the other run
-    phases: tuple[str, ...]  # that fit the model; left out if it is loaded
+    # phases that fit the model. If it is loaded, all are left out but the last one, which prepares
+    # the main phase
+    phases: tuple[str, ...]
     settings: tuple[str, ...]  # config fields that must be equal in both runs
 
 
@@ -166,7 +168,7 @@ class Algorithm:
     base: Bundle | None = None  # with `mode.takes_base`: the policy of base=, set before networks
     uses_facts: ClassVar[bool] = False  # uses `facts`, which are set before training
     facts: Facts | None = None  # facts of the task and its data, in the units of training
-    dynamics_model: ClassVar[Reusable | None] = None  # None: it fits no dynamics model
+    dynamics_model: ClassVar[Reusable | None] = None  # None: no dynamics model is fitted to data
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None

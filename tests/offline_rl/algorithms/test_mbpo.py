@@ -4,11 +4,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from safetensors.torch import load_file
 
+import envs
+from envs import tasks
 from offline_rl import UserError, train
 from offline_rl.algorithms.common.models.facts import Facts
 from offline_rl.algorithms.common.registry import tuned
@@ -209,3 +213,47 @@ def test_a_run_that_is_interrupted_everywhere_equals_an_undisturbed_one(
         one, two = tensors(undisturbed, seed), tensors(run, seed)
         assert one.keys() == two.keys()
         assert [name for name in one if not torch.equal(one[name], two[name])] == []
+
+
+class Center(gymnasium.Env):
+    """Point on [-1, 1]; an action moves it by at most 1/2. The reward is minus its distance to 0.
+
+    The best return of 10 steps is -max(|x| - 1/2, 0) from x, and -1/8 on average.
+    """
+
+    observation_space, action_space = Box(-1, 1, (1,), np.float32), Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None):
+        super().reset(seed=seed)
+        self.x = float(self.np_random.uniform(-1, 1))
+        return np.array([self.x], np.float32), {}
+
+    def step(self, action: np.ndarray):
+        self.x = float(np.clip(self.x + 0.5 * float(action[0]), -1, 1))
+        return np.array([self.x], np.float32), -abs(self.x), False, False, {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["mbpo", "coplanner"])
+def test_30_episodes_are_enough_to_find_the_center(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
+    envs.register("center", Center, max_episode_steps=10)
+    keys: dict[str, Any] = {"algorithm": algorithm, "task": "center", "num_env_steps": 300}
+    keys |= {"eval_every": 50, "batch_size": 64, "online.warmup_steps": 100, "eval_episodes": 20}
+    keys |= {"online.utd": 10.0, "compile": "never", "tracker": "none", "show": False, "seeds": 2}
+    config: dict[str, Any] = {"hidden": [32, 32], "dynamics_hidden": [32], "starts": 500}
+    config |= dict.fromkeys(("actor_lr", "critic_lr", "alpha_lr", "dynamics_lr"), 3e-3)
+    config |= {"dynamics_decay": [1e-5], "members": 3, "elites": 2, "rollout_every": 50}
+    config |= {"retain": 2, "dynamics_epochs": 25, "epoch_updates": 20, "ends": "never"}
+    keys |= {f"algorithm.{name}": value for name, value in config.items()}
+    run = train(**keys, out=str(tmp_path)).path
+    curves = np.array(
+        [
+            [np.mean(row["returns"]) for row in SeedFolder(run, seed).rows("evaluations")]
+            for seed in range(2)
+        ]
+    )
+    assert (curves[:, 0] < -3.5).all()
+    assert curves[:, -3:].mean() > -1

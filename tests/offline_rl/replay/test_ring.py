@@ -141,3 +141,15 @@ def test_rows_of_named_channels_and_images_are_stored():
     assert torch.equal(batch.observations["camera"][:, 0, 0, 0].float(), batch.rewards)
     assert torch.equal(batch.next_observations["joints"][:, 1], batch.rewards)
     assert set(batch.rewards.tolist()) == {2, 3, 4, 5}
+
+
+def test_the_ring_keeps_only_as_many_of_the_newest_rows_as_a_program_says():
+    """The limit rises and falls below the capacity, and differs between the seeds."""
+    draw, rows, known = np.random.default_rng(1), ring(), ([], [])
+    for cycle in range(50):
+        count, keep = int(draw.integers(1, CAPACITY + 1)), draw.integers(1, CAPACITY + 3, 2)
+        rows.write(numbered(10 * cycle, count) | {"keep": torch.from_numpy(keep)}, UPDATE)
+        for s, numbers in enumerate(known):
+            numbers += [1000 * s + 10 * cycle + k for k in range(count)]
+            del numbers[: -min(int(keep[s]), CAPACITY)]
+            assert stored(rows, s) == numbers

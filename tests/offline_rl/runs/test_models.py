@@ -98,6 +98,7 @@ def test_the_checksum_is_that_of_the_model_alone(plant: Plant) -> None:
         ({"algorithm.scale_inputs": True}, {}, "scale_inputs=true, but here it is false"),
         ({}, {"algorithm.reward_scale": 2}, r"reward_scale=1\.0, but here it is 2\.0"),
         ({}, {"algorithm.normalize_observations": True}, "normalize_observations=false, but here"),
+        ({}, {"algorithm.model": "sparse"}, "algorithm.model=ensemble, but here it is sparse"),
         ({"finished": False}, {}, "is not fitted to the end, or was trained further"),
         ({"noise": 0.1}, {}, "is not fitted to the end, or was trained further"),
         ({"without": "record"}, {}, r"is a run of mopo, which has no dynamics model of this kind"),
@@ -147,8 +148,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_other_algorithms_refuse_a_dynamics_model() -> None:
     keys: dict[str, Any] = {"task": "neorl2/DMSD", "dynamics": "a", "tracker": "none"}
-    with pytest.raises(UserError, match=r"dynamics= is used by .*mopo.*; iql fits no dynamics mo"):
-        runs_of({"algorithm": "iql", **keys})
+    for name in ("iql", "mbpo"):
+        with pytest.raises(UserError, match=rf"dynamics= is used by mopo and .*; {name} does not"):
+            runs_of({"algorithm": name, "num_updates": 1, **keys})
     with pytest.raises(UserError, match="nothing to do: with dynamics=, no model is fitted"):
         runs_of({"algorithm": "mopo", "num_updates": 0, **keys})
     with pytest.raises(UserError, match="nothing to do: num_updates and num_env_steps are both 0"):

@@ -106,7 +106,7 @@ def work_of(schedule: list[Any], *, converged: bool = False) -> tuple[Recorded, 
     return engine, work
 
 
-def updates_of(work: Work) -> dict[str, int]:
+def updates(work: Work) -> dict[str, int]:
     return {phase: counts.updates for phase, counts in work.progress.counters.items()}
 
 
@@ -126,7 +126,7 @@ def test_pieces_after_a_converged_one_are_skipped_and_counted() -> None:
         ("end", 1),
         ("end", 1),
     ]
-    assert updates_of(work) == {"fit": 9, "check": 2, "end": 2}
+    assert updates(work) == {"fit": 9, "check": 2, "end": 2}
     assert work.progress.position == Position(5, 2)
     assert work.progress.timed_updates == 3 + 1 + 2
 
@@ -138,7 +138,7 @@ def test_no_piece_is_skipped_before_convergence_or_within_a_piece() -> None:
         work.advance()
     assert not [each for each in engine.done if "skipped" in each]
     assert engine.done.count("check converged?") == 1
-    assert updates_of(work) == {"check": 3, "fit": 3}
+    assert updates(work) == {"check": 3, "fit": 3}
     # a requested stop ends the first piece after one of its two updates
     engine, work = work_of(schedule, converged=True)
     work.should_stop = lambda: bool(engine.done)
@@ -151,15 +151,15 @@ def test_no_piece_is_skipped_before_convergence_or_within_a_piece() -> None:
 def test_environment_steps_are_evaluated_at_their_end_only_if_the_schedule_says_so(
     evaluate: bool,
 ) -> None:
-    """The end of the schedule is evaluated in any case."""
+    """Every third step and the end of the schedule are evaluated in any case."""
     schedule = [Interact("online", 5, evaluate=evaluate), Learn("a", 2, evaluate=False)]
     _, work = work_of([*schedule, Interact("other", 4, evaluate=evaluate)])
-    evaluated = set[Position]()
+    work.eval_every, evaluated = 3, set[Position]()
     while work.current is not None:
         work.advance()
         evaluated.add(work.progress.evaluate_at)
     ends = {Position(0, 5)} if evaluate else set()
-    assert evaluated - {Position()} == ends | {Position(2, 4)}
+    assert evaluated - {Position()} == ends | {Position(0, 3), Position(2, 3), Position(2, 4)}
     assert work.progress.counts("online").env_steps == 5
 
 

@@ -86,7 +86,8 @@ def test_a_loaded_model_is_not_fitted_again(keys: dict[str, Any], fitted: Result
     for seed in (0, 1):
         folder = SeedFolder(result.path, seed)
         assert folder.bundle.is_file()
-        assert {row["phase"] for row in folder.rows("metrics")} == {"update"}
+        phases = [row["phase"] for row in folder.rows("metrics")]
+        assert dict.fromkeys(phases) == {"select_dynamics": None, "update": None}
         for network in ("dynamics", "best_dynamics", "record"):
             old, new = (tensors(run.path, seed, f"{network}/") for run in (fitted, result))
             assert old.keys() == new.keys()
@@ -156,3 +157,36 @@ def test_bad_input_is_refused_before_anything_is_written(
         train(**keys | {"num_updates": 1, "out": str(tmp_path)} | wrong)
     assert str(caught.value).count("\n") == 0
     assert not list(tmp_path.rglob("config.json"))
+
+
+@pytest.mark.slow
+def test_another_algorithm_loads_the_model_and_one_that_it_has_changed_is_refused(
+    keys: dict[str, Any], fitted: Result
+) -> None:
+    rambo = {"algorithm": "rambo", "num_updates": 6, "algorithm.cloning_updates": 2}
+    rambo |= {"algorithm.rollout_every": 3, "algorithm.adversary_every": 3}
+    rambo |= {"algorithm.adversary_updates": 2, "algorithm.normalize_observations": False}
+    keys = keys | rambo
+    result = train(**keys, dynamics=fitted.path, seeds=2)
+    phases = [row["phase"] for row in SeedFolder(result.path, 0).rows("metrics")]
+    assert [*dict.fromkeys(phases)] == ["clone", "select_dynamics", "update", "update_adversary"]
+    old, new = (tensors(run.path, 0, "best_dynamics/") for run in (fitted, result))
+    assert all((old[k] == new[k]).all() for k in old)
+    with pytest.raises(UserError, match="is not fitted to the end, or was trained further"):
+        train(**keys, dynamics=result.path, name="again")
+
+
+@pytest.mark.slow
+def test_the_equations_of_a_sparse_model_are_reported_and_it_can_be_loaded(
+    keys: dict[str, Any],
+) -> None:
+    unread = ("dynamics_hidden", "dynamics_decay", "epoch_updates", "dynamics_epochs")
+    keys = {k: v for k, v in keys.items() if k.removeprefix("algorithm.") not in unread}
+    keys |= {"algorithm.model": "sparse"}
+    model = train(**keys, name="sparse")
+    equations = model.results[0]["dynamics"]["equations"]
+    assert len(equations) == 7
+    assert all(f"seed 0: {equation}" in report([model.path]) for equation in equations)
+    loaded = train(**keys | {"num_updates": 2}, name="loaded", dynamics=model.path)
+    assert loaded.results[0]["dynamics"]["equations"] == equations
+    assert loaded.results[0]["dynamics"]["seconds"] is None

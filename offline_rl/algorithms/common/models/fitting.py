@@ -17,7 +17,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +140,7 @@ class FittedDynamics(SoftActorCritic):
     """
 
     needed_phases = ("start_dynamics", "validate_dynamics", "select_dynamics")
-    dynamics_model = Reusable(
+    dynamics_model: ClassVar[Reusable | None] = Reusable(
         networks=("dynamics", "best_dynamics", "record"),
         phases=tuple(PARTS),
         settings=(
@@ -340,11 +340,12 @@ class FittedDynamics(SoftActorCritic):
         if not names or len({*names, "reward"}) <= len(names):
             names = tuple(f"observation[{k}]" for k in range(self.spec.observation_dim))
         errors = record["by_output"][elites].mean(0)
+        fitted_in = sum(seconds.get(name, 0.0) for name in PARTS if name != "select_dynamics")
         fit = {
             "holdout_error": dict(zip((*names, "reward"), errors.tolist(), strict=True)),
             "variance": dict(zip((*names, "reward"), record["variance"].tolist(), strict=True)),
             "elites": elites.tolist(),
-            "seconds": sum(seconds.get(name, 0.0) for name in PARTS) or None,  # None: loaded
+            "seconds": fitted_in or None,  # None: the model was loaded
         }
         counts = ("epochs", "training_rows", "holdout_rows")
         fit |= {name: int(record[name]) for name in counts}

@@ -179,11 +179,10 @@ class ModelBased(FittedDynamics):
             a = self.choose_action(state, s)
             prediction = self.predict(state, s, a)
             s2, r, ends = self.outcome(s, a, prediction)
-            finite = s2.isfinite().all(-1) & r.isfinite()
             columns = {"observations": s, "actions": a, "next_observations": s2}
             columns["rewards"] = self.imagined_reward(state, prediction, r)
-            finite = finite & columns["rewards"].isfinite()  # a penalty may exceed float32
             columns |= {"terminated": ends.float(), "truncated": (~ends).float()}
+            finite = s2.isfinite().all(-1) & columns["rewards"].isfinite()
             for name, column in (columns | {"valid": alive & finite}).items():
                 rows.setdefault(name, []).append(column)
             alive = alive & finite & ~ends

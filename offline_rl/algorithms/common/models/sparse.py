@@ -31,7 +31,7 @@ from policies.networks.polynomial import Library, format_sum
 Carry = TypeVar("Carry")
 CHUNK = 2**23  # numbers in the terms of one chunk of rows of all members (64 MiB)
 SYSTEMS = 2**25  # numbers in the linear systems that are solved together (256 MiB)
-MAX_GRAM = 2**31  # bytes of the Gram matrices of all members
+MAX_GRAM = 2**29  # bytes of the Gram matrices of all members; a fit needs several times as much
 JITTER = 1e-12  # ridge of the last fit, so that it has a solution if terms are proportional
 MIN_VARIANCE = 1e-12  # of residuals: the fit of noise-free data has none
 
@@ -176,8 +176,8 @@ def threshold_least_squares(
     if not normalize:
         penalty, least = penalty / length.square(), least * length / target_length
     size = max(1, SYSTEMS // a.numel())  # targets per part
-    parts = zip(*(x.split(size, 1) for x in (b, support, least)), strict=True)
-    fits = [_fit(a, *part, penalty, max_iter) for part in parts]
+    parts = zip(b.split(size, 1), support.split(size, 1), least.split(size, 1), strict=True)
+    fits = [_fit(a, b, kept, minimum, penalty, max_iter) for b, kept, minimum in parts]
     return (torch.cat(fits, 1) * target_length / length).transpose(-1, -2)
 
 

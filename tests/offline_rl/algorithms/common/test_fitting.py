@@ -136,8 +136,9 @@ def test_fitting_starts_with_the_scale_of_the_training_rows_and_an_empty_record(
         expected = torch.tensor([*x.std(0)[:4], 1.0])
         close(new.params[name]["input_std"], expected)
     assert metrics["training_rows"] == 9
+    assert new.params["record"]["training_rows"] == 9
     for key, value in state.params["record"].items():
-        assert torch.equal(new.params["record"][key], value)
+        assert key == "training_rows" or torch.equal(new.params["record"][key], value)
     assert new.params["record"]["error"].tolist() == [1e10] * 7
     unscaled = started(scale_inputs=False)
     same, _ = unscaled.algorithm.start_dynamics(unscaled, batch, 0)
@@ -182,7 +183,7 @@ def test_members_are_stored_and_fitting_stops_by_the_published_rules(patience, m
     table[5], table[-6:] = table[4], table[-6]
     config = {"patience": patience, "min_improvement": min_improvement}
     state = started(members=4, elites=2, **config)
-    stored = [-1] * 4
+    stored, epochs = [-1] * 4, 0
     best, since, stopped = [1e10] * 4, 0, False
     for epoch, errors in enumerate(table.tolist()):
         state = with_errors(state, errors, epoch)
@@ -193,12 +194,13 @@ def test_members_are_stored_and_fitting_stops_by_the_published_rules(patience, m
             if not stopped and (best[m] - error) / best[m] > min_improvement:
                 best[m], stored[m], improved = error, epoch, True
         if not stopped:
-            since = 0 if improved else since + 1
+            epochs, since = epochs + 1, 0 if improved else since + 1
             stopped = since == patience
         record = state.params["record"]
         np.testing.assert_allclose(record["error"], best, rtol=1e-4)
         np.testing.assert_allclose(record["by_output"], np.outer(best, [1] * 4), rtol=1e-4)
         assert (record["stale"], record["finished"]) == (since, float(stopped))
+        assert record["epochs"] == epochs
         kept = state.params["best_dynamics"]["net.weights.0"][:, 0, 0].tolist()
         assert [k for k, e in zip(kept, stored, strict=True) if e >= 0] == [
             e for e in stored if e >= 0
@@ -230,10 +232,12 @@ def test_the_error_is_the_mean_squared_error_of_the_mean_prediction():
         x[:9].double()
         for x in (batch.observations, batch.actions, batch.rewards, batch.next_observations)
     )
-    own = leaves(state.params["dynamics"])
+    own, y = leaves(state.params["dynamics"]), torch.cat([s2 - s, r[:, None]], -1)
+    close(new.params["record"]["variance"], y.var(0, correction=0))
+    assert new.params["record"]["holdout_rows"] == 9
     for m in range(2):
         mean, _ = predictions(own, torch.cat([s, a], -1), m)
-        squares = (mean - torch.cat([s2 - s, r[:, None]], -1)).square()
+        squares = (mean - y).square()
         close(new.params["record"]["by_output"][m], squares.mean(0))
         close(new.params["record"]["error"][m], squares.mean())
 
@@ -297,6 +301,12 @@ def work(engine: Engine, schedule: Sequence[Piece]) -> Work:
     return done
 
 
+def counters(done: Work) -> dict[str, tuple[int, int, int]]:
+    """Return the updates, environment steps and rows of each phase."""
+    numbers = done.progress.counters.items()
+    return {phase: (n.updates, n.env_steps, n.rows) for phase, n in numbers}
+
+
 def schedule_of(engine: Engine) -> list[Piece]:
     return engine.algorithm.schedule(4, 0, None)
 
@@ -337,7 +347,7 @@ def test_an_early_end_equals_all_epochs_also_in_the_updates_after_it(stacked):
     for name, value in one.items():
         if name != "counters/elsewhere":  # computed anew when a phase starts
             assert torch.equal(value, other[name]), name
-    assert skipped.progress.counters == complete.progress.counters
+    assert counters(skipped) == counters(complete)
     assert skipped.progress.position == complete.progress.position
     assert complete.progress.timed_updates == counts[1] == 1 + 7 * 4 + 1 + 4
     assert skipped.progress.timed_updates == 1 + 6 * 4 + 1 + 4
@@ -377,10 +387,9 @@ def test_the_model_of_a_linear_system_reaches_the_variance_of_its_noise():
     engine = engine_of([0], linear_system(2_000), **config | {"patience": 3})
     engine.batch_size = 64
     engine.run(1, "start_dynamics")
-    for _ in range(8):
+    for _ in range(7):
         engine.run(50, "fit_dynamics")
         engine.run(1, "validate_dynamics")
-    engine.run(1, "select_dynamics")
 
     source: Any = engine.for_phase("validate_dynamics")[1]
     tensors = tree_map(lambda x: x[0], source.tensors())
