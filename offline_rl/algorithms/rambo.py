@@ -17,17 +17,23 @@ Differs: from yihaosun1124/OfflineRL-Kit, whose settings are used, as MOPO does 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from offline_rl.algorithms.common.base import Metrics, Network, State, keep_where, minimize
+from offline_rl.algorithms.common.base import (
+    Metrics,
+    Network,
+    State,
+    keep_where,
+    minimize,
+    reset_optimizer,
+)
 from offline_rl.algorithms.common.config import BUILT, Rate
+from offline_rl.algorithms.common.models import dynamics
 from offline_rl.algorithms.common.models.fitting import inputs_and_targets, model_loss
 from offline_rl.algorithms.common.models.rollouts import ModelBased, ModelConfig
 from offline_rl.algorithms.common.schedule import Learn, Piece
@@ -73,12 +79,8 @@ class Config(ModelConfig):
 
     @classmethod
     def small(cls) -> dict[str, Any]:
-        return super().small() | {
-            "adversary_every": 4,
-            "adversary_updates": 4,
-            "walk": 2,
-            "cloning_updates": 4,
-        }
+        values = {"adversary_every": 4, "adversary_updates": 4, "walk": 2, "cloning_updates": 4}
+        return super().small() | values
 
 
 class Walk(nn.Module):
@@ -152,14 +154,14 @@ class RAMBO(ModelBased):
 
         state, value = minimize(state, "policy", loss)
         is_last = state.done + 1 >= self.phases["clone"]
-        return reset_adam(state, "policy", is_last), {"policy_loss": value}
+        return reset_optimizer(state, "policy", is_last), {"policy_loss": value}
 
     def select_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Restore the members, and reset Adam's moments: the adversary has its own."""
         state, metrics = super().select_dynamics(state, batch, i)
-        if "dynamics" not in state.optimizer:
-            return state, metrics
-        return reset_adam(state, "dynamics", torch.ones_like(state.done) > 0), metrics
+        if "dynamics" in state.optimizer:
+            state = reset_optimizer(state, "dynamics", torch.ones_like(state.done) > 0)
+        return state, metrics
 
     def update_adversary(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update the model against the policy, on one step of the walk and on rows of the data.
@@ -175,12 +177,12 @@ class RAMBO(ModelBased):
         advantage = self.advantage(state, s, a, r, s2, ends)
         x, change = torch.cat([s, a], -1), prediction.next_observations - s
         y = torch.cat([change, prediction.rewards[:, None]], -1)
-        is_elite = self.is_elite(state)
+        is_elite = self.elite_mask(state)
         real_x, real_y = (z.expand(cfg.members, *z.shape) for z in inputs_and_targets(batch))
 
         def loss(model: Network) -> tuple[Tensor, tuple[Tensor, ...]]:
             mean, log_variance = model(x)
-            log_p = mixture_log_prob(mean, log_variance, y, is_elite)  # [B]
+            log_p = dynamics.mixture_log_prob(mean, log_variance, y, is_elite)  # [B]
             adversarial = (log_p * advantage).mean()
             fit = model_loss(model, real_x, real_y, cfg.dynamics_decay, cfg.bounds_weight)
             return cfg.adversary * adversarial + fit, (adversarial, fit, log_p.mean())
@@ -201,29 +203,5 @@ class RAMBO(ModelBased):
         It is r + gamma * Q(s', pi(s')) - Q(s, a), with the minimum over critics.
         """
         next_q = state.critic(s2, state.policy.act(s2)).amin(0)
-        value = r + self.cfg.discount * torch.where(ends, 0.0, next_q)
-        advantage = value - state.critic(s, a).amin(0)
-        return (advantage - advantage.mean()) / (advantage.std() + 1e-6)
-
-    def is_elite(self, state: State) -> Tensor:
-        """Return a mask of the elites, [E]."""
-        elites = self.elite_members(state)
-        members = torch.arange(self.cfg.members, device=elites.device)
-        return (elites[:, None] == members).any(0)
-
-
-def reset_adam(state: State, network: str, resets: Tensor) -> State:
-    """Return the state with an optimizer in its initial state if `resets` (0-d)."""
-    optimizer = tree_map(lambda x: torch.where(resets, 0, x), state.optimizer[network])
-    return replace(state, optimizer={**state.optimizer, network: optimizer})
-
-
-def mixture_log_prob(mean: Tensor, log_variance: Tensor, y: Tensor, is_elite: Tensor) -> Tensor:
-    """Return the log density of y [B, Y] under the mean of the elites' normal distributions, [B].
-
-    mean, log_variance: [E, B, Y].  is_elite: [E].
-    """
-    squares = (mean - y).square() * (-log_variance).exp()
-    log_density = -0.5 * (squares + log_variance + math.log(2 * math.pi)).sum(-1)  # [E, B]
-    of_elites = torch.where(is_elite[:, None], log_density, -math.inf)
-    return of_elites.logsumexp(0) - is_elite.to(mean).sum().log()
+        gain = r + self.cfg.discount * torch.where(ends, 0.0, next_q) - state.critic(s, a).amin(0)
+        return (gain - gain.mean()) / (gain.std() + 1e-6)

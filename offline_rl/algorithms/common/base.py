@@ -535,3 +535,9 @@ def keep_where(old: State, new: State, keep: Tensor) -> State:
         params=select(old.params, new.params),
         optimizer=select(old.optimizer, new.optimizer),
     )
+
+
+def reset_optimizer(state: State, network: str, reset: Tensor) -> State:
+    """Return the state with the optimizer of a network as at the start, if `reset` (0-d)."""
+    optimizer = tree_map(lambda x: torch.where(reset, 0, x), state.optimizer[network])
+    return replace(state, optimizer={**state.optimizer, network: optimizer})

@@ -327,6 +327,11 @@ class FittedDynamics(SoftActorCritic):
         """Return the indices of the members with the lowest holdout errors, [elites]."""
         return state.record().argsort()[: self.cfg.elites]
 
+    def elite_mask(self, state: State) -> Tensor:
+        """Return a mask of the elites, [E]."""
+        elites = self.elite_members(state)
+        return (elites[:, None] == torch.arange(self.cfg.members, device=elites.device)).any(0)
+
     def summary(self, params: Mapping[str, Params], seconds: Mapping[str, float]) -> dict[str, Any]:
         """Return `dynamics`: errors are means over the elites of their squared holdout errors."""
         record = params["record"]
