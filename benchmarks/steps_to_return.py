@@ -33,7 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mbpo": MODEL,
     "coplanner": MODEL | {"algorithm.real_share": 0.05},
     "sac": {},
-    "sac, utd=10": {"online.utd": 10.0},
+    "sac, utd_10": {"online.utd": 10.0},
 }
 HEADER = ["method", "updates per step", "steps to 950", "per seed", "seeds", "steps taken"]
 MADE = "*Made by `python -m benchmarks.steps_to_return`, not by hand.*"
@@ -87,7 +87,7 @@ def row(method: str, options: Options) -> list[str]:
             rows = SeedFolder(run, seed).rows("evaluations")
             curves.append([(x["env_steps"], statistics.fmean(x["returns"])) for x in rows])
     curves = [curve for curve in curves if curve]
-    utd = {"sac": 1, "mbpo": 10, "coplanner": 10, "sac, utd=10": 10}[method]
+    utd = {"sac": 1, "mbpo": 10, "coplanner": 10, "sac, utd_10": 10}[method]
     if not curves:
         return [method, str(utd), "not run", "", "0", ""]
     found = [steps_to_goal(curve) for curve in curves]

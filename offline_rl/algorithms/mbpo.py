@@ -67,9 +67,10 @@ class Config(ModelConfig):
                 f"growth_end={self.growth_end} is not above growth_start={self.growth_start}. "
                 "Raise growth_end."
             )
-        if self.clamp_states:
+        if self.clamp_states or self.holdout == "episodes":
             raise ValueError(
-                "clamp_states=true needs the range of a dataset, and there is none. Remove it."
+                "clamp_states=true and holdout=episodes need a dataset, and there is none. Remove "
+                "them."
             )
 
     @property
@@ -117,6 +118,11 @@ class MBPO(ModelBased):
             )
         cfg, every = self.cfg, self.cfg.rollout_every
         start = max(self.interaction.online.warmup_steps, cfg.batch_size)  # updates start here
+        if not int(cfg.holdout_share * start):
+            raise UserError(
+                f"A share of {cfg.holdout_share:g} of the {start} rows of the first fit is no "
+                "holdout data. Raise online.warmup_steps or algorithm.holdout_share."
+            )
         work: list[Piece] = [Interact(ONLINE, min(start, num_env_steps), evaluate=False)]
         for done in range(start, num_env_steps, every):
             work += self.fitting_pieces(self.epoch_updates(done))

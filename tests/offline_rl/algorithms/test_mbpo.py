@@ -120,7 +120,8 @@ def test_model_and_rollouts_use_the_experience_and_the_ring_keeps_the_newest_rol
     [
         ({"last_horizon": 2, "horizon": 3}, "last_horizon=2 is below horizon=3"),
         ({"growth_start": 9, "growth_end": 9}, "growth_end=9 is not above growth_start=9"),
-        ({"clamp_states": True}, "clamp_states=true needs the range of a dataset"),
+        ({"clamp_states": True}, "clamp_states=true and holdout=episodes need a dataset"),
+        ({"holdout": "episodes"}, "clamp_states=true and holdout=episodes need a dataset"),
     ],
 )
 def test_options_that_cannot_work_are_refused(config: dict[str, Any], message: str):
@@ -131,6 +132,7 @@ def test_options_that_cannot_work_are_refused(config: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        ({"algorithm.holdout_share": 0.05}, "0.05 of the 12 rows of the first fit is no holdout"),
         ({"pretrain_updates": 5}, "from scratch in an environment"),
         ({"online.n_step": 2}, "n_step"),
         ({"online.offline_fraction": 0.5}, "offline_fraction"),
@@ -177,7 +179,7 @@ def test_evaluations_follow_from_the_environment_steps_alone(undisturbed: Path):
 
 @pytest.mark.slow
 def test_stacked_seeds_equal_single_seeds(undisturbed: Path, tmp_path: Path):
-    """Their fits stop after different numbers of epochs."""
+    """Fits of the two seeds stop after different numbers of epochs."""
     single = train(**KEYS | {"seeds": [1], "out": str(tmp_path)}).path
     one, two = tensors(single, 1), tensors(undisturbed, 1)
     steps = "optimizer/dynamics/count/steps_of_seed"
