@@ -48,6 +48,21 @@ def test_updates_of_a_phase_are_due_for_its_own_environment_steps_alone() -> Non
     assert work.steps() == {"a": 100, "b": 9, "online": 30}
 
 
+def test_a_phase_goes_on_after_pieces_without_evaluation() -> None:
+    """Updates of b between two parts of a are no end of a. The end of the schedule is an end."""
+    engine, curves = SimpleNamespace(), SimpleNamespace(diverged=[None])
+    model, main = [Learn("b", 3, evaluate=False), Fill("a", 9, "b")], Learn("a", 4)
+    schedule = [main, *model, main, *model, Learn("c", 2), main, model[0]]
+    ends = [False, False, False, True, False, False, True, True, True]
+    intervals = {"eval_every": 100, "checkpoint_every": 100}
+    work: Any = Work(engine, schedule, None, curves, overlap=False, **intervals)
+    for k, piece in enumerate(schedule):
+        work.progress.position = Position(k, piece.size)
+        assert work._ended == ends[k], k
+        work.progress.position = Position(k, piece.size - 1)
+        assert not work._ended
+
+
 class Recorded:
     """An engine, and a collector without updates, that record what they are asked to do."""
 
