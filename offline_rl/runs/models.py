@@ -92,7 +92,8 @@ def load_models(runs: list[Run]) -> tuple[dict[int, StoredModel], dict[int, str]
 
 def stored_checksum(run: Run) -> str | None:
     """Return the checksum in the config of a run to resume whose `dynamics=` is gone, else None."""
-    if Path(str(run.data.dynamics)).expanduser().exists() or not run.folder.checkpoints():
+    is_started = run.folder.finished or run.folder.checkpoints()
+    if Path(str(run.data.dynamics)).expanduser().exists() or not is_started:
         return None
     sums = (run.folder.stored_config() or {}).get("dynamics_sha256", {})
     return sums.get(str(run.seed)) if isinstance(sums, dict) else None

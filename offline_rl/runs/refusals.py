@@ -152,7 +152,8 @@ def model_based_names(reusable: Any = None) -> str:
     models = {name: algorithm_class(name).dynamics_model for name in algorithm_names()}
     fitted = {name: model for name, model in models.items() if model is not None}
     names = [k for k, v in fitted.items() if reusable is None or v.networks == reusable.networks]
-    return " and ".join(names)
+    *first, last = names or ["the same algorithm"]  # of the user
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def wrong_start(run: Any) -> Iterator[str]:
@@ -164,8 +165,6 @@ def wrong_start(run: Any) -> Iterator[str]:
     """
     method, mode, budget = run.method.name, run.method.cls.mode, run.budget
     method_cfg = run.method.cfg
-    if run.data.dynamics is not None and run.start is not None:
-        yield f"dynamics= is not used: the dynamics model is that of {run.start.run}. Remove it."
     if mode.start == "teacher" and run.start is None:
         yield f"{method} needs a teacher. Use offline-rl distill run=<folder> with {mode.runs}."
     if mode.start == "run" and run.start is None:
