@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from safetensors.torch import load_file
 from small_data import save_small
 
-from offline_rl.algorithms.common.models import rollouts
+from offline_rl.algorithms.common.models.rollouts import ModelBased
 from offline_rl.engine.engine import Engine
 from offline_rl.runs.folder import SeedFolder
 from offline_rl.training.train import train
@@ -143,7 +144,8 @@ def test_a_model_based_run_resumes_within_its_fit_and_between_two_rollouts(
     options |= {"starts": 16, "horizon": 2, "rollout_every": 3, "retain": 2}
     keys |= {f"algorithm.{k}": v for k, v in options.items()}
     keys["dataset"] = str(save_small(tmp_path / "small.npz"))
-    monkeypatch.setattr(rollouts, "CHUNK", 10)
+    in_parts = partialmethod(ModelBased.fill_pieces, chunk=10)
+    monkeypatch.setattr(ModelBased, "fill_pieces", in_parts)
     whole = train(show=False, **keys, out=str(tmp_path / "whole"))
     keys["out"] = str(tmp_path / "stopped")
     true_run, true_fill, calls, last = Engine.run, Engine.fill, list[str](), ("", 0)
