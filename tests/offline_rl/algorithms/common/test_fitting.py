@@ -379,7 +379,7 @@ def test_a_finished_seed_stands_still_while_another_goes_on_and_equals_a_single_
 
 
 def test_the_model_of_a_linear_system_reaches_the_variance_of_its_noise():
-    """On the holdout, the squared error is that of the true system, and at most 20 % above it.
+    """The squared error on the holdout is that of the true system, and at most 20 % above it.
 
     The predicted variance is that of the noise, too.
     """
