@@ -423,7 +423,7 @@ def test_an_epoch_is_one_pass_over_the_training_rows():
 
 
 def test_fitting_ends_with_the_choice_of_elites_and_skips_nothing_else():
-    """After each validation, the epochs that are left are skipped, but not what follows them."""
+    """Each validation skips the epochs that are left, but not what follows them."""
     algorithm = start(ModelBased, **FIT).algorithm
     pieces = algorithm.fitting_pieces(3)
     assert [p.phase for p in pieces] == [
