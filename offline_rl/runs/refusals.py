@@ -264,14 +264,15 @@ def unmarked_ends(run: Any, data: Dataset) -> int:
     run: a Run. 0 if the run does not use the task's rule, or if the rule is not known.
     """
     outcomes = getattr(run.task, "outcomes", None)
-    uses_rule = getattr(run.method.cfg, "ends", None) == "task" and outcomes is not None
-    if not uses_rule or "task" not in outcomes.ends or data.terminated.any():
+    rules = {} if outcomes is None else outcomes.ends
+    uses_rule = getattr(run.method.cfg, "ends", None) == "task" and "task" in rules
+    if not uses_rule or data.terminated.any():
         return 0
     count, rows = 0, np.flatnonzero(data.usable)
     for start in range(0, len(rows), CHUNK):
         at = rows[start : start + CHUNK]
         arrays = data.observations[at], data.actions[at], data.observations[data.next_index[at]]
-        count += int(outcomes.ends["task"](*map(torch.as_tensor, arrays)).sum())
+        count += int(rules["task"](*map(torch.as_tensor, arrays)).sum())
     return count
 
 

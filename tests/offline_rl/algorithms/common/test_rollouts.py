@@ -90,7 +90,9 @@ def counting(cls: type[ModelBased] = Counts, **config: Any) -> State:
 
 
 def test_a_rollout_ends_with_an_end_or_without_a_finite_prediction_and_no_later_row_is_stored():
-    """The rollouts are computed by hand, with H = 5. States 10 and 21 end, those after them do not. After 6 comes NaN.
+    """The rollouts are computed by hand, with H = 5. States 10 and 21 end, later ones do not.
+
+    After 6 comes NaN.
 
     From 0: 0 to 4. From 3: 3, 4, 5. From 6: none. From 7: 7, 8, 9, of which 9 -> 10 ends.
     From 9: 9 -> 10. From 20: 20 -> 21.
