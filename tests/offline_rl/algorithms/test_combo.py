@@ -122,7 +122,7 @@ def test_q_is_lowered_in_the_chosen_states_and_raised_on_the_data(states, column
 
 
 def test_a_log_sum_exp_of_all_samples_exceeds_that_of_repeats():
-    """By Jensen's inequality log mean_n exp(x_n) >= mean_n x_n, here with N = 4 repeats.
+    """Jensen's inequality is log mean_n exp(x_n) >= mean_n x_n, here with N = 4 repeats.
 
     Equality requires that all repeats have the same sum, so random samples differ from it.
     """
