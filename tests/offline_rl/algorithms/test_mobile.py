@@ -50,7 +50,7 @@ def targets(state, batch=None):
 
 
 def test_the_penalty_is_the_standard_deviation_of_the_elites_values_on_predicted_rows():
-    """A member's value is s_0 + shift for Q(s', a') = s'_0, so u is the same in every state."""
+    """Q(s', a') = s'_0, so a member's value is s_0 + shift, and u is the same in every state."""
     batch = mixed_batch()
     u = SHIFTS[[0, 1, 3]].double().std(correction=1)
     y = batch.rewards + batch.discount * batch.next_observations[:, 0]  # the lower of two critics
