@@ -235,8 +235,8 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
         )
     if learner.uses_facts and (count := unmarked_ends(run, data)):
         yield (
-            f"{name}: {count:,} rows end an episode of {run.task.name}, but no row is terminated, so "
-            "returns beyond these ends would be learned. Use data with terminations, or "
+            f"{name}: {count:,} rows end an episode of {run.task.name}, but no row is terminated, "
+            "so returns beyond these ends would be learned. Use data with terminations, or "
             "algorithm.ends=never if episodes continue there."
         )
     if cfg.center_rewards and run.budget.num_env_steps:
