@@ -235,8 +235,8 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
         )
     if learner.uses_facts and (count := unmarked_ends(run, data)):
         yield (
-            f"{name}: {count:,} rows end an episode of {run.task.name}, but no row is terminated, so "
-            "returns beyond these ends would be learned. Use data with terminations, or "
+            f"{name}: {count:,} rows end an episode of {run.task.name}, but no row is terminated, "
+            "so returns beyond these ends would be learned. Use data with terminations, or "
             "algorithm.ends=never if episodes continue there."
         )
     if cfg.center_rewards and run.budget.num_env_steps:
@@ -263,16 +263,15 @@ def unmarked_ends(run: Any, data: Dataset) -> int:
 
     run: a Run. 0 if the run does not use the task's rule, or if the rule is not known.
     """
-    outcomes = getattr(run.task, "outcomes", None)
-    rules = {} if outcomes is None else outcomes.ends
-    uses_rule = getattr(run.method.cfg, "ends", None) == "task" and "task" in rules
-    if not uses_rule or data.terminated.any():
+    outcomes = run.task.outcomes
+    is_end = None if outcomes is None else outcomes.ends.get("task")
+    if is_end is None or run.method.cfg.ends != "task" or data.terminated.any():
         return 0
     count, rows = 0, np.flatnonzero(data.usable)
     for start in range(0, len(rows), CHUNK):
         at = rows[start : start + CHUNK]
         arrays = data.observations[at], data.actions[at], data.observations[data.next_index[at]]
-        count += int(rules["task"](*map(torch.as_tensor, arrays)).sum())
+        count += int(is_end(*map(torch.as_tensor, arrays)).sum())
     return count
 
 
@@ -307,7 +306,9 @@ def wrong_chunks(learner: Algorithm, head: Any, data: Dataset) -> Iterator[str]:
     """Yield an error message if every episode is shorter than a chunk. head: the acting head."""
     longest = int(data.episode_lengths().max())
     if head.chunk_size > longest:
-        remedy = "Lower algorithm.horizon." if hasattr(learner.cfg, "horizon") else "Shorten chunks."
+        remedy = (
+            "Lower algorithm.horizon." if hasattr(learner.cfg, "horizon") else "Shorten chunks."
+        )
         yield (
             f"{data.path or data.name}: the longest episode has {longest} steps, a chunk has "
             f"{head.chunk_size}. {remedy}"
@@ -364,7 +365,9 @@ def wrong_learner(
             "Raise pretrain_updates, or remove it to use the algorithm's default."
         )
     filled = {piece.target for piece in schedule if isinstance(piece, Fill)}
-    empty = [name for name in learner.rings() if name not in filled] if "update" in scheduled else []
+    empty = (
+        [name for name in learner.rings() if name not in filled] if "update" in scheduled else []
+    )
     if empty:
         yield (
             f"the ring {empty[0]!r} of {method} would stay empty: its schedule has no Fill(…, "

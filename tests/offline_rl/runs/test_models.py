@@ -149,7 +149,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_other_algorithms_refuse_a_dynamics_model() -> None:
     keys: dict[str, Any] = {"task": "neorl2/DMSD", "dynamics": "a", "tracker": "none"}
     for name in ("iql", "mbpo"):
-        with pytest.raises(UserError, match=rf"is used by .*mopo.* and .*, which fit .*; {name} does not"):
+        with pytest.raises(
+            UserError, match=rf"is used by .*mopo.* and .*, which fit .*; {name} does not"
+        ):
             runs_of({"algorithm": name, "num_updates": 1, **keys})
     with pytest.raises(UserError, match="nothing to do: with dynamics=, no model is fitted"):
         runs_of({"algorithm": "mopo", "num_updates": 0, **keys})
