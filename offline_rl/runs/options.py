@@ -81,7 +81,7 @@ class DataOptions(Checked):
         None  # time limit of env:…, and of episodes in a file without time-outs
     )
     success_timing: Literal["post", "pre"] | None = (
-        None  # OGBench: judge success after (post, the default, as published) or before the step (pre)
+        None  # OGBench: judge success after (post, the default) or before the step (pre)
     )
     d4rl_compatible: bool = False  # use exactly the transitions of D4RL's qlearning_dataset
     terminate_on_end: bool = False  # D4RL's option of this name; needs d4rl_compatible=true
