@@ -82,10 +82,16 @@ class SparseDynamics(nn.Module):
         self.coefficients = nn.Parameter(torch.zeros(shape))
         self.log_variance = nn.Parameter(torch.zeros(outputs))  # of the residuals
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log variance, [E, ..., O + 1], for x = [s, a], [..., O + A]."""
+    def forward(self, x: Tensor, *, members: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return mean and log variance, [E, ..., O + 1], for x = [s, a], [..., O + A].
+
+        members: [K], indices of the members to evaluate; the results are then [K, ..., O + 1].
+        """
         theta = self.library(x)
-        flat = theta.reshape(-1, theta.shape[-1]) @ self.coefficients  # [E, R, O + 1]
+        chosen = self.coefficients
+        if members is not None:
+            chosen = chosen.index_select(0, members)
+        flat = theta.reshape(-1, theta.shape[-1]) @ chosen  # [E, R, O + 1]
         mean = flat.reshape(len(flat), *x.shape[:-1], flat.shape[-1])
         return mean, self.log_variance.expand_as(mean)
 
