@@ -14,6 +14,7 @@ Differs: from si0wang/COPlanner:MuJoCo-MBPO-COPlanner (and from jannerm/mbpo as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
@@ -61,7 +62,7 @@ class COPlanner(mbpo.MBPO):
     def exploring_head(self) -> Planner:
         return Planner(self.for_phase(ONLINE))
 
-    def exploring_params(self, params: dict[str, Params]) -> Params:
+    def exploring_params(self, params: Mapping[str, Params]) -> Params:
         parts = ("policy", "dynamics", "record")
         return {f"{name}.{k}": v for name in parts for k, v in params[name].items()}
 
@@ -75,7 +76,7 @@ class Planner(Actor):
         self.policy, self.dynamics = modules["policy"], modules["dynamics"]
         self.record = modules["record"]
 
-    def explore_action(self, observations: Tensor, random: Random) -> Tensor:
+    def explore_action(self, observations: Tensor, random: Any) -> Tensor:
         """Return planned actions [B, A]."""
         elites = self.record().argsort()[: self.cfg.elites]
         networks = self.policy, self.dynamics, elites
