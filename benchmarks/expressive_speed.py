@@ -13,7 +13,6 @@ from __future__ import annotations
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 from benchmarks.conformance.cases import REPOSITORIES
 from benchmarks.figures import check_names, commit_of, run_measurement
-from benchmarks.speed.bench import Contender
+from benchmarks.speed.bench import Contender, take_turns
 from benchmarks.speed.expressive import ACT, OBS
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -87,7 +86,7 @@ def jobs(algorithm: str, options: Options) -> list[dict[str, Any]]:
 
 def compare(algorithm: str, options: Options) -> list[dict[str, Any]]:
     """Return a row per contender, with its turns."""
-    contenders, rows, numbers = list[Contender](), list[dict[str, Any]](), list[int]()
+    contenders, rows = list[Contender](), list[dict[str, Any]]()
     try:
         for job in jobs(algorithm, options):
             python = options.python if job["kind"] == "expressive_fql" else sys.executable
@@ -97,19 +96,13 @@ def compare(algorithm: str, options: Options) -> list[dict[str, Any]]:
                 arguments.pop("algorithm", None)
             contender = Contender(arguments, python)
             contenders.append(contender)
-            row = {"algorithm": algorithm, "kind": job["kind"], "seeds": job["seeds"], "turns": []}
+            row = {"algorithm": algorithm, "kind": job["kind"], "seeds": job["seeds"]}
             row |= {"first_call": contender.facts["seconds"], "flops": contender.facts.get("flops")}
             rows.append(row)
             print(f"{algorithm} {job['kind']} {job['seeds']}: ready", flush=True)
-        for contender in contenders:
-            contender.run(2)
-            done, seconds = contender.run(5)
-            numbers.append(max(1, round(options.seconds * done / seconds)))
-        for _ in range(options.blocks):
-            for contender, row, number in zip(contenders, rows, numbers, strict=True):
-                time.sleep(0.3)  # threads of the previous contender spin for a moment
-                done, seconds = contender.run(number)
-                row["turns"].append(row["seeds"] * done / seconds)
+        turns = take_turns(contenders, options.blocks, options.seconds)
+        for row, rates in zip(rows, turns, strict=True):
+            row["turns"] = [row["seeds"] * rate for rate in rates]
     finally:
         for contender in contenders:
             contender.stop()

@@ -82,6 +82,7 @@ class File:
     sha256: str | None = None
     md5: str | None = None
     size_bytes: int | None = None
+    skip_episodes: int = 0  # episodes at the file's beginning that are not used
     first_episodes: int | None = None  # the benchmark uses only this many of the file's episodes
     num_shards: int = 1  # number of files; `name`, `path` and `urls` then contain `{shard}`
 

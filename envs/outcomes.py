@@ -14,6 +14,7 @@ import numpy as np
 # (observations [..., O], actions [..., A] in [-1, 1], next observations [..., O]) -> [...]
 # Observations are in the task's units, not normalized.
 Function = Callable[[Any, Any, Any], Any]
+NUMPY = (np.ndarray, np.generic)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Outcomes:
 
 def library(array: Any) -> Any:
     """Return the module whose functions apply to `array`: numpy or torch."""
-    if isinstance(array, np.ndarray | np.generic):
+    if isinstance(array, NUMPY):
         return np
     import torch
 
@@ -42,7 +43,7 @@ def library(array: Any) -> Any:
 
 def never(s: Any, a: Any, s2: Any) -> Any:
     """Return False everywhere: no transition terminates the episode."""
-    return library(s2).zeros_like(s2[..., 0], dtype=bool)
+    return abs(s2[..., 0]) < 0  # false for NaN too
 
 
 def out_of_bounds(s: Any, a: Any, s2: Any) -> Any:

@@ -41,6 +41,7 @@ class Registration:
     make: Callable[..., gymnasium.Env]
     max_episode_steps: int
     reference: Reference | None
+    outcomes: Outcomes | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Task:
     @property
     def outcomes(self) -> Outcomes | None:
         """Termination and reward as functions of a transition; None if unknown."""
+        if self.env_id in _registered:
+            return _registered[self.env_id].outcomes
         env_id = self.card.env if self.card else self.env_id  # the card's also of `d4rl:<id>`
         return OUTCOMES.get(env_id or self.name)
 
@@ -166,15 +169,17 @@ def register(
     *,
     max_episode_steps: int,
     reference: Reference | None = None,
+    outcomes: Outcomes | None = None,
 ) -> None:
     """Register `name` as a task.
 
     make: called as `make(**kwargs)`; builds an environment with bounded Box actions.
+    outcomes: termination and reward as functions, for model-based methods.
     Raises ValueError if the name is taken.
     """
     if name in names():
         raise ValueError(f"task '{name}' exists already. Choose another name.")
-    _registered[name] = Registration(make, max_episode_steps, reference)
+    _registered[name] = Registration(make, max_episode_steps, reference, outcomes)
 
 
 def make(

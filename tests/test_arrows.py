@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from docs.generate.algorithms import code_lines
 from envs import cards
 from offline_rl.algorithms.common import registry
+from offline_rl.generation.behavior import Behavior
 from offline_rl.generation.ogbench import Collection, OGBenchSet
 from offline_rl.generation.recipes import Agent, Recipe
 from offline_rl.generation.scripted import Script
@@ -268,6 +269,9 @@ def test_a_recipe_contains_no_defaults(path: Path) -> None:
         assert_differs(Collection, values, path.name)
         for name, size in values["sets"].items():
             assert_differs(OGBenchSet, size, f"{path.name}: {name}")
+        return
+    if "networks" in values:
+        assert_differs(Behavior, values, path.name)
         return
     assert_differs(Script if "controller" in values else Recipe, values, path.name)
     assert_differs(Agent, values.get("agent", {"task": "any", "num_env_steps": 1}), path.name)

@@ -1,12 +1,14 @@
 """Baselines that a policy should exceed, on synthetic data and returns."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import envs
-from benchmarks import baselines, pages
+from benchmarks import baselines, pages, simglucose
+from envs.suites.neorl2.simglucose import draw_start
 from offline_rl.data import Dataset
 
 
@@ -89,3 +91,51 @@ def test_the_value_of_data_uses_the_transformed_rewards_of_a_run(monkeypatch):
     run = SimpleNamespace(task="toy", config=config)
     assert pages.value_of_data(run) == pytest.approx(50.0)
     assert pages.value_of_data(SimpleNamespace(task="toy", config={**config, "data": "cd"})) is None
+
+
+def test_simglucoses_page_names_the_best_rate_of_all_starts_and_of_each_patient() -> None:
+    """Three rates: the second is best in the mean, the third for the last patient only."""
+    returns = np.full((3, 15, 24), 100.0)
+    returns[1] = 300
+    returns[2, 14, :12] = 460  # 460 at half of the hours, else 160: a mean of 310
+    returns[2, 14, 12:] = 160
+    lines = simglucose.page(np.array([0, 0.01, 5]), returns, "command").splitlines()
+    score = 100 * (300 - 9.75) / (475 - 9.75)
+    assert f"| best constant action | -0.99600 | 0.600 | 300.00 | {score:.2f} |" in lines
+    assert any(line.startswith("| no insulin | -1.00000 | 0.000 | 100.00 |") for line in lines)
+    mean = (14 * 300 + 310) / 15
+    score = 100 * (mean - 9.75) / (475 - 9.75)
+    assert f"| best constant action of each patient | | | {mean:.2f} | {score:.2f} |" in lines
+    assert "| adolescent#001 | 0.600 | 300.0 | 300.0 |" in lines
+    assert "| child#005 | 300.000 | 310.0 | 300.0 |" in lines
+
+
+def test_simglucoses_search_refines_the_neighborhood_of_the_best_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A return with its maximum at 0.013 U/min; the fine rates are 1e-4 apart or closer."""
+
+    def play(rates: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(-((rates - 0.013) ** 2)[:, None, None], (len(rates), 15, 24))
+
+    monkeypatch.setattr(simglucose, "play", play)
+    rates, returns = simglucose.search(24, 100)
+    assert rates.size == 125
+    assert (np.diff(rates) > 0).all()
+    assert abs(rates[returns.mean((1, 2)).argmax()] - 0.013) < 1e-4
+
+
+def test_simglucoses_constants_are_played_from_every_patient_and_hour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The player gets seeds; returns are sorted by the patient and the hour of each seed."""
+
+    def player(task: Any, seeds: list[int]) -> Any:
+        starts = [draw_start(seed) for seed in seeds]
+        values = np.array([100 * patient + hour for hour, patient in starts])
+        return lambda actions: actions.astype(float) + values
+
+    monkeypatch.setattr(simglucose, "player", player)
+    returns = simglucose.play(np.array([0, 2.5, 5]))
+    expected = 100 * np.arange(15)[:, None] + np.arange(24)
+    np.testing.assert_allclose(returns, np.array([-1, 0, 1])[:, None, None] + expected)

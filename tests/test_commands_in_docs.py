@@ -100,6 +100,8 @@ def sizes_of(algorithm: str, *, alone: bool) -> dict[str, Any]:
         small |= {key: 1 for key in known if key.endswith("layers")}
         small |= {"dim_model": 8, "num_heads": 2} if {"dim_model", "num_heads"} <= known else {}
         small |= {"widths": [8, 8]} if "widths" in known else {}
+    if cls.dynamics_model is not None:
+        small |= {k: list(v) if isinstance(v, tuple) else v for k, v in cls.Config.small().items()}
     if cls.mode.start == "run":
         small |= {"tuned": 2, "environments": 2, "decisions": 12, "batch_size": 12, "epochs": 2}
     return {f"algorithm.{key}": value for key, value in small.items()}
@@ -110,7 +112,7 @@ def shrunk(line: str) -> list[str]:
     verb, *words = shlex.split(line, comments=True)[1:]
     options = dict(word.partition("=")[::2] for word in words if "=" in word)
     rest = [word for word in words if "=" not in word]
-    keys = {key: TINY.get(key, value) for key, value in options.items()}
+    keys = {k: value if value == "0" else TINY.get(k, value) for k, value in options.items()}
     if verb in LEARNS and not rest:
         keys |= {key: TINY[key] for key in ALWAYS} | {"seeds": 1}
         name = options.get("algorithm", {"distill": "consistency"}.get(verb))

@@ -144,11 +144,12 @@ FLOW = {"n_obs_steps": 2, "horizon": 4, "n_action_steps": 2, "network": "mlp", "
 FLOW |= {"time_size": 4, "num_warmup_updates": 0, "decay_lr": False, "ema_max": 0.0}
 ENSEMBLE = {"num_critics": 3, "num_min_critics": 2}
 SUBSETS = ("policy", "next", "next_subset", *PENALTY[2:], "subset")
+SUM = "mean of the critic losses -> sum"
 OPTIONS = (
     NORM,
     "log standard deviation without learned scale and shift -> with them",
     "critics share the output layer -> separate output layers",
-    "mean of the critic losses -> sum",
+    SUM,
 )
 TEMPERED = (
     "temperature loss: linear in the temperature, at next states -> linear in its logarithm, at "
@@ -789,6 +790,24 @@ CASES = (
         ),
         updates=6,
     ),
+    *(
+        Case(
+            "rambo",
+            "offlinerl_kit",
+            KIT.format("rambo"),
+            draws,
+            MODEL | {"batch_size": 7, "adversary": 0.5, "cloning_updates": 20},
+            phase=phase,
+            variant=variant,
+            adapted=(EPSILON,) if phase == "update" else (),
+            aims=aims,
+        )
+        for phase, variant, draws, aims in (
+            ("clone", "clone", ("policy",), ("actions",)),
+            ("update_adversary", "adversary", ("action", "member", "noise"), ("rewards",)),
+            ("update", "", ("next", "policy"), ("rewards", "discount")),
+        )
+    ),
     Case(
         "mopo",
         "offlinerl_kit",
@@ -835,6 +854,34 @@ CASES = (
     ),
     *(
         Case(
+            "combo",
+            "offlinerl_kit",
+            KIT.format("combo"),
+            PENALTY,
+            MODEL | {"logsumexp_samples": "repeat", "states": states},
+            variant=states,
+            adapted=(EPSILON, ANNEALED, CRITICS),
+        )
+        for states in ("mix", "model")
+    ),
+    *(
+        Case(
+            "mobile",
+            "offlinerl_kit",
+            KIT.format("mobile"),
+            ("next", "prediction", "predicted", "policy"),
+            MODEL | {"clamp_targets": True} | config,
+            variant=variant,
+            adapted=(EPSILON, ANNEALED, SUM),
+        )
+        for variant, config in (
+            ("", {}),
+            ("entropy", {"entropy_in_target": True}),
+            ("max_q_backup", {"max_q_backup": True, "num_critics": 3}),
+        )
+    ),
+    *(
+        Case(
             "coplanner",
             "coplanner",
             "MuJoCo-MBPO-COPlanner/sac/sac.py",
@@ -869,5 +916,6 @@ WITHOUT = {  # algorithms without a case, and the reason
     "gr_rl": "there is no public code; a test compares its update with plain PyTorch",
     "one_step": "its loss equals that of rl100's one-step head (see its row); a test checks this",
     "mbpo": "jannerm/mbpo needs TensorFlow 1; fit, rollouts and updates are mopo's (see its rows)",
+    "sparse_policy": "a test compares its fit with pysindy (STLSQ), see common/models/sparse.py",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

@@ -14,6 +14,7 @@ import numpy as np
 OBS, ACT, BATCH, WIDTH, SAMPLES, CRITICS, WINDOW = 5, 3, 7, 8, 4, 3, 6
 ROWS = 40  # rows of the data that a dynamics model is fitted to
 SEED = 20
+RECORD = "record/"  # prefix of the progress of a dynamics model's fit
 EXPERT = 1000  # an update's expert batch has the update's number plus this as its seed
 Arrays = dict[str, np.ndarray]
 
@@ -24,19 +25,22 @@ def parameters(
     """Return random parameters, uniform in +-1/2; gains of normalization are centered at 1.
 
     So are the standard deviations that divide a model's inputs. Target networks are not copies of
-    the networks that they follow. A `scale`, which is not trained, is 1/4; a `finished`, which
-    tells that a model is fitted, is 0. key: sort key of the names; values are sampled in this
-    order.
+    the networks that they follow. A `scale`, which is not trained, is 1/4. The record of a fit has
+    random errors and is 0 otherwise; it takes no numbers from the others. key: sort key of the
+    names; values are sampled in this order.
     """
     rng, values = np.random.RandomState(SEED), {}
     for name in sorted(shapes, key=key):
+        if name.startswith(RECORD):
+            is_error = name == f"{RECORD}error"
+            errors = np.random.RandomState([SEED, 5]).uniform(0.5, 1.5, shapes[name])
+            values[name] = errors if is_error else np.zeros(shapes[name])
+            continue
         is_gain = "norm" in name and name.endswith("weight")
         center = 1.0 if is_gain or name.endswith("input_std") else 0.0
         values[name] = np.asarray(center + rng.uniform(-0.5, 0.5, shapes[name]))
         if name.endswith("/scale"):
             values[name] = np.asarray(0.25)
-        if name.endswith("/finished"):
-            values[name] = np.zeros(())
     return values
 
 

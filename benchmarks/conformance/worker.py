@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.conformance.inputs import Arrays, stack_updates, subtree
+from benchmarks.conformance.inputs import RECORD, Arrays, stack_updates, subtree
 from benchmarks.conformance.job import Job, Learner, Link, Replay, StandIn
 
 
@@ -53,11 +53,17 @@ def run(side: Any, learner: Learner, inputs: Arrays, updates: int) -> Arrays:
 
 
 def parameters(links: Sequence[Link], params: Arrays) -> Arrays:
-    """Return the reference's parameters by our names. Raises ValueError for one without a link."""
+    """Return the reference's parameters by our names. Raises ValueError for one without a link.
+
+    Entries of the record of a fit need no link.
+    """
     values = {f"params/{name}": np.full_like(x, np.nan) for name, x in params.items()}
     for link in links:
         target = values[f"params/{link.name}"]
         target[link.index] = link.read().reshape(target[link.index].shape)
+    linked = {link.name for link in links}
+    for name in [name for name in params if name.startswith(RECORD) and name not in linked]:
+        del values[f"params/{name}"]
     if missing := [name for name, x in values.items() if np.isnan(x).any()]:
         raise ValueError(f"NaN, or not linked to a parameter of the reference: {missing}")
     return values

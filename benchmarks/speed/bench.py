@@ -102,6 +102,24 @@ class Contender:
         self.errors.close()
 
 
+def take_turns(contenders: Sequence[Contender], blocks: int, seconds: float) -> list[list[float]]:
+    """Return updates per second of each contender in each of `blocks` turns.
+
+    seconds: approximate length of a turn.
+    """
+    numbers, rates = [], [list[float]() for _ in contenders]
+    for contender in contenders:
+        contender.run(2)
+        done, took = contender.run(5)
+        numbers.append(max(1, round(seconds * done / took)))
+    for _ in range(blocks):
+        for contender, turns, number in zip(contenders, rates, numbers, strict=True):
+            time.sleep(0.3)  # threads of the previous contender spin for a moment
+            done, took = contender.run(number)
+            turns.append(done / took)
+    return rates
+
+
 def environment_variables(job: dict[str, Any], device: str) -> dict[str, str]:
     """Return the environment variables of a contender's process."""
     variables = {"PYTHONPATH": import_path(ROOT), "OMP_NUM_THREADS": str(hardware.num_cores())}

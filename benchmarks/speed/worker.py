@@ -27,6 +27,10 @@ def main() -> None:
         from benchmarks.speed import expressive
 
         getattr(expressive, f"run_{kind.removeprefix('expressive_')}")(clock, **job)
+    elif kind.startswith("models_"):
+        from benchmarks.speed import models
+
+        getattr(models, f"run_{kind.removeprefix('models_')}")(clock, **job)
     elif kind.startswith("rollouts_"):
         from benchmarks.speed import rollouts
 

@@ -104,6 +104,7 @@ class MBPO(ModelBased):
     Online: type = Online
     mode = Mode(learns=("environment",))
     follows_card = False  # starts without data
+    dynamics_model = None  # its model is fitted to its own experience
     offline_networks: ClassVar = ("dynamics", "best_dynamics", "record")  # fitted in other phases
 
     def actor(self) -> nn.Module:

@@ -38,7 +38,7 @@ def load(
     and terminations of a file in OGBench's layout are computed for it; other files ignore it.
     Default: the task of the card.
     options: options of `read`.
-    If a benchmark uses only the first episodes of a file, only these are loaded. Raises UserError.
+    If a benchmark uses only some episodes of a file, only these are loaded. Raises UserError.
     """
     card = source if not isinstance(source, str | Path) else _resolve_source(source)
     if isinstance(card, Path):
@@ -55,14 +55,15 @@ def load(
     path = paths[0]
     open_file = _cached if len(paths) == 1 else partial(_joined, paths)
     data = _labeled(open_file, path, reward_task, options)
-    count = file.first_episodes
-    if count is None:
+    skipped, count = file.skip_episodes, file.first_episodes
+    if count is None and not skipped:
         return data
-    if data.num_episodes < count:
+    last = max(data.num_episodes, skipped + 1) if count is None else skipped + count
+    if data.num_episodes < last:
         raise UserError(
-            f"{path} holds {data.num_episodes} episodes, but {card.name} needs the first {count}."
+            f"{path} holds {data.num_episodes} episodes, but {card.name} needs the first {last}."
         )
-    return data.select(range(count))
+    return data.select(range(skipped, last))
 
 
 def load_dataset(source: str | Path, data_dir: str | Path | None = None, **options: Any) -> Dataset:

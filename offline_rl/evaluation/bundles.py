@@ -12,6 +12,8 @@ from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from policies import Bundle
+from policies.normalizer import Normalizer
+from policies.spec import Spec
 
 
 def current_policy(
@@ -39,12 +41,30 @@ def bundled(
         temporal_ensemble_coeff=head.temporal_ensemble_coeff,
     )
     kind, arguments = type(head).__name__, head.arguments
+    facts = head.describe(weights, *input_and_output_names(spec, transform))
     return Bundle(
         spec,
         kind,
         arguments,
         dict(weights),
         transform.parts,
-        dict(provenance),
+        dict(provenance) | facts,
         composition=algorithm.composition(algorithm.cfg),
     )
+
+
+def input_and_output_names(spec: Spec, transform: Transform) -> tuple[list[str], list[str]]:
+    """Return the names of the network's vector inputs and of the actions.
+
+    A normalized input has the name `z(name)`.
+    """
+    inputs = [
+        name
+        for channel in spec.vectors
+        for name in channel.names or (f"{channel.name}_{k + 1}" for k in range(channel.size))
+    ]
+    normalizer = transform.normalizer
+    if not (isinstance(normalizer, Normalizer) and normalizer.is_identity):
+        inputs = [f"z({name})" for name in inputs]
+    actions = spec.action_names or [f"action_{k + 1}" for k in range(spec.action_dim)]
+    return inputs, list(actions)

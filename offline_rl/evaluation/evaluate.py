@@ -24,6 +24,7 @@ from offline_rl.data.specs import (
     stated_spec,
 )
 from offline_rl.evaluation.compare import Difference, difference, note_on
+from offline_rl.evaluation.held_out import HeldOutErrors, held_out_errors
 from offline_rl.evaluation.options import EvaluateOptions, check_task
 from offline_rl.evaluation.rollout import Episodes, evaluation_seeds, rollout
 from offline_rl.evaluation.saved import save
@@ -118,9 +119,10 @@ class Evaluation:
     __repr__ = __str__
 
 
-def evaluate(**keys: Any) -> Evaluation:
+def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
     """Evaluate every bundle of one or more runs, and save the episodes next to each bundle.
 
+    With dataset=, no environment is used: the result is the error on held-out actions.
     keys: options of the command. Raises UserError.
     """
     check_task(keys)
@@ -135,6 +137,13 @@ def evaluate(**keys: Any) -> Evaluation:
     if not paths:
         raise UserError("run=[] names no run. Give a bundle, or the folder of a run.")
     start_kind, target = "seeded", options.target_return
+    if options.dataset is not None:
+        for key in ("task", "episodes", "eval_envs", "base"):
+            if key in keys:
+                raise UserError(f"{key}= needs an environment, but dataset= uses none. Remove one.")
+        arguments = {} if target is None else {"target_return": target}
+        read = {path: read_policy(path, arguments) for path in paths}
+        return held_out_errors(read, options.dataset, as_json=options.json)
     try:
         task = task_of(options.task, paths)
         seeds = evaluation_seeds(task, options.episodes)
@@ -221,7 +230,10 @@ def trained_on(paths: Sequence[Path]) -> str:
     if len(tasks) > 1:
         raise UserError(f"The bundles were trained on {' and '.join(tasks)}. Choose one: task=…")
     if tasks == ["none"]:
-        raise UserError(f"{paths[0]} was trained without a task. Choose one: task=…")
+        raise UserError(
+            f"{paths[0]} was trained without a task. Choose one: task=…, or give dataset=<card or "
+            "file> for the error on held-out actions."
+        )
     return tasks[0]
 
 
@@ -233,10 +245,7 @@ def load(
     arguments: replace arguments stored in the bundle, such as target_return. base: module:function
     of the base policy, if the bundle does not contain it.
     """
-    try:
-        policy = policies.load(path, **arguments)
-    except policies.BundleError as error:
-        raise UserError(f"{'' if str(path) in str(error) else f'{path}: '}{error}") from None
+    policy = read_policy(path, arguments)
     lacks_base = needs_base(policy.bundle)
     if lacks_base and base is None:
         source = policy.bundle.provenance.get("base", "module:function")
@@ -253,6 +262,14 @@ def load(
         )
     action_conversion(policy.spec, env, str(path))  # raises if the ranges cannot be converted
     return policy
+
+
+def read_policy(path: Path, arguments: Mapping[str, Any]) -> BundlePolicy:
+    """Load the policy in a bundle. Raises UserError. arguments: see `load`."""
+    try:
+        return policies.load(path, **arguments)
+    except policies.BundleError as error:
+        raise UserError(f"{'' if str(path) in str(error) else f'{path}: '}{error}") from None
 
 
 def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) -> Episodes:

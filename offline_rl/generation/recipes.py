@@ -34,6 +34,7 @@ from envs.suites.gymnasium_robotics import SPARSE
 from offline_rl.data import Dataset
 from offline_rl.data.load import data_folder
 from offline_rl.evaluation.bundles import current_policy
+from offline_rl.generation.behavior import Behavior, generate_behavior
 from offline_rl.generation.ogbench import Collection, generate_collection, load_sets
 from offline_rl.generation.options import GenerateOptions
 from offline_rl.generation.scripted import Script, check_images, environment_of, make_scripted_sets
@@ -95,6 +96,8 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     options = build(GenerateOptions, keys)
     out, qualities = options.out, options.qualities
     plan, recipe = load_recipe(options.recipe), Path(options.recipe).stem
+    if isinstance(plan, Behavior):
+        return generate_behavior(plan, recipe, out, keys, show)
     if qualities == []:
         raise UserError("qualities=[] selects no set. Remove it to generate the default sets.")
     choices = QUALITIES if isinstance(plan, Recipe) else plan.sets
@@ -162,10 +165,10 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     return str(folder)
 
 
-def load_recipe(name: str) -> Recipe | Script | Collection:
+def load_recipe(name: str) -> Recipe | Script | Collection | Behavior:
     """Load configs/recipe/<name>.yaml, or a YAML file. Raises UserError.
 
-    With a `controller` it is a Script, with a `collector` a Collection.
+    With a `controller` it is a Script, with a `collector` a Collection, with `networks` a Behavior.
     """
     files = {path.stem: path for path in (share("configs") / "recipe").glob("*.yaml")}
     path = Path(name) if name.endswith((".yaml", ".yml")) else files.get(name)
@@ -177,6 +180,8 @@ def load_recipe(name: str) -> Recipe | Script | Collection:
         kind = Script
     elif "collector" in values:
         kind = Collection
+    elif "networks" in values:
+        kind = Behavior
     plan: Any = build(kind, values, f"{path}: ")
     if isinstance(plan, Collection):
         load_sets(plan, f"{path}: ")
@@ -191,8 +196,10 @@ def load_recipe(name: str) -> Recipe | Script | Collection:
     return plan
 
 
-def environments(plan: Recipe | Script, where: str) -> list[str]:
+def environments(plan: Recipe | Script | Behavior, where: str) -> list[str]:
     """Return the tasks in which a recipe trains and records. Raises UserError for a wrong type."""
+    if isinstance(plan, Behavior):
+        return [plan.task]
     if isinstance(plan, Recipe):
         return [plan.task, *([plan.environment] if plan.environment is not None else [])]
     for name, value in plan.sets.items():

@@ -39,6 +39,7 @@ from offline_rl.utils.files import read_json, write_atomically, write_json
 from offline_rl.utils.trees import flatten
 
 RUNS, CONFIGS, EVALUATIONS = "runs.csv", "configs.json", "evaluations.csv.gz"
+WHOLE = ("dynamics",)  # fields of a result that are one cell, although they are nested
 LAST = ("returns", "success", "costs")  # fields of a result that repeat its last evaluation
 REFERENCE = ("min", "max", "source", "environment", "success", "last_evaluations")
 # first columns of runs.csv; the others follow in alphabetical order
@@ -84,7 +85,8 @@ def portable(record: Record) -> Record:
     assert record.result is not None
 
     def with_portable_data(values: dict[str, Any]) -> dict[str, Any]:
-        names = [key for key in ("dataset", "expert_dataset") if values.get(key) is not None]
+        paths = ("dataset", "expert_dataset", "dynamics")
+        names = [key for key in paths if isinstance(values.get(key), str)]
         return values | {key: portable_path(values[key]) for key in names}
 
     environment = {k: v for k, v in record.environment.items() if not k.startswith("dataset")}
@@ -126,9 +128,11 @@ def write(records: Sequence[Record], out: Path) -> None:
                 "all. Pack them into separate folders, or train one of them under another name=…"
             )
         if first.get("start"):  # collect the checksums of the checkpoints that the seeds continue
-            sums = first["start"]["sha256"] | record.config["start"]["sha256"]
-            sums = dict(sorted(sums.items(), key=lambda item: int(item[0])))
+            sums = merged(first["start"]["sha256"], record.config["start"]["sha256"])
             configs[record.run] = first | {"start": first["start"] | {"sha256": sums}}
+        if first.get("dynamics_sha256"):  # and of the dynamics models that they load
+            sums = merged(first["dynamics_sha256"], record.config["dynamics_sha256"])
+            configs[record.run] = configs[record.run] | {"dynamics_sha256": sums}
     rows = [row_of(record) for record in records]
     rest = sorted({column for row in rows for column in row} - set(FIRST))
     write_csv(out / RUNS, [*FIRST, *rest], rows)
@@ -140,6 +144,11 @@ def write(records: Sequence[Record], out: Path) -> None:
         sheet.writerows(episodes_of(record))
     packed = gzip.compress(text.getvalue().encode(), 9, mtime=0)
     write_atomically(out / EVALUATIONS, lambda temporary: temporary.write_bytes(packed))
+
+
+def merged(first: dict[str, str], second: dict[str, str]) -> dict[str, str]:
+    """Return the checksums of both, sorted by seed."""
+    return dict(sorted((first | second).items(), key=lambda item: int(item[0])))
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
@@ -158,7 +167,8 @@ def row_of(record: Record) -> dict[str, Any]:
     metrics = {k: v for k, v in record.metrics.items() if k.startswith("train/")}
     row = {"name": record.config["name"], **result, "task": named_task(record.config)}
     row |= {"environment": record.environment, **metrics}
-    return flatten(row, ".")
+    fit = {key: row.pop(key) for key in WHOLE if key in row}
+    return flatten(row, ".") | fit
 
 
 def episodes_of(record: Record) -> Iterator[list[str]]:

@@ -63,15 +63,20 @@ def of_folder(folder: SeedFolder) -> Record:
 
 
 def config_of_seed(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return a seed's config: without the checksums of the checkpoints that other seeds start from.
+    """Return a seed's config: without the checksums of what other seeds load.
 
     Compact files store one config for all seeds of a run.
     """
-    if not config.get("start"):
-        return dict(config)
-    sums = config["start"].get("sha256", {})
-    sums = {number: digest for number, digest in sums.items() if number == str(seed)}
-    return {**config, "start": {**config["start"], "sha256": sums}}
+
+    def of_seed(sums: Mapping[str, str]) -> dict[str, str]:
+        return {number: digest for number, digest in sums.items() if number == str(seed)}
+
+    config = dict(config)
+    if config.get("start"):
+        config["start"] = {**config["start"], "sha256": of_seed(config["start"].get("sha256", {}))}
+    if config.get("dynamics_sha256"):
+        config["dynamics_sha256"] = of_seed(config["dynamics_sha256"])
+    return config
 
 
 def last_row(file: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from offline_rl.reporting import evaluated, online
+from offline_rl.reporting import online
 from offline_rl.reporting.curves import draw
 from offline_rl.reporting.numbers import as_csv, as_latex, numbers_of
 from offline_rl.reporting.options import ReportOptions
@@ -19,6 +19,7 @@ from offline_rl.reporting.published import PublishedScore, published_scores
 from offline_rl.reporting.runs import BEHAVIOR, Seed, behavior, collect, groups, key_of
 from offline_rl.reporting.statistics import MIN_CONVERGENCE, convergence_text
 from offline_rl.reporting.summary import Summary, share_text, summarize
+from offline_rl.reporting.tables import dynamics, evaluated
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build, options_signature
@@ -111,6 +112,16 @@ def report(
             shown = format_fitting_table(evaluated.HEADER, body, width, evaluated.LESS_NEEDED)
             text += ["Evaluated after training", "", shown, ""]
             page += ["### Evaluated after training", table(evaluated.HEADER, body, markdown=True)]
+        if body := dynamics.rows_of(seeds):
+            columns += shown_columns(dynamics.HEADER, body)
+            few = dynamics.rows_of(seeds, most=dynamics.MAX_OUTPUTS)
+            shown = format_fitting_table(dynamics.HEADER, few, width, dynamics.LESS_NEEDED)
+            notes, equations = dynamics.notes_of(seeds), dynamics.equations_of(seeds)
+            hidden = [note] if (note := dynamics.hidden_note(seeds)) else []
+            lines = [wrap_text(line, min(width, 100)) for line in (*hidden, *notes)]
+            text += ["Dynamics models", "", shown, "", *lines, *equations, ""]
+            page += ["### Dynamics models", table(dynamics.HEADER, body, markdown=True, left=2)]
+            page += [*notes, *([f"```\n{chr(10).join(equations)}\n```"] if equations else [])]
     scored = {task: s for task, s in tasks.items() if any(seed.curves["return"] for seed in s)}
     if scored:
         written.insert(0, out / "curves.png")
@@ -128,7 +139,7 @@ def report(
             page += [f"### {task}", table(online.HEADER, body, markdown=True)]
         page += [online.explanation([row for body in bodies.values() for row in body])]
         page += [f"![Over environment steps]({written[0].name})"]
-    page += ["## Columns", format_legend(LEGEND | evaluated.LEGEND, columns)]
+    page += ["## Columns", format_legend(LEGEND | evaluated.LEGEND | dynamics.LEGEND, columns)]
     rows = [numbers for seeds in tasks.values() for numbers in numbers_of(seeds)]
     if options.format != "text":
         export = as_csv(rows) if options.format == "csv" else as_latex(rows)

@@ -54,6 +54,34 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class DynamicsFit:
+    """Fit of a run's dynamics model: the entry `dynamics` of result.json."""
+
+    outputs: list[str]  # names of the observations whose change is predicted, and `reward`
+    errors: list[float]  # squared holdout error of each output, mean over the elites
+    variances: list[float]  # variance of each output in the holdout rows
+    elites: list[int]  # ensemble members that are used
+    epochs: int
+    training_rows: int
+    holdout_rows: int
+    seconds: float | None = None  # time of the fit; None if the model was loaded
+    equations: list[str] = field(default_factory=list)  # of a model that has equations
+
+    @classmethod
+    def of(cls, entry: dict[str, Any], file: Path) -> DynamicsFit:
+        """Parse the entry of a result.json. Raises KeyError, TypeError or UserError."""
+        rest = {k: v for k, v in entry.items() if k not in ("holdout_error", "variance")}
+        errors = {name: number(value) for name, value in entry["holdout_error"].items()}
+        variances = [number(entry["variance"][name]) for name in errors]
+        values = {"outputs": [*errors], "errors": [*errors.values()], "variances": variances}
+        return build(cls, rest | values, f"{file}: dynamics.")
+
+    def ratio(self, k: int) -> float:
+        """Return the error of an output divided by its variance."""
+        return self.errors[k] / self.variances[k] if self.variances[k] else math.nan
+
+
+@dataclass(frozen=True)
 class Moment:
     """Result of one evaluation of a run with online training."""
 
@@ -78,6 +106,7 @@ class Seed:
     state: str  # finished, running, interrupted, or failed with the reason
     metrics: dict[str, Any] = field(default_factory=dict)  # last line of metrics.jsonl
     moments: dict[int, Moment] = field(default_factory=dict)  # env steps -> last evaluation there
+    dynamics: DynamicsFit | None = None  # fit of the dynamics model, if it has one
 
     @property
     def target(self) -> float | None:
@@ -92,7 +121,7 @@ def read(folder: SeedFolder) -> Seed:
 
 def seed_of(record: Record, path: Path) -> Seed:
     """Return the seed in `record`. Raises UserError naming a damaged file in `path`."""
-    file, outcome = path / "config.json", None
+    file, outcome, fit = path / "config.json", None, None
     try:
         config = flatten(record.config, ".")
         method, name, task = str(config["algorithm"]), str(config["name"]), named_task(config)
@@ -112,12 +141,14 @@ def seed_of(record: Record, path: Path) -> Seed:
             if (reference := values["score_reference"]) is not None:
                 values["score_reference"] = build(Reference, reference, f"{file}: score_reference.")
             outcome = build(Outcome, values, f"{file}: ")
+            if (entry := record.result.get("dynamics")) is not None:
+                fit = DynamicsFit.of(entry, file)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{file} is damaged ({error!r}). Remove the seed's folder, or train it again."
         ) from None
     seed_number = int(path.name.removeprefix("seed_"))
-    rest = (curves, outcome, record.environment, record.state, record.metrics, moments)
+    rest = (curves, outcome, record.environment, record.state, record.metrics, moments, fit)
     return Seed(task, title, seed_number, path, config, *rest)
 
 

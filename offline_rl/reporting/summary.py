@@ -96,6 +96,8 @@ def summarize(seeds: Sequence[Seed], key: str) -> Summary:
     targets = [seed.target for seed, _ in done if seed.target is not None]
     successes = [s for _, o in done for s in o.success or ()]
     first, outcome = done[0]
+    updates = updates_before(first.config) + outcome.updates
+    trains = updates or outcome.mean_return is not None  # else it only fits a dynamics model
     exact = all(seed.config.get("eval_episodes") == "all" for seed, _ in done)
     hyper = {k.removeprefix("hyper."): v for k, v in first.config.items()}
     return Summary(
@@ -104,7 +106,7 @@ def summarize(seeds: Sequence[Seed], key: str) -> Summary:
         last_five=[v for v in last_five if v is not None],
         error=0.0 if exact else _error([o for _, o in done], key),
         exact=exact,
-        critic_convergence=convergence_after(hyper, updates_before(first.config) + outcome.updates),
+        critic_convergence=convergence_after(hyper, updates) if trains else None,
         target=float(np.mean(targets)) if targets else None,
         success=share_of(successes) if successes else None,
     )

@@ -42,7 +42,8 @@ from offline_rl.utils.trees import to_json_values
 from policies.bundle import BUNDLE
 
 MAX_CHECKPOINTS = 2
-SUMS = "start.sha256."  # prefix in a flat config: checksum of the checkpoint each seed starts from
+# Prefixes in a flat config. Checksums of what each seed loads: a checkpoint, a dynamics model
+SUMS = ("start.sha256.", "dynamics_sha256.")
 FORMAT = "4"  # version of the checkpoint format; increased when the content changes
 METADATA = {"format", "progress", "checksum"}  # keys of a checkpoint's metadata
 

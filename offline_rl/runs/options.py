@@ -63,6 +63,9 @@ class DataOptions(Checked):
     base: Annotated[str | None, CHANGEABLE] = (
         None  # frozen base policy: a bundle (dsrl, resfit) or module:function (resfit)
     )
+    dynamics: Annotated[str | None, CHANGEABLE] = (
+        None  # run folder of a model-based method whose dynamics model is loaded, not fitted again
+    )
     action_scale: Positive | None = None  # divide the actions of the data by this number
     action_range: ActionRange | None = (
         None  # range that is mapped to [-1, 1]: [low, high], or data: the data's minimum, maximum
@@ -78,7 +81,7 @@ class DataOptions(Checked):
         None  # time limit of env:…, and of episodes in a file without time-outs
     )
     success_timing: Literal["post", "pre"] | None = (
-        None  # OGBench: judge success after (post) or before (pre) the step; default: post, as published
+        None  # OGBench: judge success after (post, the default) or before the step (pre)
     )
     d4rl_compatible: bool = False  # use exactly the transitions of D4RL's qlearning_dataset
     terminate_on_end: bool = False  # D4RL's option of this name; needs d4rl_compatible=true

@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from offline_rl.algorithms.common.config import stackable_fields
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.schedule import ONLINE, Fill, Interact, Learn, OnPolicy, Piece
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from offline_rl.algorithms.common.base import Algorithm
     from offline_rl.runs.options import TrainOptions
 
+CHUNK = 100_000  # rows that are checked at a time, which bounds memory
 TRACKERS = ("wandb", "tensorboard")  # trackers that need a package of this name
 
 
@@ -91,7 +95,14 @@ def wrong_options(run: Any) -> Iterator[str]:
             f"{method} has nothing to do. Set num_env_steps=… to train online, or num_updates=… to "
             "train on a dataset."
         )
-    if not updates and not steps:
+    if run.data.dynamics is not None and cls.dynamics_model is None:
+        yield (
+            f"dynamics= is used by {model_based_names()}, which fit a dynamics model to data; "
+            f"{method} does not. Remove it."
+        )
+    if run.fits_model_only and run.data.dynamics is not None:
+        yield "nothing to do: with dynamics=, no model is fitted. Raise num_updates."
+    if not updates and not steps and not run.fits_model_only:
         yield "nothing to do: num_updates and num_env_steps are both 0. Raise one."
     if compile == "always" and (missing := hardware.missing_compiler()):
         yield f"compile=always: {missing}"
@@ -131,6 +142,18 @@ def wrong_options(run: Any) -> Iterator[str]:
         modes = {name: algorithm_class(name).mode for name in algorithm_names()}
         names = [k for k, mode in modes.items() if mode.start == "base" or mode.takes_base]
         yield f"base= is used by {' and '.join(names)}; {method} has no base policy. Remove it."
+
+
+def model_based_names(reusable: Any = None) -> str:
+    """Return the names of the algorithms that fit a dynamics model, for messages.
+
+    reusable: only those whose model has the same networks.
+    """
+    models = {name: algorithm_class(name).dynamics_model for name in algorithm_names()}
+    fitted = {name: model for name, model in models.items() if model is not None}
+    names = [k for k, v in fitted.items() if reusable is None or v.networks == reusable.networks]
+    *first, last = names or ["the same algorithm"]  # of the user
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def wrong_start(run: Any) -> Iterator[str]:
@@ -210,6 +233,12 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
             f"{name} has no rewards, which {method} needs. Use data with rewards, or an algorithm "
             "that needs none, such as bc or recoil."
         )
+    if learner.uses_facts and (count := unmarked_ends(run, data)):
+        yield (
+            f"{name}: {count:,} rows end an episode of {run.task.name}, but no row is terminated, "
+            "so returns beyond these ends would be learned. Use data with terminations, or "
+            "algorithm.ends=never if episodes continue there."
+        )
     if cfg.center_rewards and run.budget.num_env_steps:
         yield (
             "center_rewards=true requires that no episode terminates, which is unknown for online "
@@ -227,6 +256,23 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
             f"online.n_step={interaction.online.n_step}: {method} needs n_step=1, because its "
             "targets use the action of the next step"
         )
+
+
+def unmarked_ends(run: Any, data: Dataset) -> int:
+    """Return the number of rows that end an episode by the task's rule, if none is terminated.
+
+    run: a Run. 0 if the run does not use the task's rule, or if the rule is not known.
+    """
+    outcomes = run.task.outcomes
+    is_end = None if outcomes is None else outcomes.ends.get("task")
+    if is_end is None or run.method.cfg.ends != "task" or data.terminated.any():
+        return 0
+    count, rows = 0, np.flatnonzero(data.usable)
+    for start in range(0, len(rows), CHUNK):
+        at = rows[start : start + CHUNK]
+        arrays = data.observations[at], data.actions[at], data.observations[data.next_index[at]]
+        count += int(is_end(*map(torch.as_tensor, arrays)).sum())
+    return count
 
 
 def wrong_steps(run: Any, steps_per_decision: int) -> Iterator[str]:
@@ -260,7 +306,9 @@ def wrong_chunks(learner: Algorithm, head: Any, data: Dataset) -> Iterator[str]:
     """Yield an error message if every episode is shorter than a chunk. head: the acting head."""
     longest = int(data.episode_lengths().max())
     if head.chunk_size > longest:
-        remedy = "Lower algorithm.horizon." if hasattr(learner.cfg, "horizon") else "Shorten chunks."
+        remedy = (
+            "Lower algorithm.horizon." if hasattr(learner.cfg, "horizon") else "Shorten chunks."
+        )
         yield (
             f"{data.path or data.name}: the longest episode has {longest} steps, a chunk has "
             f"{head.chunk_size}. {remedy}"
@@ -287,8 +335,8 @@ def wrong_learner(
             f"pretrain_updates={budget.pretrain_updates}: {method} has no preliminary phase with "
             "these settings. Remove it."
         )
-    reads_data = "data" in learner.mode.learns
-    if learner.phases and reads_data and not budget.num_updates and run.start is None:
+    is_online = "data" in learner.mode.learns and budget.num_env_steps
+    if learner.phases and is_online and not budget.num_updates and run.start is None:
         yield (
             f"{method} must train on a dataset before it trains online. Set num_updates=, or "
             "fine-tune one of its runs."
@@ -308,6 +356,8 @@ def wrong_learner(
             f"{limit}, and {method} collects in {count} environments at the same time. Use "
             "algorithm.environments=1."
         )
+    if run.data.dynamics is not None and learner.dynamics_model is not None:
+        scheduled |= {*learner.dynamics_model.phases}  # another run has completed them
     missing = [phase for phase in learner.needed_phases if phase not in scheduled]
     if "update" in scheduled and missing:
         yield (
@@ -315,7 +365,9 @@ def wrong_learner(
             "Raise pretrain_updates, or remove it to use the algorithm's default."
         )
     filled = {piece.target for piece in schedule if isinstance(piece, Fill)}
-    empty = [name for name in learner.rings() if name not in filled] if "update" in scheduled else []
+    empty = (
+        [name for name in learner.rings() if name not in filled] if "update" in scheduled else []
+    )
     if empty:
         yield (
             f"the ring {empty[0]!r} of {method} would stay empty: its schedule has no Fill(…, "

@@ -57,6 +57,7 @@ CHECKSUMS = {  # checksum in a config -> text for messages
     "data": "other data",
     "expert_data": "another expert's data",
     "base_sha256": "another base policy",
+    "dynamics_sha256": "another dynamics model",
     "code_sha256": "other code in its algorithm's file",
 }
 
@@ -160,6 +161,12 @@ class Run:
         return algorithm
 
     @property
+    def fits_model_only(self) -> bool:
+        """True if the run fits a dynamics model and trains no policy."""
+        has_work = self.budget.num_updates or self.budget.num_env_steps
+        return self.method.cls.dynamics_model is not None and not has_work
+
+    @property
     def has_dataset(self) -> bool:
         """True if `dataset=` is set or the task has a dataset."""
         return self.data.dataset is not None or self.task.card is not None
@@ -171,7 +178,8 @@ class Run:
         mode = self.method.cls.mode
         normalizes = mode.start == "base" and mode.how == "residual" and self.has_dataset
         steps = self.budget.num_env_steps
-        return bool(self.budget.num_updates or (steps and (fraction or normalizes)))
+        learns_offline = self.budget.num_updates or self.fits_model_only
+        return bool(learns_offline or (steps and (fraction or normalizes)))
 
 
 def runs_of(keys: Mapping[str, Any], start: Start | None = None) -> list[Run]:
@@ -470,6 +478,11 @@ def difference(
     return differences
 
 
+def checksum_text(key: str) -> str | None:
+    """Return the text of a key of a flat config that is a checksum; None for other keys."""
+    return CHECKSUMS.get(key.partition(".")[0])
+
+
 def refuse_other(folder: SeedFolder, run: Run, *, extends: bool = False) -> None:
     """Raise UserError naming an option in which `run` differs from the run stored in `folder`.
 
@@ -484,10 +497,10 @@ def refuse_other(folder: SeedFolder, run: Run, *, extends: bool = False) -> None
     differing = [key for key in differences if role_of(key) == IDENTITY and key not in ignored]
     if not differing:
         return
-    differing.sort(key=lambda key: key not in CHECKSUMS)  # other data explains other options
+    differing.sort(key=lambda key: checksum_text(key) is None)  # explains other options
     key = differing[0]
     old_value, new_value = differences[key]
-    text = CHECKSUMS.get(key, f"{option_name(key)}={old_value!r}, now it is {new_value!r}")
+    text = checksum_text(key) or f"{option_name(key)}={old_value!r}, now it is {new_value!r}"
     files = [config.get("dataset") for config in (stored, current)]
     if key == "data" and all(files) and files[0] != files[1]:
         text = f"other data ({files[0]}, now it is {files[1]})"

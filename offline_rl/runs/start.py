@@ -140,7 +140,8 @@ def network_settings(cfg: type, hyper: Mapping[str, Any]) -> dict[str, Any]:
 def inherited_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of data and evaluation in a run's config, which the new run copies."""
     names = [f.name for group in (DataOptions, EvaluationOptions) for f in fields(group)]
-    return {k: config[k] for k in names if k != "base" and config.get(k) is not None}
+    excluded = ("base", "dynamics")
+    return {k: config[k] for k in names if k not in excluded and config.get(k) is not None}
 
 
 def continued_keys(
@@ -212,6 +213,11 @@ def finetune_keys(
             f"run={run} acts on a base policy. Its online experience is not stored, so it cannot "
             f"be continued. Train longer from the start: offline-rl finetune base={config['base']} "
             "name=… num_env_steps=…"
+        )
+    if not config["num_updates"] and not config.get("num_env_steps"):
+        raise UserError(
+            f"run={run} fitted only a dynamics model (num_updates=0), and no policy can be "
+            "continued. Pass it as dynamics= to `train`."
         )
     continued = continued_keys(config, keys, start)
     cls = algorithm_class(continued["algorithm"])

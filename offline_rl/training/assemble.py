@@ -30,7 +30,7 @@ from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.runs.folder import Done, SeedFolder, common_checkpoint
 from offline_rl.runs.run import Run, differing_values, refuse_other
-from offline_rl.training.continuation import load_start, load_transform
+from offline_rl.training.continuation import load_dynamics, load_start, load_transform
 from offline_rl.training.curves import Curves
 from offline_rl.training.prepare import Prepared, prepare
 from offline_rl.training.result import finish
@@ -59,6 +59,8 @@ def build_engine(
         transform = Transform.fit(run.method.cfg, prepared.data, spec.observation_shapes)
     else:
         transform = load_transform(run.start, seeds, spec, prepared.actions)
+    for model in prepared.models.values():
+        model.check_transform(transform)
     base = None if prepared.base is None else prepared.base.bundle
     if base is not None:  # its observation is a single vector
         transform = replace(transform, normalizer=next(iter(base.normalizers.values())))
@@ -138,6 +140,8 @@ def assemble(
         print(*notes, choices, sep="\n")
     if done is None and run.start is not None:
         load_start(engine, run.start)
+    if done is None and run.data.dynamics is not None:
+        load_dynamics(engine, prepared.models)
     collector = open_collector(prepared, engine, sources, transform, opened)
     evaluator = open_evaluator(prepared, engine, transform, watch, say_once, opened)
     for each in runs:
@@ -228,13 +232,13 @@ def open_evaluator(
     say_once: Callable[[str], None],
     opened: ExitStack,
 ) -> Evaluator | None:
-    """Return the evaluator; None without an environment.
+    """Return the evaluator; None without an environment or a policy that is trained.
 
     It is opened after the collector, because the collector needs all its environments and
     evaluation can use fewer. With `watch`, evaluations do not run in the background.
     """
     run, threads = prepared.run, min(hardware.num_cores(), 8)
-    if not run.task.env_id:
+    if not run.task.env_id or run.fits_model_only:
         return None
     count = len(engine.seeds) * len(prepared.eval_seeds)
     count = min(count, run.evaluation.eval_envs or count)

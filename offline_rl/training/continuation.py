@@ -1,11 +1,11 @@
-"""Continuation of another run: load its transform and checkpoints, and check that they fit.
+"""Continuation of another run: load its transform, checkpoints or dynamics model, if they fit.
 
 A checkpoint of another algorithm may be loaded if its networks are equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -15,6 +15,7 @@ from offline_rl.algorithms.common.registry import rebuild_algorithm
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.runs.folder import learner_tensors
+from offline_rl.runs.models import StoredModel
 from offline_rl.runs.start import Start, network_settings
 from offline_rl.training.prepare import Prepared
 from offline_rl.utils.errors import UserError
@@ -102,6 +103,12 @@ def load_start(engine: Engine, start: Start) -> None:
             raise UserError(f"cannot continue from {path}: {error}. {remedy}.") from None
     if (difference := network_difference(engine.algorithm, start)) is not None:
         raise UserError(f"cannot continue from run={start.run}: {difference}")
+
+
+def load_dynamics(engine: Engine, models: Mapping[int, StoredModel]) -> None:
+    """Load the dynamics model of each seed. Raises UserError if it does not fit."""
+    for s, seed in enumerate(engine.seeds):
+        engine.load_seed_state(s, models[seed].into(engine.seed_state(s)))
 
 
 def network_difference(algorithm: Algorithm, start: Start) -> str | None:

@@ -25,6 +25,10 @@ def headline(prepared: Prepared) -> str:
     count = len({each.path for each in prepared.runs})
     per_setting = f" for each of {count} settings" if count > 1 else ""
     notes = "" if run.task.env_id else "\nno environment: training without evaluation"
+    if run.fits_model_only:
+        notes = "\nnum_updates=0: only the dynamics model is fitted"
+    elif run.data.dynamics is not None:
+        notes += f"\nthe dynamics model of {run.data.dynamics} is used"
     notes += too_few_steps_note(prepared) + warmup_note(prepared)
     notes += "".join(f"\n{note}" for note in data.notes) if data is not None else ""
     for dataset in (data, expert):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -37,6 +37,7 @@ from offline_rl.online.composed import (
     steerable_base,
 )
 from offline_rl.runs import refusals
+from offline_rl.runs.models import StoredModel, load_models
 from offline_rl.runs.refusals import refuse
 from offline_rl.runs.run import IN_MEMORY, Run
 from offline_rl.utils import hardware
@@ -63,6 +64,7 @@ class Prepared:
     composed: Composed | None = None  # frozen base policy, and how the learner acts on it
     base: Base | None = None  # frozen base policy that is part of the learner's networks
     actions: Spec | None = None  # the environment's spec; without action range if it states none
+    models: Mapping[int, StoredModel] = field(default_factory=dict)  # of dynamics=, by seed
     limit: str | None = None  # why an online run can open only one environment; None: no limit
 
     @property
@@ -137,15 +139,17 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
         data, completed = fitted[0][0], [run for _, run in fitted]
     sums = checksums(dataset, expert, base if composed is None else composed.base)
     completed = [replace(each, checksums={**each.checksums, **sums}) for each in completed]
+    models, model_sums = load_models(completed)
+    completed = [with_model_checksum(each, model_sums) for each in completed]
 
     # build the learner
     run = completed[0]
     learner = run.learner(spec, None if base is None else base.bundle)
     check_batch_size(run, spec)
     refuse(refusals.wrong_observations(run, learner, spec))
-    budget, head = run.budget, build_head(learner)
+    head = build_head(learner)
     check_samples(completed, learner, head, len(eval_seeds))
-    schedule = learner.schedule(budget.num_updates, budget.num_env_steps, budget.pretrain_updates)
+    schedule = schedule_of(run, learner)
     if data is not None:
         refuse(refusals.wrong_chunks(learner, head, data))
     refuse(refusals.wrong_learner(run, learner, head, schedule, limit))
@@ -161,6 +165,7 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
         composed=composed,
         base=base,
         actions=stated,
+        models=models,
         limit=limit,
     )
 
@@ -331,6 +336,32 @@ def checksums(
     if expert is not None:
         sums["expert_data"] = expert.sha256
     return sums
+
+
+def with_model_checksum(run: Run, sums: Mapping[int, str]) -> Run:
+    """Return the run with the checksum of the dynamics model that it loads. sums: by seed."""
+    if run.seed not in sums:
+        return run
+    model = {"dynamics_sha256": {str(run.seed): sums[run.seed]}}
+    return replace(run, checksums={**run.checksums, **model})
+
+
+def schedule_of(run: Run, learner: Algorithm) -> list[Piece]:
+    """Return the phases of a run in order.
+
+    If the dynamics model is loaded, its fit is left out, except for the last phase. If the run only
+    fits the model, all other phases are left out.
+    """
+    budget, model = run.budget, learner.dynamics_model
+    schedule = learner.schedule(budget.num_updates, budget.num_env_steps, budget.pretrain_updates)
+    fits = [model is not None and piece.phase in model.phases for piece in schedule]
+    if run.fits_model_only:
+        return [piece for piece, fit in zip(schedule, fits, strict=True) if fit]
+    if run.data.dynamics is None or True not in fits:
+        return schedule
+    first = fits.index(True)
+    last = fits.index(False, first) - 1
+    return schedule[:first] + schedule[last:]
 
 
 def check_batch_size(run: Run, spec: Spec) -> None:

@@ -82,7 +82,8 @@ def final_score(folder: SeedFolder, reference: Reference, last: Episodes) -> flo
 def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choices) -> None:
     """Write the policy bundle, then result.json, which marks the seed as finished.
 
-    Both replace earlier files. A diverged seed gets no bundle, and its earlier bundle is removed.
+    Both replace earlier files. A diverged seed gets no bundle, and its earlier bundle is removed. A
+    run that only fits a dynamics model has no policy, and no bundle.
     """
     data, reference, folder = prepared.dataset, run.task.reference, run.folder
     composed = prepared.composed
@@ -128,17 +129,22 @@ def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choi
         "version": __version__,
         "commit": hardware.current_commit(),
     }
+    params = {
+        name: {key: value[s].cpu() for key, value in network.items()}
+        for name, network in trainer.engine.state["params"].items()
+    }
+    seconds = {phase: counts.seconds for phase, counts in progress.counters.items()}
+    result |= prepared.learner.summary(params, seconds)
     if composed is not None and (digests := composed.base.digests()):
         result["base_weights"] = digests
     if prepared.base is not None:
-        current = {k: v[s].cpu() for k, v in trainer.engine.state["params"]["sampler"].items()}
-        result["base_weights"] = prepared.base.digests(current)
+        result["base_weights"] = prepared.base.digests(params["sampler"])
     collector = trainer.collector
     if run.output.keep_data and collector is not None and collector.buffer.added[s]:
         raw = trainer.transform.invert(collector.buffer.all_rows(s))
         write(raw if composed is None else without_base(raw), folder.path / EXPERIENCE)
     result = to_json_values(result)
-    if progress.diverged[s] is None:
+    if progress.diverged[s] is None and not run.fits_model_only:
         provenance = {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
         # options of the environment
         for name in ("max_episode_steps", "observation_keys", "success_timing"):

@@ -11,7 +11,7 @@ import torch
 
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.models.facts import Facts
-from offline_rl.algorithms.common.schedule import ONLINE, Collect
+from offline_rl.algorithms.common.schedule import ONLINE, Collect, Fill
 from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
 from offline_rl.replay.batch import Source, Sources
@@ -58,8 +58,10 @@ def sources_of(
         composed = prepared.composed
         rows = steps if composed is None else steps // composed.steps_per_decision
         sources["online"] = experience(ReplayBuffer, learner, rows, seeds, device)
+    filled = {piece.target for piece in prepared.schedule if isinstance(piece, Fill)}
     for name, capacity in learner.rings().items():
-        sources[name] = experience(Ring, learner, capacity, seeds, device)
+        if name in filled:
+            sources[name] = experience(Ring, learner, capacity, seeds, device)
     return sources
 
 

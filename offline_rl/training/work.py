@@ -107,11 +107,18 @@ class Work:
 
     @property
     def _ended(self) -> bool:
-        """True if the schedule, or a phase with evaluations, has just ended."""
+        """True if the schedule, or a phase with evaluations, has just ended.
+
+        A phase goes on after pieces without evaluation, such as updates of a model between two
+        parts of the main phase.
+        """
         k, done = self.progress.position
-        piece, following = self.schedule[k], self.schedule[k + 1 : k + 2]
-        ends = not following or (piece.evaluate and following[0].phase != piece.phase)
-        return ends and done == piece.size
+        piece = self.schedule[k]
+        if done < piece.size or not piece.evaluate:
+            return done == piece.size and k + 1 == len(self.schedule)
+        later = (self.schedule[i] for i in range(k + 1, len(self.schedule)))
+        following = next((each for each in later if each.evaluate), None)
+        return following is None or following.phase != piece.phase
 
     def advance(self) -> bool:
         """Work until metrics, an evaluation or a checkpoint are due, or the piece ends.
@@ -261,7 +268,9 @@ class Work:
             self._show(activity if done < number else "")
         if self.engine.device.type == "cuda":
             torch.cuda.synchronize(self.engine.device)
-        self.progress.seconds += time.perf_counter() - started
+        elapsed = time.perf_counter() - started
+        counts.seconds += elapsed
+        self.progress.seconds += elapsed
 
     def _show(self, activity: str = "") -> None:
         """Show the progress of the current phase. activity: text about the updates of a step."""

@@ -81,6 +81,15 @@ class Head(nn.Module):
         """Return what `decide` returns, with the exploration noise of the method from `random`."""
         return self.decide(observations, memory, noise)
 
+    def describe(
+        self, weights: Any, observation_names: Sequence[str], action_names: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return readable facts about the parameters, which a bundle stores in its provenance.
+
+        weights: arrays by name.  observation_names, action_names: names of the inputs and outputs.
+        """
+        return {}
+
 
 class Actor(Head):
     """A head that maps one observation to one action. Define `act`, and `explore_action`."""

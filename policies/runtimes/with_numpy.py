@@ -11,10 +11,11 @@ import numpy as np
 
 from policies.bundle import Bundle
 from policies.heads.schedules import FLOW_TIME
+from policies.networks.polynomial import Library
 from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
-KINDS = (*ACTORS, "DiffusionActor", "EditedActor", "SteeredActor", "BestOfN")
+KINDS = (*ACTORS, "SparseActor", "DiffusionActor", "EditedActor", "SteeredActor", "BestOfN")
 DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]
 
@@ -84,6 +85,7 @@ def make_head(kind: str, arguments: Mapping[str, Any], weights: Weights) -> Nump
         "BestOfN": BestOfN,
         "DiffusionActor": DenoisingActor,
         "EditedActor": EditedActor,
+        "SparseActor": SparseActor,
         "SteeredActor": SteeredActor,
     }
     if kind in kinds:
@@ -159,6 +161,22 @@ class Actor(NumpyNetwork):
         parts = [observations, noise] if self.noise_shape else [observations]
         x = self._trunk(np.concatenate([part.reshape(len(part), -1) for part in parts], -1))
         return self._squash(x).reshape(len(x), self._horizon, -1)
+
+
+class SparseActor(NumpyNetwork):
+    """Polynomials of the observation; see `policies.heads.deterministic.SparseActor`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        options = {name: arguments[name] for name in ("degree", "interactions", "constant")}
+        library = Library(arguments["observations"], products=False, **options)
+        self._factors, self._coefficients = library.factors, weights["coefficients"]
+        self._squash = np.tanh if arguments["tanh"] else lambda x: x.clip(-1, 1)
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        x = np.pad(observations.reshape(len(observations), -1), ((0, 0), (0, 1)), constant_values=1)
+        terms = math.prod(x[:, column] for column in self._factors)
+        actions: np.ndarray = self._squash(terms @ self._coefficients)
+        return actions[:, None]
 
 
 class DenoisingActor(NumpyNetwork):

@@ -94,6 +94,8 @@ def test_targets_a_millionth_too_large_are_found(name):
         ("idql-idql-online", "tau"),
         ("mopo-offlinerl_kit-fit", "bounds_weight"),
         ("mopo-offlinerl_kit-aleatoric", "penalty"),
+        ("combo-offlinerl_kit-model", "conservatism"),
+        ("mobile-offlinerl_kit", "penalty"),
     ],
 )
 def test_a_setting_a_thousandth_off_is_found(name, field):

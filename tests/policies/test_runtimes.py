@@ -20,7 +20,7 @@ from policies.heads.act import ActionChunkingTransformer
 from policies.heads.best_of_n import BestOfN
 from policies.heads.chunk import ChunkActor, OneStepActor
 from policies.heads.decision_transformer import DecisionTransformer
-from policies.heads.deterministic import DeterministicActor
+from policies.heads.deterministic import DeterministicActor, SparseActor
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import GaussianActor, TanhGaussianActor
 from policies.heads.recurrent import RecurrentActor
@@ -63,6 +63,10 @@ def make_mlp_heads() -> dict[str, torch.nn.Module]:
     heads["clipped gaussian"] = GaussianActor(5, 2, (16,), tanh_mean=False)
     heads["tanh-gaussian"] = TanhGaussianActor(5, 2, (16,), affine=(1.0, -1.0))
     heads["normalized tanh-gaussian"] = TanhGaussianActor(5, 2, (16, 8), layer_norm=True)
+    heads["polynomial"] = SparseActor(5, 2, degree=3)
+    heads["powers"] = SparseActor(5, 2, degree=2, interactions=False, constant=False, tanh=True)
+    for name in ("polynomial", "powers"):
+        torch.nn.init.normal_(heads[name].coefficients, std=0.05)  # type: ignore[arg-type]
     for head in heads.values():
         for parameter in head.parameters():
             parameter.data.mul_(2).add_(

@@ -81,9 +81,7 @@ def model_links(model: Any) -> list[Link]:
     # the reference has no such numbers, and ours do not change
     shapes = {"most": (OBS + 1,), "least": (OBS + 1,)}
     shapes |= dict.fromkeys(("input_mean", "input_std"), (OBS + ACT,))
-    links += [link(f"best_dynamics/{name}", torch.zeros(shape)) for name, shape in shapes.items()]
-    shapes = {"by_output": (members, OBS + 1), "stale": (), "finished": ()}
-    return links + [link(f"record/{name}", torch.zeros(shape)) for name, shape in shapes.items()]
+    return links + [link(f"best_dynamics/{k}", torch.zeros(shape)) for k, shape in shapes.items()]
 
 
 def reordered(name: str, tensor: torch.Tensor, order: np.ndarray) -> Link:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.conformance.inputs import ACT, OBS, ROWS, is_end
-from benchmarks.conformance.job import Draw, Job, Learner, Link
+from benchmarks.conformance.inputs import ACT, BATCH, OBS, ROWS, is_end
+from benchmarks.conformance.job import Draw, Job, Learner, Link, swap_axes
 from benchmarks.conformance.torch_side import Layer, linears, link, mlp, stacked_mlp, two_heads
 
 SIDE = "torch_side"
@@ -42,7 +44,7 @@ class Dynamics:
         options = c.get("penalty", 0.0), MODES[c.get("uncertainty", "aleatoric")]
         self.steps = module.EnsembleDynamics(self.model, adam, self.scaler, self.terminal, *options)
         self.error, self.by_output = torch.zeros(members), torch.zeros(members, OBS + 1)
-        self.stale, self.finished = torch.zeros(()), torch.zeros(())
+        self.epochs, self.stale, self.finished = (torch.zeros(()) for _ in range(3))
         layers = [*self.model.backbones, self.model.output_layer]
         saved = [Layer(x.saved_weight, x.saved_bias) for x in layers]
         self.links = stacked_mlp("dynamics/net", layers) + stacked_mlp("best_dynamics/net", saved)
@@ -53,7 +55,7 @@ class Dynamics:
         for network in ("dynamics", "best_dynamics"):
             self.links.append(self.link_scale(f"{network}/input_mean", "mu"))
             self.links.append(self.link_scale(f"{network}/input_std", "std"))
-        for name in ("by_output", "stale", "finished"):
+        for name in ("by_output", "epochs", "stale", "finished"):
             self.links.append(link(f"record/{name}", getattr(self, name)))
         self.links.append(Link("record/error", ..., self.error.numpy, self.set_errors))
 
@@ -129,8 +131,10 @@ class Record:
         patience = dynamics.config["patience"]
         self.best = np.zeros(0)
         dynamics.stale.zero_()
+        dynamics.epochs.zero_()
 
         def count_and_validate(x: np.ndarray, y: np.ndarray) -> list[float]:
+            dynamics.epochs.add_(1)
             dynamics.stale.add_(1)
             self.by_output = (model(x)[0].detach() - torch.from_numpy(y)).square().mean(1)
             return validate(steps, x, y)
@@ -212,7 +216,7 @@ def prepare(job: Job) -> tuple[Dynamics, Agent]:
 
 
 def learning(
-    t: Any, agent: Agent, bound: float | None, names: Mapping[str, Sequence[str]] = {}
+    t: Any, agent: Agent, bound: float, names: Mapping[str, Sequence[str]] = {}
 ) -> Callable[[Any], Losses]:
     """Return a function that runs the trainer's update, and then the actor's schedule.
 
@@ -228,6 +232,56 @@ def learning(
         return losses | {"alpha": alpha.item()}
 
     return update
+
+
+def rambo(job: Job) -> Learner:
+    """Return the learner. The adapter carries the states of the walk from one step to the next."""
+    dynamics, agent = prepare(job)
+    swaps = {
+        "torch.optim.Adam(self.actor.parameters(), lr=lr)": "self.actor_optim",
+        "sum_loss/i_batch": "sum_loss",
+        "torch.save(self.state_dict()": "(lambda *_: None)(0",
+    }
+    c, module = job.config, job.load("offlinerlkit/policy/model_based/rambo.py", swaps)
+    agent.rate = SimpleNamespace(step=lambda: None)
+    adams = [torch.optim.Adam(q.parameters(), c["critic_lr"]) for q in agent.critics]
+    adams.append(torch.optim.Adam(dynamics.model.parameters(), c["adversary_lr"]))
+    options = agent.options | {"adv_weight": c["adversary"]}
+    t = module.RAMBOPolicy(
+        dynamics.steps, agent.actor, *agent.critics, agent.actor_adam, *adams, **options
+    )
+    walk, steps = torch.zeros(c["batch_size"], OBS), itertools.count()
+    links = [*agent.links, *dynamics.links, link("walk/states", walk)]
+    links += agent.critic_links("critic", agent.critics)
+    links += agent.critic_links("critic_target", [t.critic1_old, t.critic2_old])
+
+    def clone(b: Any) -> None:
+        logger = SimpleNamespace(log=lambda _: None, model_dir="")
+        rows = {name: getattr(b, name).numpy() for name in ("observations", "actions")}
+        t.pretrain(rows, 1, len(rows["actions"]), c["actor_lr"], logger)
+
+    def update_adversary(b: Any) -> Losses:
+        dynamics.alive = np.arange(len(walk))
+        s = (walk if next(steps) % c["walk"] else b.observations).numpy().copy()
+        rows = b.observations, b.actions, b.next_observations, b.column.rewards
+        s2, _, log = t.dynamics_step_and_forward(s, t.select_action(s), *rows)
+        walk.copy_(torch.from_numpy(s2))
+        names = {"adversarial_loss": "adv_loss", "dynamics_loss": "sl_loss"}
+        names |= {"log_prob": "adv_log_prob"}
+        return {ours: log[f"adv_dynamics_update/{theirs}"] for ours, theirs in names.items()}
+
+    updates = {
+        "update": learning(t, agent, 1.0, {"critic_loss": ["loss/critic1", "loss/critic2"]}),
+        "clone": clone,
+        "update_adversary": update_adversary,
+    }
+
+    def all_members(x: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(x, (c["members"], *x.shape))
+
+    order: list[Draw] = ["next", "policy", "action", ("noise", all_members), "member"]
+    losses = ["policy_loss"] if job.phase == "clone" else []
+    return Learner(links, updates[job.phase], order, losses)
 
 
 def mopo(job: Job) -> Learner:
@@ -268,3 +322,66 @@ def mopo(job: Job) -> Learner:
     for k in range(c["horizon"]):
         order += [(f"action_{k}", alive), (f"noise_{k}", all_members), (f"member_{k}", alive)]
     return Learner(links, updates[job.phase], order)
+
+
+def combo(job: Job) -> Learner:
+    dynamics, agent = prepare(job)
+    c, module = job.config, job.load("offlinerlkit/policy/model_based/combo.py")
+    adams = [torch.optim.Adam(q.parameters(), c["critic_lr"]) for q in agent.critics]
+    t = module.COMBOPolicy(
+        dynamics.steps,
+        agent.actor,
+        *agent.critics,
+        agent.actor_adam,
+        *adams,
+        SimpleNamespace(low=[-1], high=[1]),
+        **agent.options,
+        cql_weight=c["conservatism"],
+        deterministic_backup=not c["entropy_in_target"],
+        with_lagrange=False,
+        num_repeart_actions=c["num_samples"],
+        rho_s=c["states"],
+    )
+    links = agent.links + dynamics.links + agent.critic_links("critic", agent.critics)
+    links += agent.critic_links("critic_target", [t.critic1_old, t.critic2_old])
+    samples = ("uniform", "current_samples", "next_samples")
+    order: list[Draw] = ["policy", "next", *((name, swap_axes) for name in samples)]
+    return Learner(links, learning(t, agent, inf), order)
+
+
+def mobile(job: Job) -> Learner:
+    """Return the learner. Its loss is the sum over critics; ours penalizes fewer states."""
+    dynamics, agent = prepare(job)
+    c = job.config
+    mean, total = "((qs - target_q) ** 2).mean()", "((qs - target_q) ** 2).mean((1, 2)).sum()"
+    swaps = {mean: total, "repeat(1, 10, 1)": f"repeat(1, {c['num_samples']}, 1)"}
+    swaps |= {"batch_size * 10": f"batch_size * {c['num_samples']}"}
+    swaps |= {"view(batch_size, 10,": f"view(batch_size, {c['num_samples']},"}
+    module = job.load("offlinerlkit/policy/model_based/mobile.py", swaps)
+    critics = torch.nn.ModuleList(agent.critics)
+    t = module.MOBILEPolicy(
+        dynamics.steps,
+        agent.actor,
+        critics,
+        agent.actor_adam,
+        torch.optim.Adam(critics.parameters(), c["critic_lr"]),
+        **agent.options,
+        penalty_coef=c["penalty"],
+        num_samples=c["num_samples"],
+        deterministic_backup=not c["entropy_in_target"],
+        max_q_backup=c["max_q_backup"],
+    )
+    links = agent.links + dynamics.links + agent.critic_links("critic", critics)
+    links += agent.critic_links("critic_target", t.critics_old)
+    real = int(BATCH * c["real_share"])
+
+    def padded(x: np.ndarray, columns: int = 0) -> np.ndarray:
+        """Return [..., P, k] with rows of zeros for the real transitions, and further columns."""
+        return np.pad(x, [(0, 0)] * (x.ndim - 2) + [(real, 0), (0, columns)])
+
+    order: list[Draw] = [
+        ("prediction", lambda x, k=k: padded(x[k], 1)) for k in range(c["num_samples"])
+    ]
+    order += [("predicted", padded), ("next", swap_axes if c["max_q_backup"] else np.asarray)]
+    losses = {"critic_loss": ["loss/critic"]}
+    return Learner(links, learning(t, agent, 1.0, losses), [*order, "policy"])

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -134,6 +134,16 @@ class Mode:
 DATA_THEN_ONLINE = Mode(learns=("data", "environment"))
 
 
+class Reusable(NamedTuple):
+    """Declaration of a dynamics model, fitted to data, that `dynamics=` loads in other runs."""
+
+    networks: tuple[str, ...]  # loaded from the other run
+    # phases that fit the model. If it is loaded, all are left out but the last one, which prepares
+    # the main phase
+    phases: tuple[str, ...]
+    settings: tuple[str, ...]  # config fields that must be equal in both runs
+
+
 class Algorithm:
     """Base of all algorithms. Define `Config`, `networks`, `optimizers` and `update`."""
 
@@ -158,6 +168,7 @@ class Algorithm:
     base: Bundle | None = None  # with `mode.takes_base`: the policy of base=, set before networks
     uses_facts: ClassVar[bool] = False  # uses `facts`, which are set before training
     facts: Facts | None = None  # facts of the task and its data, in the units of training
+    dynamics_model: ClassVar[Reusable | None] = None  # None: no dynamics model is fitted to data
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
@@ -354,6 +365,14 @@ class Algorithm:
     def check_phase(self, phase: str, metrics: Mapping[str, np.ndarray]) -> None:
         """Raise UserError if a phase had no useful result. metrics: recent means, per seed."""
 
+    def summary(self, params: Mapping[str, Params], seconds: Mapping[str, float]) -> dict[str, Any]:
+        """Return entries of result.json that describe the fitted models of one seed.
+
+        `dynamics`: see `offline_rl.reporting.runs.DynamicsFit`.
+        params: parameters of all networks.  seconds: time that the updates of each phase took.
+        """
+        return {}
+
     def initialize_from(
         self, initial: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
@@ -516,3 +535,9 @@ def keep_where(old: State, new: State, keep: Tensor) -> State:
         params=select(old.params, new.params),
         optimizer=select(old.optimizer, new.optimizer),
     )
+
+
+def reset_optimizer(state: State, network: str, reset: Tensor) -> State:
+    """Return the state with the optimizer of a network as at the start, if `reset` (0-d)."""
+    optimizer = tree_map(lambda x: torch.where(reset, 0, x), state.optimizer[network])
+    return replace(state, optimizer={**state.optimizer, network: optimizer})

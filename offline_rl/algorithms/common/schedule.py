@@ -100,6 +100,7 @@ class Counts:
     updates: int = 0
     env_steps: int = 0
     rows: int = 0  # computed without an environment
+    seconds: float = 0.0  # time that the updates took
 
 
 class Position(NamedTuple):

@@ -83,6 +83,8 @@ def test_a_dropped_pen_ends_the_episode_with_a_penalty():
     env._envs[0].unwrapped.model.body("Object").pos[2] -= 0.3
     below = env.step(np.zeros((1, 24)))
     assert below.terminated[0]
+    ends = envs.task("pen-cloned-v1").outcomes.ends["task"]
+    assert [ends(None, None, s2)[0] for s2 in (step.observations, below.observations)] == [0, 1]
     assert below.rewards[0] < step.rewards[0] - 4
 
 
@@ -112,6 +114,8 @@ def test_the_binary_pens_rewards_follow_from_its_states():
         step = env.step(action)
         rewards.append(step.rewards)
         np.testing.assert_array_equal(SPARSE["Hand-pen-binary"](step.observations), step.rewards)
+        reward = envs.task("pen-binary-v0").outcomes.reward
+        np.testing.assert_array_equal(reward(None, action, step.observations), step.rewards)
     assert 60 <= (np.concatenate(rewards) == 0).sum() <= 240
 
 

@@ -18,7 +18,7 @@ from offline_rl import UserError, finetune, train
 from offline_rl.algorithms.common.base import Interaction, State
 from offline_rl.algorithms.common.schedule import ONLINE, OnPolicy
 from offline_rl.algorithms.dppo import DPPO, Config
-from offline_rl.engine.engine import Engine
+from offline_rl.engine.engine import COUNTS, Engine
 from offline_rl.replay.rollouts import Decisions, Rollouts
 from offline_rl.runs.folder import SeedFolder
 from offline_rl.utils.random import Random
@@ -250,6 +250,13 @@ def test_updates_stop_above_the_target_kl():
     e.run(1, ONLINE)
     after = e.seed_state(0)
     assert not all(torch.equal(after[k], v) for k, v in before.items())
+
+
+def test_stacked_seeds_that_stop_at_different_updates_have_step_counts_of_their_own():
+    """Counts of other names are passed to the update of all seeds without a seed axis."""
+    state = eager()
+    for name, adam in state.algorithm.optimizers().items():
+        assert not adam.init(state.params[name])["count"].keys() & {*COUNTS}
 
 
 def test_only_the_critic_is_trained_in_the_warm_up():

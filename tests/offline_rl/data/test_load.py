@@ -129,6 +129,11 @@ def test_load_selects_the_episodes_that_the_benchmark_uses(stored: Path, tmp_pat
     card = a_card(File("a.hdf5", "suite/a.hdf5", first_episodes=9))
     with pytest.raises(UserError, match="holds 2 episodes, but suite/name needs the first 9"):
         load(card, tmp_path)
+    card = a_card(File("a.hdf5", "suite/a.hdf5", skip_episodes=1))
+    assert load(card, tmp_path).num_rows == load(stored).num_rows - 3
+    card = a_card(File("a.hdf5", "suite/a.hdf5", skip_episodes=2))
+    with pytest.raises(UserError, match="needs the first 3"):
+        load(card, tmp_path)
 
 
 def test_load_counts_steps_by_the_cards_limit_where_a_file_has_no_time_outs(tmp_path: Path):

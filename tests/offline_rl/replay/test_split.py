@@ -108,6 +108,14 @@ def test_seeds_share_the_holdout_but_have_other_bootstrap_samples():
     assert not (one | two) & set(holdout)
 
 
+def test_members_draw_from_their_samples_independently():
+    """Two places of a batch with the same row for one member have other rows for the other."""
+    rows = members_rows(Split(numbered(2_000), "training", members=2), size=300)
+    equal = [(r[:, None] == r) & ~np.eye(300, dtype=bool) for r in rows]
+    assert min(e.sum() for e in equal) > 40
+    assert (equal[0] & equal[1]).sum() < 10
+
+
 def test_a_member_gets_the_same_rows_however_many_members_there_are():
     """Batches of the members are drawn one after another, with keys of their own."""
     buffer = numbered(100)

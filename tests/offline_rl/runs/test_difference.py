@@ -26,7 +26,8 @@ def test_roles_state_which_options_make_another_run() -> None:
     by_role = {
         role: {k for k, v in roles().items() if v == role} for role in ("changeable", "local")
     }
-    files, intervals = {"dataset", "expert_dataset", "base"}, {"eval_every", "checkpoint_every"}
+    files = {"dataset", "expert_dataset", "base", "dynamics"}
+    intervals = {"eval_every", "checkpoint_every"}
     assert by_role["changeable"] == files | intervals | {"eval_episodes"}
     speed = {"device", "precision", "compile", "stream", "eval_envs"}
     assert by_role["local"] == speed | {

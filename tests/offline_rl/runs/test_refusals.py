@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import envs
 from offline_rl.data import Dataset
-from offline_rl.runs.refusals import wrong_chunks, wrong_learner
+from offline_rl.runs.refusals import wrong_chunks, wrong_data, wrong_learner
 from offline_rl.runs.run import runs_of
 from offline_rl.utils.errors import UserError
 from policies import Spec
@@ -62,3 +63,25 @@ def test_a_chunk_longer_than_every_episode_is_refused(
         sentences = [*wrong_chunks(learner, head, data)]
         expected = f"data: the longest episode has {longest} steps, a chunk has {chunk}. Lower"
         assert [expected in x for x in sentences] == [True] * refused
+
+
+def test_data_without_terminations_is_refused_if_the_task_ends_episodes() -> None:
+    """The rule of the task ends episodes above 3.5. The next states are 0, 1, 2, 3, 4 and 5."""
+    outcomes = envs.Outcomes({"task": lambda s, a, s2: s2[..., 0] > 3.5})
+    envs.register("ends_above", lambda: None, max_episode_steps=9, outcomes=outcomes)  # type: ignore[arg-type, return-value]
+    states, actions = np.arange(7.0)[:, None], np.zeros((6, 1))
+
+    def sentences(terminated: list[bool], **keys: Any) -> list[str]:
+        data = Dataset.from_arrays(
+            states[:-1], actions, np.zeros(6), terminated, next_observations=states[1:] - 1
+        )
+        keys = {"algorithm": "mopo", "task": "ends_above", "dataset": "a.npz", **keys}
+        (run,) = runs_of(keys)
+        return [*wrong_data(run, run.learner(Spec((1,), 1)), data)]
+
+    (sentence,) = sentences([False] * 6)
+    assert "data: 2 rows end an episode of ends_above, but no row is terminated" in sentence
+    assert "algorithm.ends=never" in sentence
+    assert not sentences([False] * 5 + [True])
+    assert not sentences([False] * 6, **{"algorithm.ends": "never"})
+    assert not sentences([False] * 6, task="none")

@@ -10,6 +10,7 @@ Unlike in these papers, all members are trained on the same batches instead of b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -135,3 +136,14 @@ def sample_change(state: State, x: Tensor, member: Tensor, noise: Tensor) -> Ten
     rows: Any = (member, torch.arange(len(x), device=x.device))
     change: Tensor = mean[rows] + (0.5 * log_variance[rows]).exp() * noise
     return change
+
+
+def mixture_log_prob(mean: Tensor, log_variance: Tensor, y: Tensor, is_elite: Tensor) -> Tensor:
+    """Return the log density of y [B, Y] under the mixture of the elites' predictions, [B].
+
+    mean, log_variance: [E, B, Y].  is_elite: [E].
+    """
+    squares = (mean - y).square() * (-log_variance).exp()
+    log_density = -0.5 * (squares + log_variance + math.log(2 * math.pi)).sum(-1)  # [E, B]
+    of_elites = torch.where(is_elite[:, None], log_density, -math.inf)
+    return of_elites.logsumexp(0) - is_elite.to(mean).sum().log()

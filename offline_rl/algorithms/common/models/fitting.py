@@ -16,24 +16,33 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Any
+from dataclasses import fields, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from offline_rl.algorithms.common.base import Metrics, Network, State, keep_where, minimize
+from offline_rl.algorithms.common.base import (
+    Metrics,
+    Network,
+    Params,
+    Reusable,
+    State,
+    keep_where,
+    minimize,
+)
 from offline_rl.algorithms.common.config import BUILT, Ensemble, Rate, Sizes
 from offline_rl.algorithms.common.entropy import SoftActorCritic, SoftConfig
-from offline_rl.algorithms.common.models import dynamics
+from offline_rl.algorithms.common.models import dynamics, sparse
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.schedule import Learn, Piece
 from offline_rl.data import Dataset
 from offline_rl.replay.batch import Batch, Source, Sources, require
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.split import By, Part, Split
+from offline_rl.replay.streaming import Rotation
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Count, NonNegative, Range, frozen
+from offline_rl.utils.options import Count, NonNegative, Positive, Range, frozen
 from policies.networks.init import half_lecun_init
 
 PARTS: dict[str, Part] = {
@@ -50,6 +59,9 @@ UNKNOWN = 1e10  # error of a member before it is measured
 class FittingConfig(SoftConfig):
     """Options of the dynamics model. Defaults: OfflineRL-Kit's."""
 
+    model: Annotated[Literal["ensemble", "sparse"], BUILT] = (
+        "ensemble"  # ensemble: neural networks; sparse: sums of few polynomial terms (SINDy)
+    )
     members: Ensemble = 7  # ensemble members of the dynamics model
     elites: Annotated[int, Range(1), BUILT] = 5  # members with the lowest holdout errors, used
     dynamics_hidden: Sizes = (200, 200, 200, 200)  # units of each hidden layer of a member
@@ -67,11 +79,22 @@ class FittingConfig(SoftConfig):
     epoch_updates: Count | None = None  # updates per pass; null: training rows / batch_size
     patience: Count = 5  # epochs without improvement after which fitting stops
     min_improvement: NonNegative = 0.01  # relative improvement of a member's holdout error
+    degree: Annotated[int, Range(1), BUILT] = (
+        2  # sparse: highest degree of polynomials of the state
+    )
+    interactions: Annotated[bool, BUILT] = True  # sparse: include products of different states
+    products: Annotated[bool, BUILT] = True  # sparse: include products of states and actions
+    constant: Annotated[bool, BUILT] = False  # sparse: include a constant term
+    ridge: Positive = 1e-8  # sparse: weight of the L2 penalty during thresholding
+    threshold: NonNegative = 7e-3  # sparse: smallest coefficient that is kept, of scaled terms
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.elites > self.members:
             raise ValueError(f"elites={self.elites} exceeds members={self.members}.")
+        if self.model == "ensemble":
+            self.refuse_unread("model", "degree", "interactions", "products", "constant")
+            self.refuse_unread("model", "ridge", "threshold")
         layers = len(self.dynamics_hidden) + 1
         if len(self.dynamics_decay) not in (1, layers):
             raise ValueError(
@@ -98,6 +121,10 @@ class Record(nn.Module):
         super().__init__()
         self.error = nn.Parameter(torch.full((members,), UNKNOWN))  # lowest holdout error
         self.by_output = nn.Parameter(torch.full((members, outputs), UNKNOWN))  # at that time
+        self.variance = nn.Parameter(torch.zeros(outputs))  # of the targets of the holdout rows
+        self.training_rows = nn.Parameter(torch.zeros(()))
+        self.holdout_rows = nn.Parameter(torch.zeros(()))
+        self.epochs = nn.Parameter(torch.zeros(()))
         self.stale = nn.Parameter(torch.zeros(()))  # epochs since a member has improved
         self.finished = nn.Parameter(torch.zeros(()))  # 1: fitting has stopped
 
@@ -112,7 +139,15 @@ class FittedDynamics(SoftActorCritic):
     Networks: `dynamics`, `best_dynamics` (each member's stored weights) and `record`.
     """
 
-    needed_phases = tuple(PARTS)
+    needed_phases = ("start_dynamics", "validate_dynamics", "select_dynamics")
+    dynamics_model: ClassVar[Reusable | None] = Reusable(
+        networks=("dynamics", "best_dynamics", "record"),
+        phases=tuple(PARTS),
+        settings=(
+            *("model", "members", "elites", "dynamics_hidden", "scale_inputs"),
+            *("degree", "interactions", "products", "constant"),
+        ),
+    )
 
     @property
     def outputs(self) -> int:
@@ -120,30 +155,46 @@ class FittedDynamics(SoftActorCritic):
         return self.spec.observation_dim + 1
 
     def networks(self) -> dict[str, nn.Module]:
-        cfg, inputs = self.cfg, self.spec.observation_dim + self.spec.action_dim
-        model = dynamics.Ensemble(
-            inputs,
+        model, record = self.model(), Record(self.cfg.members, self.outputs)
+        networks = {"dynamics": model, "best_dynamics": copy.deepcopy(model), "record": record}
+        return super().networks() | networks
+
+    def model(self) -> nn.Module:
+        """Return the dynamics model."""
+        cfg, sizes = self.cfg, (self.spec.observation_dim, self.spec.action_dim)
+        if cfg.model == "sparse":
+            return sparse.SparseDynamics(*sizes, self.sparse_options())
+        return dynamics.Ensemble(
+            sum(sizes),
             self.outputs,
             cfg.dynamics_hidden,
             cfg.members,
             scale_inputs=cfg.scale_inputs,
             init=half_lecun_init,
         )
-        record = Record(cfg.members, self.outputs)
-        networks = {"dynamics": model, "best_dynamics": copy.deepcopy(model), "record": record}
-        return super().networks() | networks
+
+    def sparse_options(self) -> sparse.SparseOptions:
+        """Return the options of a sparse model."""
+        names = {f.name for f in fields(sparse.SparseOptions)} & {f.name for f in fields(self.cfg)}
+        return sparse.SparseOptions(**{name: getattr(self.cfg, name) for name in names})
 
     def optimizers(self) -> dict[str, Adam]:
+        if self.cfg.model == "sparse":
+            return super().optimizers()
         adam = Adam(self.cfg.dynamics_lr, rates={"input_": 0.0}, seeds_stop=True)
         return super().optimizers() | {"dynamics": adam}
 
     @property
     def phases(self) -> Mapping[str, int]:
+        if self.cfg.model == "sparse":
+            return dict.fromkeys(self.needed_phases, 1)
         updates = self.cfg.dynamics_epochs * (self.cfg.epoch_updates or 1)
         return dict.fromkeys(PARTS, 1) | {"fit_dynamics": updates}
 
     def fitting_pieces(self, epoch_updates: int) -> list[Piece]:
         """Return the pieces of the schedule that fit the model once."""
+        if self.cfg.model == "sparse":
+            return [Learn(phase, 1, evaluate=False) for phase in self.needed_phases]
         pieces: list[Piece] = [Learn("start_dynamics", 1, evaluate=False)]
         for epoch in range(epochs := self.cfg.dynamics_epochs):
             skips = 2 * (epochs - 1 - epoch)
@@ -180,7 +231,7 @@ class FittedDynamics(SoftActorCritic):
     def dynamics_source(self, phase: str, buffer: Source) -> Source:
         """Return the source of a fitting phase: one part of the buffer's rows."""
         cfg = self.cfg
-        if not isinstance(buffer, ReplayBuffer):
+        if isinstance(buffer, Rotation) or not isinstance(buffer, ReplayBuffer):
             raise UserError(
                 "The dynamics model is fitted to data in memory, and this data is streamed. Use "
                 "stream=never or fewer episodes=."
@@ -200,15 +251,22 @@ class FittedDynamics(SoftActorCritic):
         return super().source(phase, sources)
 
     def start_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Reset the record, and set the scale of the model's inputs. The batch has all rows."""
-        x, _ = inputs_and_targets(batch)
+        """Reset the record, and set the scale of the model's inputs or fit a sparse model.
+
+        The batch has all training rows.
+        """
+        x, y = inputs_and_targets(batch)
         weights = require_weights(batch)[:, None]
         record = {
             name: torch.full_like(old, UNKNOWN if name in ("error", "by_output") else 0.0)
             for name, old in state.params["record"].items()
         }
+        record["training_rows"] = weights.sum()
         params = {**state.params, "record": record}
-        if self.cfg.scale_inputs:
+        if self.cfg.model == "sparse":
+            rows = weights.sum().long()
+            params["dynamics"] = sparse.solve(x, y, state.random, self.sparse_options(), rows)
+        elif self.cfg.scale_inputs:
             count = weights.sum()
             mean = (x * weights).sum(0) / count
             mean = mean + ((x - mean) * weights).sum(0) / count  # exact if x is constant
@@ -236,12 +294,18 @@ class FittedDynamics(SoftActorCritic):
         x, y = inputs_and_targets(batch)
         weights = require_weights(batch)[:, None]
         mean, _ = state.dynamics(x)  # [E, B, O + 1]
-        by_output = ((mean - y).square() * weights).sum(1) / weights.sum()
+        rows = weights.sum()
+        by_output = ((mean - y).square() * weights).sum(1) / rows
         error = by_output.mean(-1)
         finished = old["finished"] > 0
         better = ((old["error"] - error) / old["error"] > cfg.min_improvement) & ~finished
         stale = torch.where(better.any(), 0.0, old["stale"] + 1)
+        center = (y * weights).sum(0) / rows
         record = {
+            **old,
+            "variance": ((y - center).square() * weights).sum(0) / rows,
+            "holdout_rows": rows,
+            "epochs": torch.where(finished, old["epochs"], old["epochs"] + 1),
             "error": torch.where(better, error, old["error"]),
             "by_output": torch.where(better[:, None], by_output, old["by_output"]),
             "stale": torch.where(finished, old["stale"], stale),
@@ -262,6 +326,35 @@ class FittedDynamics(SoftActorCritic):
     def elite_members(self, state: State) -> Tensor:
         """Return the indices of the members with the lowest holdout errors, [elites]."""
         return state.record().argsort()[: self.cfg.elites]
+
+    def elite_mask(self, state: State) -> Tensor:
+        """Return a mask of the elites, [E]."""
+        elites = self.elite_members(state)
+        return (elites[:, None] == torch.arange(self.cfg.members, device=elites.device)).any(0)
+
+    def summary(self, params: Mapping[str, Params], seconds: Mapping[str, float]) -> dict[str, Any]:
+        """Return `dynamics`: errors are means over the elites of their squared holdout errors."""
+        record = params["record"]
+        elites = record["error"].argsort()[: self.cfg.elites]
+        names = self.spec.observation_names
+        if not names or len({*names, "reward"}) <= len(names):
+            names = tuple(f"observation[{k}]" for k in range(self.spec.observation_dim))
+        errors = record["by_output"][elites].mean(0)
+        fitted_in = sum(seconds.get(name, 0.0) for name in PARTS if name != "select_dynamics")
+        fit = {
+            "holdout_error": dict(zip((*names, "reward"), errors.tolist(), strict=True)),
+            "variance": dict(zip((*names, "reward"), record["variance"].tolist(), strict=True)),
+            "elites": elites.tolist(),
+            "seconds": fitted_in or None,  # None: the model was loaded
+        }
+        counts = ("epochs", "training_rows", "holdout_rows")
+        fit |= {name: int(record[name]) for name in counts}
+        if self.cfg.model == "sparse":
+            model: Any = self.modules["dynamics"]
+            terms = sparse.median(params["dynamics"]["coefficients"])
+            actions = self.spec.action_names
+            fit["equations"] = sparse.equations(terms, model.library, names, actions)
+        return {"dynamics": fit}
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -296,7 +389,7 @@ def select_members(
     """
 
     def select(name: str) -> Tensor:
-        if not name.startswith("net."):
+        if not name.startswith(("net.", "coefficients")):
             return old[name]
         mask = chosen.reshape(-1, *[1] * (new[name].dim() - 1))
         return torch.where(mask, new[name], old[name])

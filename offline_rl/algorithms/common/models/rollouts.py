@@ -47,7 +47,7 @@ class ModelConfig(FittingConfig):
     starts: Annotated[int, Range(1), BUILT] = 50_000  # rollouts at a time
     rollout_every: Count = 1_000  # updates between rollouts
     retain: Count = 5  # the newest rollouts are kept, of this many times
-    real_share: Share = 0.05  # share of the data's transitions in a batch
+    real_share: Annotated[Share, BUILT] = 0.05  # share of the data's transitions in a batch
     alpha_max: Positive | None = 1.0  # upper bound of the temperature; null: none
     actor_anneals: Annotated[bool, BUILT] = True  # actor's learning rate falls to 0 (cosine)
     entropy_in_target: Annotated[bool, BUILT] = True  # targets of critics include the entropy
@@ -120,8 +120,18 @@ class ModelBased(FittedDynamics):
         data = require(sources, "offline")
         if phase == "starts":
             return data
-        real = int(self.cfg.batch_size * self.cfg.real_share) / self.cfg.batch_size
+        real = self.real_rows(self.cfg.batch_size) / self.cfg.batch_size
         return Mixture(Marked(data, False), Marked(require(sources, MODEL), True), real)
+
+    def real_rows(self, batch_size: int) -> int:
+        """Return the number of the data's transitions in a batch."""
+        return int(batch_size * self.cfg.real_share)
+
+    def predicted_rows(self, batch: Batch) -> Tensor:
+        """Return the indices of the predicted transitions of a batch, in order."""
+        assert batch.imagined is not None
+        first = batch.imagined.argsort(stable=True)
+        return first[self.real_rows(len(batch.rewards)) :]
 
     def predict(self, state: State, s: Tensor, a: Tensor) -> Prediction:
         """Return predictions for states [B, O] and actions [B, A]. Each row samples an elite."""
@@ -133,6 +143,20 @@ class ModelBased(FittedDynamics):
         noise = state.random.normal(means.shape[1:])
         sample = means[member, rows] + stds[member, rows] * noise
         return Prediction(sample[:, :-1], sample[:, -1], means, stds)
+
+    def outcome(
+        self, s: Tensor, a: Tensor, prediction: Prediction
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return next states [B, O], rewards [B] and ends [B] of predicted transitions.
+
+        States are clipped and rewards are those of the task if the options say so.
+        """
+        cfg, facts = self.cfg, self.facts
+        assert facts is not None
+        s2, r = prediction.next_observations, prediction.rewards
+        s2 = facts.clamp(s2) if cfg.clamp_states else s2
+        r = facts.task_reward(s, a, s2) if cfg.rewards == "task" else r
+        return s2, r, facts.is_end(cfg.ends, s, a, s2)
 
     def imagined_reward(self, state: State, prediction: Prediction, rewards: Tensor) -> Tensor:
         """Return the reward [B] that a predicted transition is stored with."""
@@ -148,22 +172,17 @@ class ModelBased(FittedDynamics):
 
         Rows after the end of a rollout are not valid.
         """
-        cfg, facts = self.cfg, self.facts
-        assert facts is not None
+        cfg = self.cfg
         s, alive = batch.observations, torch.ones_like(batch.rewards, dtype=torch.bool)
         rows: dict[str, list[Tensor]] = {}
         for _ in range(cfg.horizon):
             a = self.choose_action(state, s)
             prediction = self.predict(state, s, a)
-            s2, r = prediction.next_observations, prediction.rewards
-            s2 = facts.clamp(s2) if cfg.clamp_states else s2
-            r = facts.task_reward(s, a, s2) if cfg.rewards == "task" else r
-            finite = s2.isfinite().all(-1) & r.isfinite()
-            ends = facts.is_end(cfg.ends, s, a, s2)
+            s2, r, ends = self.outcome(s, a, prediction)
             columns = {"observations": s, "actions": a, "next_observations": s2}
             columns["rewards"] = self.imagined_reward(state, prediction, r)
-            finite = finite & columns["rewards"].isfinite()  # a penalty may exceed float32
             columns |= {"terminated": ends.float(), "truncated": (~ends).float()}
+            finite = s2.isfinite().all(-1) & columns["rewards"].isfinite()
             for name, column in (columns | {"valid": alive & finite}).items():
                 rows.setdefault(name, []).append(column)
             alive = alive & finite & ~ends

@@ -1,0 +1,81 @@
+"""MOBILE: model-based RL with a penalty for the model-Bellman inconsistency.
+
+The dynamics model's members predict different next states, and so different values of the same
+transition. The standard deviation of these values over the members, times `penalty`, is subtracted
+from the target of predicted transitions. Transitions of the data are not penalized.
+
+Paper:   Sun et al., ICML 2023, PMLR 202 (proceedings.mlr.press/v202/sun23q.html).
+Differs: from the authors' code (yihaosun1124/mobile) and yihaosun1124/OfflineRL-Kit. There, targets
+         are raised to at least 0, which clamp_targets=true does. By default they are not: with
+         rewards that are mostly negative, most values would be 0. The loss is the sum over critics;
+         there it is the mean. Rollouts have 5 steps; there, 1 is the default. Other differences are
+         those of `mopo`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithms.common.base import State
+from offline_rl.algorithms.common.config import BUILT, Ensemble
+from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.models.rollouts import ModelBased, ModelConfig
+from offline_rl.replay.batch import Batch
+from offline_rl.utils.options import Count, NonNegative, Positive, frozen
+
+
+@frozen
+class Config(ModelConfig):
+    """Defaults: the authors' (yihaosun1124/mobile:configs/gym/default.py)."""
+
+    penalty: NonNegative = 1.0  # weight of the inconsistency (beta); larger: closer to the data
+    num_samples: Count = 10  # predictions per member; also actions per state with max_q_backup
+    num_critics: Ensemble = 2  # number of critics
+    max_q_backup: Annotated[bool, BUILT] = False  # bootstrap from the best of num_samples actions
+    clamp_targets: Annotated[bool, BUILT] = False  # raise targets to 0; for rewards >= 0 only
+    entropy_in_target: Annotated[bool, BUILT] = False  # targets of critics include the entropy
+    initial_alpha: Annotated[Positive, BUILT] = 1.0  # temperature at the start
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_q_backup and self.entropy_in_target:
+            raise ValueError(
+                "entropy_in_target=true is not used with max_q_backup=true. Set one of them."
+            )
+
+
+class MOBILE(ModelBased):
+    Config: type = Config
+
+    def critic(self) -> nn.Module:
+        return self.build(Critic, ensemble=self.cfg.num_critics)
+
+    def target(self, state: State, batch: Batch, alpha: Tensor) -> Tensor:
+        """Return r - penalty * u + discount * min_k Q_k(s', a'), [B]."""
+        cfg, s2 = self.cfg, batch.next_observations
+        if cfg.max_q_backup:
+            a2, _ = state.policy.sample(s2, state.random, cfg.num_samples)  # [N, B, A]
+            q = state.critic_target(s2.expand(len(a2), *s2.shape), a2).amax(1).amin(0)  # [B]
+            y = batch.rewards + batch.discount * q
+        else:
+            y = super().target(state, batch, alpha)
+        rows = self.predicted_rows(batch)  # [P]
+        u = self.inconsistency(state, batch.observations[rows], batch.actions[rows])
+        y = y - cfg.penalty * torch.zeros_like(y).scatter(0, rows, u)
+        return y.clamp(min=0) if cfg.clamp_targets else y
+
+    def inconsistency(self, state: State, s: Tensor, a: Tensor) -> Tensor:
+        """Return the standard deviation over elites of the value of the next state, [P].
+
+        A member's value is the mean over N sampled predictions.
+        """
+        elites = self.elite_members(state)  # [E]
+        mean, log_variance = state.dynamics(torch.cat([s, a], -1), members=elites)
+        change, std = mean[..., :-1], (0.5 * log_variance[..., :-1]).exp()  # [E, P, O]
+        noise = state.random.normal((self.cfg.num_samples, *change.shape))
+        s2 = s + change + std * noise  # [N, E, P, O]
+        a2, _ = state.policy.sample(s2, state.random)
+        return state.critic_target(s2, a2).amin(0).mean(0).std(0)

@@ -1,0 +1,207 @@
+"""RAMBO: robust adversarial model-based offline RL.
+
+A zero-sum game between the policy and the dynamics model. The policy is trained by soft
+actor-critic on the data and on short rollouts of the model. In between, an adversary changes the
+model: transitions that are better than the critics expect become less likely, while the likelihood
+of the data keeps the model accurate where there is data.
+
+Paper:   Rigter, Lacerda, Hawes, NeurIPS 2022, arXiv:2204.12581.
+Differs: from yihaosun1124/OfflineRL-Kit, whose settings are used, as MOPO does (see mopo.py). The
+         logarithm of the elites' mixture density is computed by logsumexp; there by exp and log,
+         which underflow to -inf for many observations. The walk restarts in the states of the same
+         rows on which the likelihood is computed; there in other rows. Imitation uses random rows;
+         there each pass has the order of the file. No adversary step follows the last update. With
+         adversary=0 its steps are fitting alone; the authors' code (marc-rigter/rambo,
+         TensorFlow 1) skips them, as adversary_updates=0 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from offline_rl.algorithms.common.base import (
+    Metrics,
+    Network,
+    State,
+    keep_where,
+    minimize,
+    reset_optimizer,
+)
+from offline_rl.algorithms.common.config import BUILT, Rate
+from offline_rl.algorithms.common.models import dynamics
+from offline_rl.algorithms.common.models.fitting import inputs_and_targets, model_loss
+from offline_rl.algorithms.common.models.rollouts import ModelBased, ModelConfig
+from offline_rl.algorithms.common.schedule import Learn, Piece
+from offline_rl.data import Dataset
+from offline_rl.replay.batch import Batch, Source, Sources, require
+from offline_rl.utils.options import Amount, Count, NonNegative, Range, Share, frozen
+
+CLONING_EPOCHS = 50
+
+
+@frozen
+class Config(ModelConfig):
+    """Defaults: OfflineRL-Kit's (run_example/run_rambo.py)."""
+
+    adversary: NonNegative = 3e-4  # weight of the adversarial loss; 0: its steps only fit the model
+    adversary_lr: Rate = 3e-4  # learning rate of the dynamics model in adversary steps
+    adversary_updates: Amount = 1000  # adversary steps at a time; 0: no adversary
+    adversary_every: Count = 1000  # updates between adversary steps; multiple of rollout_every
+    walk: Count = 5  # steps of the adversary's rollouts, which then restart from the data
+    cloning_updates: Amount | None = None  # updates of imitation; null: 50 passes over the data
+    normalize_observations: bool = True
+    dynamics_lr: Rate = 3e-4
+    bounds_weight: NonNegative = 0.001
+    holdout_share: Annotated[float, Range(above=0, below=1), BUILT] = 0.1
+    patience: Count = 10
+    rollout_every: Count = 250
+    retain: Count = 20
+    real_share: Annotated[Share, BUILT] = 0.5
+    actor_anneals: Annotated[bool, BUILT] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.adversary_every % self.rollout_every:
+            raise ValueError(
+                f"adversary_every={self.adversary_every} is not a multiple of "
+                f"rollout_every={self.rollout_every}. Use a multiple."
+            )
+        if self.model == "sparse" and self.adversary_updates:
+            raise ValueError(
+                "model=sparse has no gradient steps, so no adversary can change it. Set "
+                "adversary_updates=0."
+            )
+
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        values = {"adversary_every": 4, "adversary_updates": 4, "walk": 2, "cloning_updates": 4}
+        return super().small() | values
+
+
+class Walk(nn.Module):
+    """States of the adversary's rollouts, one per row of a batch. No optimizer trains them."""
+
+    def __init__(self, rows: int, observations: int) -> None:
+        super().__init__()
+        self.states = nn.Parameter(torch.zeros(rows, observations))
+
+    def forward(self) -> Tensor:
+        """Return the states, [B, O]."""
+        return self.states
+
+
+class RAMBO(ModelBased):
+    Config = Config
+    imitation_phases: ClassVar = ("clone",)
+
+    def networks(self) -> dict[str, nn.Module]:
+        walk = Walk(self.cfg.batch_size, self.spec.observation_dim)
+        return super().networks() | {"walk": walk}
+
+    @property
+    def phases(self) -> Mapping[str, int]:
+        """Number of updates of each phase; the schedule repeats that of the adversary."""
+        cfg = self.cfg
+        clone = 1 if cfg.cloning_updates is None else cfg.cloning_updates
+        phases = {"clone": clone, **super().phases, "update_adversary": cfg.adversary_updates}
+        return {name: updates for name, updates in phases.items() if updates}
+
+    def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
+        """Complete `cloning_updates` too."""
+        dataset, cfg = super().prepare(dataset)
+        if cfg.cloning_updates is None:
+            updates = CLONING_EPOCHS * dataset.num_rows // cfg.batch_size
+            cfg = replace(cfg, cloning_updates=updates)
+        return dataset, cfg
+
+    def schedule(self, num_updates: int, num_env_steps: int, pretrain: int | None) -> list[Piece]:
+        clone = Learn("clone", self.phases.get("clone", 0) if num_updates else 0)
+        return [clone] * (clone.size > 0) + super().schedule(num_updates, num_env_steps, pretrain)
+
+    def rollouts_and_updates(self, num_updates: int) -> list[Piece]:
+        """Return the pieces of the main phase, with adversary steps between them."""
+        cfg, work, done = self.cfg, list[Piece](), 0
+        adversary = Learn("update_adversary", cfg.adversary_updates, evaluate=False)
+        for piece in super().rollouts_and_updates(num_updates):
+            work.append(piece)
+            if isinstance(piece, Learn):
+                done += piece.updates
+                due = done % cfg.adversary_every == 0 and done < num_updates
+                work += [adversary] * (due and adversary.size > 0)
+        return work
+
+    def source(self, phase: str, sources: Sources) -> Source:
+        if phase == "clone":
+            return self.offline_source(phase, sources)
+        if phase == "update_adversary":
+            return require(sources, "offline")
+        return super().source(phase, sources)
+
+    def clone(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Update the policy by imitation, on the squared error of a sampled action.
+
+        Adam's moments are reset at the end: the main phase has its own.
+        """
+
+        def loss(policy: Network) -> Tensor:
+            a, _ = policy.sample(batch.observations, state.random)
+            return (a - batch.actions).square().mean()
+
+        state, value = minimize(state, "policy", loss)
+        is_last = state.done + 1 >= self.phases["clone"]
+        return reset_optimizer(state, "policy", is_last), {"policy_loss": value}
+
+    def select_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Restore the members, and reset Adam's moments: the adversary has its own."""
+        state, metrics = super().select_dynamics(state, batch, i)
+        if "dynamics" in state.optimizer:
+            state = reset_optimizer(state, "dynamics", torch.ones_like(state.done) > 0)
+        return state, metrics
+
+    def update_adversary(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Update the model against the policy, on one step of the walk and on rows of the data.
+
+        Ended rollouts are continued. A step whose adversarial loss is not finite changes nothing.
+        """
+        cfg = self.cfg
+        restarts = state.done % cfg.adversary_updates % cfg.walk == 0
+        s = torch.where(restarts, batch.observations, state.walk())
+        a = self.choose_action(state, s)
+        prediction = self.predict(state, s, a)
+        s2, r, ends = self.outcome(s, a, prediction)
+        advantage = self.advantage(state, s, a, r, s2, ends)
+        x, change = torch.cat([s, a], -1), prediction.next_observations - s
+        y = torch.cat([change, prediction.rewards[:, None]], -1)
+        is_elite = self.elite_mask(state)
+        real_x, real_y = (z.expand(cfg.members, *z.shape) for z in inputs_and_targets(batch))
+
+        def loss(model: Network) -> tuple[Tensor, tuple[Tensor, ...]]:
+            mean, log_variance = model(x)
+            log_p = dynamics.mixture_log_prob(mean, log_variance, y, is_elite)  # [B]
+            adversarial = (log_p * advantage).mean()
+            fit = model_loss(model, real_x, real_y, cfg.dynamics_decay, cfg.bounds_weight)
+            return cfg.adversary * adversarial + fit, (adversarial, fit, log_p.mean())
+
+        of_adversary = self.with_values({"dynamics_lr": cfg.adversary_lr})
+        learner = replace(state, algorithm=of_adversary)
+        learned, _, (adversarial, fit, log_p) = minimize(learner, "dynamics", loss)
+        state = replace(keep_where(state, learned, ~adversarial.isfinite()), algorithm=self)
+        walk = torch.where(s2.isfinite().all(-1, keepdim=True), s2, batch.observations)
+        metrics = {"adversarial_loss": adversarial, "dynamics_loss": fit, "log_prob": log_p}
+        return replace(state, params={**state.params, "walk": {"states": walk}}), metrics
+
+    def advantage(
+        self, state: State, s: Tensor, a: Tensor, r: Tensor, s2: Tensor, ends: Tensor
+    ) -> Tensor:
+        """Return how much better than Q(s, a) each transition is, standardized over the batch, [B].
+
+        It is r + gamma * Q(s', pi(s')) - Q(s, a), with the minimum over critics.
+        """
+        next_q = state.critic(s2, state.policy.act(s2)).amin(0)
+        gain = r + self.cfg.discount * torch.where(ends, 0.0, next_q) - state.critic(s, a).amin(0)
+        return (gain - gain.mean()) / (gain.std() + 1e-6)

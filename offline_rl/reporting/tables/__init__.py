@@ -1,0 +1,1 @@
+"""Further tables of a report, below the table of scores."""
