@@ -47,7 +47,7 @@ class SparseOptions(Checked):
     constant: Annotated[bool, BUILT] = False  # include the constant term
     members: Annotated[int, Range(1), BUILT] = 20  # number of fits in the ensemble
     # for ridge and threshold only; false: they apply to the coefficients themselves (SINDy-RL)
-    normalize: Annotated[bool, BUILT] = True  # scale terms and targets to length 1
+    normalize_terms: Annotated[bool, BUILT] = True  # scale terms and targets to length 1
     ridge: Positive = 1e-8  # weight of the L2 penalty on the coefficients during thresholding
     threshold: NonNegative = 7e-3  # smallest absolute value of a coefficient that is kept
     max_iter: Count = 20  # rounds of ridge regression and thresholding
@@ -129,7 +129,7 @@ def solve(
         keep,
         options.ridge,
         options.threshold,
-        normalize=options.normalize,
+        normalize=options.normalize_terms,
         max_iter=options.max_iter,
     )
     variance = residual_variance(library, x, y, fit).clamp(min=MIN_VARIANCE)
