@@ -114,8 +114,8 @@ PIPELINE = System(
     ),
     note="Not linear: the target switches at random, and the reward is a square of a distance. "
     "Flow changes are about 1e-4 of the flow, and some sums of terms are always 0. The penalty and "
-    "the threshold therefore apply to the coefficients themselves (normalize_terms=false), with values "
-    "chosen by hand: 51 equations are found with ridge 1e-4, 49 with 1e-5.",
+    "the threshold therefore apply to the coefficients themselves (normalize_terms=false), with "
+    "values chosen by hand: 51 equations are found with ridge 1e-4, 49 with 1e-5.",
 )
 
 
