@@ -1,4 +1,4 @@
-"""Compare the speed of dynamics models with OfflineRL-Kit, in turns.
+"""Compare the speed of our dynamics models with that of OfflineRL-Kit, in alternating runs.
 
     python -m benchmarks.model_based_speed kit=<checkout> [blocks=5] [seconds=5]
 
@@ -45,7 +45,7 @@ class Options(Checked):
 
     kit: str | None = None  # checkout of OfflineRL-Kit
     seconds: Positive = 5.0  # length of a turn
-    blocks: Count = 5  # turns per contender
+    blocks: Count = 5  # number of turns of each contender
 
 
 def compare(work: str, options: Options) -> list[dict[str, Any]]:

@@ -6,10 +6,10 @@ Simglucose starts with one of 15 patients at one of 24 hours, with equal probabi
 other randomness, so the mean return of an action over the 360 initial states is exact. Trained
 policies are scored on the same states with `offline-rl evaluate run=<run> episodes=all`.
 
-The search first plays the rate 0 and `coarse` rates with equal ratios, up to the pump's maximum of
-5 U/min. It then plays `fine` rates with equal distances between the neighbors of the best one. It
-also finds the best rate of each patient, whom a policy can identify from the observation. Writes
-benchmarks/results/neorl2/simglucose.md.
+The search first plays the rate 0 and `coarse` rates that are evenly spaced on a log scale, up to
+the pump's maximum of 5 U/min. It then plays `fine` evenly spaced rates between the neighbors of the
+best one. It also finds the best rate of each patient: a policy can identify the patient from the
+observation. Writes benchmarks/results/neorl2/simglucose.md.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ TOGETHER = 10  # actions played in parallel, from 360 initial states each
 class Options(Checked):
     """Options of the command."""
 
-    coarse: Count = 24  # rates of the first search
-    fine: Count = 100  # rates of the second search
+    coarse: Count = 24  # number of positive rates of the first search
+    fine: Count = 100  # number of rates of the second search
 
 
 def play(rates: np.ndarray) -> np.ndarray:
@@ -82,7 +82,7 @@ def page(rates: np.ndarray, returns: np.ndarray, command: str) -> str:
     score = envs.task("neorl2/Simglucose").score
     means = returns.mean((1, 2))
     best = int(means.argmax())
-    of_patients = returns.mean(2)  # [K, 15]
+    by_patient = returns.mean(2)  # [K, 15]
     scores = published()
     data, top = scores.pop("data"), max(scores, key=lambda name: scores[name])
     lines = [
@@ -105,7 +105,7 @@ def page(rates: np.ndarray, returns: np.ndarray, command: str) -> str:
         )
 
     lines += [row("best constant action", best), row("no insulin", 0), row("most insulin", -1)]
-    mean = of_patients.max(0).mean()
+    mean = by_patient.max(0).mean()
     lines += [
         f"| best constant action of each patient | | | {mean:.2f} | {score(mean):.2f} |",
         f"| data (published) | | | | {data:.2f} |",
@@ -119,10 +119,10 @@ def page(rates: np.ndarray, returns: np.ndarray, command: str) -> str:
         "|---|---|---|---|",
     ]
     for patient, name in enumerate(PATIENTS):
-        k = int(of_patients[:, patient].argmax())
+        k = int(by_patient[:, patient].argmax())
         lines.append(
-            f"| {name} | {60 * rates[k]:.3f} | {of_patients[k, patient]:.1f} | "
-            f"{of_patients[best, patient]:.1f} |"
+            f"| {name} | {60 * rates[k]:.3f} | {by_patient[k, patient]:.1f} | "
+            f"{by_patient[best, patient]:.1f} |"
         )
     return "\n".join([*lines, ""])
 

@@ -55,7 +55,7 @@ class System(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An equation: as in the simulator, as found, and the error of its coefficients."""
+    """An equation in the simulator, the equation found, and the error of its coefficients."""
 
     name: str
     true: str
@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
 
 def two_masses() -> dict[str, list[Sum]]:
-    """Return the equations of DMSD: explicit Euler of two masses between walls."""
+    """Return the equations of DMSD: explicit Euler steps of two masses between walls."""
     dt, m = Simulator.DT, Simulator.MASS
     k, d, force = Simulator.STIFFNESS, Simulator.DAMPING, Simulator.MAX_FORCE
     changes: dict[str, list[Sum]] = {}
@@ -81,7 +81,7 @@ def two_masses() -> dict[str, list[Sum]]:
 
 
 def registers() -> dict[str, list[Sum]]:
-    """Return the equations of Pipeline: the outflow, and the registers of flows and actions.
+    """Return the equations of Pipeline: the outflow, and shift registers of flows and actions.
 
     While no gate is clipped, a flow differs from the previous one by the action of 20 steps before.
     The newest flows in the register therefore have two equations.

@@ -39,7 +39,7 @@ HEADER = ["method", "updates per step", "steps to 950", "per seed", "seeds", "st
 MADE = "*Made by `python -m benchmarks.steps_to_return`, not by hand.*"
 TEXT = """
 Environment steps until the mean return of {episodes} evaluation episodes is at least {goal:g} in
-{consecutive} consecutive evaluations, one every {every} steps. The number is that of the first of
+{consecutive} consecutive evaluations, one every {every} steps. The steps are those of the first of
 these evaluations. "Steps to 950" is the median over seeds. The highest possible return is 1,000.
 All methods take 500 random steps first, and have two hidden layers of 64 units. The model has two
 hidden layers of 100 units, at most 20 epochs per fit and 5,000 rollouts of one step per fit. The
@@ -78,7 +78,7 @@ def steps_to_goal(evaluations: Sequence[tuple[int, float]]) -> int | None:
 
 
 def row(method: str, options: Options) -> list[str]:
-    """Return the row of a method; without numbers if it has no evaluation."""
+    """Return the row of a method. It has no numbers if there is no evaluation yet."""
     keys = keys_of(method, options)
     run = Path(options.out) / TASK.replace(":", "_") / keys["algorithm"] / keys["name"]
     curves = []

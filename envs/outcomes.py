@@ -1,7 +1,7 @@
-"""Facts of a task that model rollouts need: when an episode ends, and the reward of a transition.
+"""Termination and reward of a transition as functions, for rollouts of a dynamics model.
 
 The functions work on numpy arrays and torch tensors alike, so a simulator and a model rollout share
-one formula. On tensors they read no values and have no branches: they can be traced, vectorized
+one formula. On tensors, they never read a value or branch on it, so they can be traced, vectorized
 (`torch.func.vmap`) and captured in a CUDA graph.
 """
 
@@ -21,14 +21,14 @@ NUMPY = (np.ndarray, np.generic)
 class Outcomes:
     """Termination and reward as functions of a transition.
 
-    Each file of `envs/suites` lists those of its environments in `OUTCOMES`.
+    Each file in `envs/suites` has a table `OUTCOMES` for its environments.
     """
 
     # True where a transition terminates the episode (time limits do not count). Keys:
-    #   task: as the environment does, as far as its observations show it
-    #   published: as published model-based code does, where that differs
+    #   task: the environment's rule, as far as observations determine it
+    #   published: the rule of published model-based code, if it differs
     ends: Mapping[str, Function]
-    # reward as the environment computes it; None if it does not follow from the transition
+    # the environment's reward; None if the transition does not determine it
     reward: Function | None = None
 
 

@@ -59,7 +59,7 @@ class Task:
         """Termination and reward as functions of a transition; None if unknown."""
         if self.env_id in _registered:
             return _registered[self.env_id].outcomes
-        env_id = self.card.env if self.card else self.env_id  # the card's also of `d4rl:<id>`
+        env_id = self.card.env if self.card else self.env_id  # for `d4rl:<id>`, the card's
         return OUTCOMES.get(env_id or self.name)
 
     def with_options(

@@ -915,7 +915,7 @@ RECORDED_CASES = tuple({case.inputs: case for case in reversed(CASES)}.values())
 WITHOUT = {  # algorithms without a case, and the reason
     "gr_rl": "there is no public code; a test compares its update with plain PyTorch",
     "one_step": "its loss equals that of rl100's one-step head (see its row); a test checks this",
-    "mbpo": "jannerm/mbpo needs TensorFlow 1; fit, rollouts and updates are mopo's (see its rows)",
-    "sparse_policy": "a test compares its fit with pysindy (STLSQ), see common/models/sparse.py",
+    "mbpo": "jannerm/mbpo needs TensorFlow 1; mbpo shares fit, rollouts and updates with mopo",
+    "sparse_policy": "a test compares its fit, in common/models/sparse.py, with pysindy (STLSQ)",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

@@ -14,7 +14,7 @@ import numpy as np
 OBS, ACT, BATCH, WIDTH, SAMPLES, CRITICS, WINDOW = 5, 3, 7, 8, 4, 3, 6
 ROWS = 40  # rows of the data that a dynamics model is fitted to
 SEED = 20
-RECORD = "record/"  # prefix of the progress of a dynamics model's fit
+RECORD = "record/"  # prefix of the parameters that record the fit of a dynamics model
 EXPERT = 1000  # an update's expert batch has the update's number plus this as its seed
 Arrays = dict[str, np.ndarray]
 
@@ -24,10 +24,10 @@ def parameters(
 ) -> Arrays:
     """Return random parameters, uniform in +-1/2; gains of normalization are centered at 1.
 
-    So are the standard deviations that divide a model's inputs. Target networks are not copies of
-    the networks that they follow. A `scale`, which is not trained, is 1/4. The record of a fit has
-    random errors and is 0 otherwise; it takes no numbers from the others. key: sort key of the
-    names; values are sampled in this order.
+    The standard deviations that divide a model's inputs are also centered at 1. Target networks are
+    not copies of the networks that they follow. A `scale`, which is not trained, is 1/4. In the
+    record of a fit, errors are random and everything else is 0; it has a random generator of its
+    own. key: sort key of the names; values are sampled in this order.
     """
     rng, values = np.random.RandomState(SEED), {}
     for name in sorted(shapes, key=key):

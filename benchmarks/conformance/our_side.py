@@ -229,7 +229,7 @@ def model_columns(case: Case, algorithm: Any, update: int) -> Arrays:
 def fit_completely(
     algorithm: Any, state: State, batch: Batch, i: int
 ) -> tuple[State, dict[str, Tensor]]:
-    """Fit a dynamics model until it stops, and for the remaining epochs, which change nothing.
+    """Fit a dynamics model for all epochs; those after early stopping change nothing.
 
     The first rows are the holdout. Each member's training rows are shuffled after each epoch.
     """
@@ -256,7 +256,7 @@ def fit_completely(
 
 
 def roll_out(algorithm: Any, state: State, batch: Batch, i: int) -> tuple[State, dict[str, Tensor]]:
-    """Return the valid transitions of rollouts as metrics, with zeros after the last."""
+    """Return the valid transitions of rollouts as metrics, padded with zeros."""
     columns = algorithm.fill(state, batch)
     valid = columns.pop("valid")
     names = ("observations", "actions", "rewards", "next_observations", "terminated")
@@ -268,14 +268,14 @@ def roll_out(algorithm: Any, state: State, batch: Batch, i: int) -> tuple[State,
 def plan_in_the_model(
     algorithm: Any, state: State, batch: Batch, i: int
 ) -> tuple[State, dict[str, Tensor]]:
-    """Return planned actions of rollouts."""
+    """Return planned actions in rollouts."""
     return state, {"actions": algorithm.choose_action(state, batch.observations)}
 
 
 def plan_in_the_environment(
     algorithm: Any, state: State, batch: Batch, i: int
 ) -> tuple[State, dict[str, Tensor]]:
-    """Return planned actions of an environment."""
+    """Return planned actions in the environment."""
     head = Network(algorithm.exploring_head(), algorithm.exploring_params(state.params))
     return state, {"actions": head.explore_action(batch.observations, state.random)}
 
@@ -304,7 +304,7 @@ def update_on_rollout(
     return algorithm.update(state, replace(batch, columns={**batch.columns, **advantages}), i)
 
 
-# functions that are called instead of the method of the case's phase, by algorithm and phase
+# algorithm, phase -> function that replaces the algorithm's method for this phase
 REPLACEMENTS: dict[tuple[str, str], Any] = {
     ("rl100", "improve"): improve_all_steps,
     ("rl100", ONLINE): update_on_rollout,

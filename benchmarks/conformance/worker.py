@@ -55,7 +55,7 @@ def run(side: Any, learner: Learner, inputs: Arrays, updates: int) -> Arrays:
 def parameters(links: Sequence[Link], params: Arrays) -> Arrays:
     """Return the reference's parameters by our names. Raises ValueError for one without a link.
 
-    Entries of the record of a fit need no link.
+    Parameters that record a fit need no link.
     """
     values = {f"params/{name}": np.full_like(x, np.nan) for name, x in params.items()}
     for link in links:

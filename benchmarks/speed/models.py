@@ -1,7 +1,7 @@
 """Contenders for dynamics models: our engine, and unmodified files of OfflineRL-Kit.
 
-`fit` counts training steps of the ensemble: 256 rows for each of 7 members. `rollout` counts
-rollouts of 10,000 states for 5 steps, with MOPO's penalty, stored in a buffer. Observations have 17
+`fit` counts training steps of the ensemble: 256 rows for each of 7 members. `rollout` counts sets
+of 10,000 rollouts of 5 steps, with MOPO's penalty, stored in a buffer. Observations have 17
 numbers, actions 6; no rollout ends early.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.speed.clock import ACT, BATCH, OBS, Clock, arrays
 
 STARTS, HORIZON = 10_000, 5
-FIT_STEPS = 10  # training steps between two looks at the clock
+FIT_STEPS = 10  # training steps between two readings of the clock
 DECAY = [2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4]
 
 

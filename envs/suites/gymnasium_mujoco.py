@@ -1,7 +1,7 @@
-"""Termination and rewards of Gymnasium's MuJoCo environments, by their names `env:<id>`.
+"""Termination and rewards of Gymnasium's MuJoCo environments, by task name (`env:<id>`).
 
 Source: `Farama-Foundation/Gymnasium:gymnasium/envs/mujoco`. Velocities in the observations of
-Hopper and the pendulums are clipped to 10; a limit on larger velocities cannot be seen in them.
+Hopper and the pendulums are clipped to 10, so a limit above 10 cannot be checked in them.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from envs.suites import locomotion
 
 
 def pendulum_falls(s: Any, a: Any, s2: Any) -> Any:
-    """True where the pole leans by more than 0.2 rad (InvertedPendulum), or a number is lost."""
+    """True where InvertedPendulum's pole leans by more than 0.2 rad, or a number is not finite."""
     return ~(finite(s2) & (abs(s2[..., 1]) <= 0.2))
 
 
@@ -29,7 +29,7 @@ def double_pendulum_falls(s: Any, a: Any, s2: Any) -> Any:
     """True where the tip of the second pole is at most 1 m high (InvertedDoublePendulum).
 
     Observations 1 to 4 are the sines of the two joint angles, then their cosines. MuJoCo computes
-    the tip's height one integrator stage before the positions, so single steps at the limit differ.
+    the tip's height one integrator stage before the positions, so a step at the limit may differ.
     """
     sin_1, sin_2, cos_1, cos_2 = (s2[..., i] for i in range(1, 5))
     return 0.6 * (cos_1 + cos_1 * cos_2 - sin_1 * sin_2) <= 1

@@ -180,8 +180,8 @@ def ant_falls(s: Any, a: Any, s2: Any) -> Any:
     return ~ant_stands(s2)
 
 
-# The rewards need the distance traveled along x, which the observations leave out. HalfCheetah's
-# published function is that of `yihaosun1124/OfflineRL-Kit`; `jannerm/mbpo` never ends.
+# The rewards need the distance traveled along x, which is not observed. HalfCheetah's published
+# function is that of `yihaosun1124/OfflineRL-Kit`; in `jannerm/mbpo`, its rollouts never end.
 OUTCOMES = {
     "Hopper-v4": Outcomes({"task": hopper_falls, "published": hopper_falls_published}),
     "Walker2d-v4": Outcomes({"task": walker_falls, "published": walker_falls_published}),

@@ -319,11 +319,11 @@ def distance_from(goal: tuple[float, float], observations: Any) -> Any:
 def ant_outcomes(maze: str) -> Outcomes:
     """Return the outcomes of an ant maze.
 
-    An episode ends within 0.5 m of a goal that is drawn per episode, up to 1.5 m in x and y from
-    the center of its cell, and is not observed. These functions know only the mean goal, so `task`
-    is not exact and the reward is not known. `published` is the function of LEQ
-    (`kwanyoungpark/LEQ`). RAMBO never ends rollouts of ant mazes. In D4RL's files the ant walks on
-    after it has passed the goal, and `terminals` marks all positions within 0.5 m of it.
+    An episode ends within 0.5 m of its goal. The goal is sampled for each episode, up to 1.5 m in x
+    and y from the center of its cell, and is not observed. These functions use the mean goal, so
+    `task` is not exact, and the reward is not known. `published` is the function of LEQ
+    (`kwanyoungpark/LEQ`). In RAMBO, rollouts of ant mazes never end. In D4RL's files, the ant walks
+    on after it has reached the goal, and `terminals` marks all positions within 0.5 m of it.
     """
     ((row, column),) = cells(maze, "G")
     x, y = ant_center(maze, row, column)

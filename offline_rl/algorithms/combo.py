@@ -1,15 +1,15 @@
 """COMBO: conservative model-based policy optimization, without an estimate of uncertainty.
 
-The critics are trained on the data and on rollouts of a dynamics model. In states of `states`, a
-soft maximum of Q over sampled actions is lowered; on the data, Q is raised. So Q is a lower bound
-where the policy leaves the data, however certain the model is.
+The critics are trained on the data and on rollouts of a dynamics model. Their loss lowers a soft
+maximum of Q over sampled actions, in the states that `states` selects, and raises Q on the data.
+Q is therefore a lower bound where the policy leaves the data, even if the model is certain there.
 
 Paper:   Yu et al., NeurIPS 2021, arXiv:2102.08363. There is no code by the authors.
 Differs: from yihaosun1124/OfflineRL-Kit, whose settings are used: the log-sum-exp is over all
-         sampled actions of a state (logsumexp_samples=all). There it is over one action of each
-         kind, because the result of a reshape is not used; `repeat` equals it. Other differences
-         are those of `mopo`. In the paper, Q is lowered in states of rollouts only (states=model),
-         and actions in rollouts may be uniform.
+         sampled actions of a state (logsumexp_samples=all). There, it is over one action of each
+         kind, because the code discards the result of a reshape; logsumexp_samples=repeat does the
+         same. Other differences are those of `mopo`. In the paper, Q is lowered in states of
+         rollouts only (states=model), and actions in rollouts may be uniformly random.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Positive, Share, frozen
 
 Samples = Literal["all", "repeat"]
-KINDS = 3  # kinds of sampled actions: uniform, of the policy, of the policy at the next state
+KINDS = 3  # kinds of sampled actions: uniform; from the policy at s; from the policy at s'
 
 
 @frozen
@@ -36,12 +36,14 @@ class Config(ModelConfig):
     """Defaults: OfflineRL-Kit's (run_example/run_combo.py)."""
 
     conservatism: NonNegative = 5.0  # weight of the conservative penalty (beta)
-    logsumexp_samples: Samples = "all"  # in one log-sum-exp; repeat: one action of each kind
-    states: Literal["mix", "model"] = "mix"  # where Q is lowered: in all states, or predicted ones
-    num_samples: Count = 10  # sampled actions of each kind and state
+    logsumexp_samples: Samples = "all"  # actions per log-sum-exp: all samples, or one of each kind
+    states: Literal["mix", "model"] = (
+        "mix"  # where Q is lowered. mix: in all states of a batch; model: of predicted transitions
+    )
+    num_samples: Count = 10  # sampled actions per kind and state
     real_share: Annotated[Share, BUILT] = 0.5  # share of the data's transitions in a batch
     hidden: Sizes = (256, 256, 256)  # units of each hidden layer
-    entropy_in_target: Annotated[bool, BUILT] = False  # targets of critics include the entropy
+    entropy_in_target: Annotated[bool, BUILT] = False  # include the entropy in critic targets
     alpha_max: Positive | None = None  # upper bound of the temperature; null: none
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class COMBO(ModelBased):
         return update_targets(state), metrics | self.outside(batch)
 
     def lowered(self, batch: Batch) -> Batch:
-        """Return the rows in whose states Q is lowered."""
+        """Return the transitions in whose states Q is lowered."""
         if self.cfg.states == "mix":
             return batch
         rows = self.predicted_rows(batch)

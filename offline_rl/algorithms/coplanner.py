@@ -1,15 +1,16 @@
-"""COPlanner: MBPO whose actions are planned, cautious in the model and curious in the environment.
+"""COPlanner: MBPO with planning that avoids uncertainty in the model and seeks it when exploring.
 
-Several actions of the policy are each continued for a few steps in the dynamics model. The action
-of the best continuation is taken. In rollouts of the model, the uncertainty of its predictions
-counts against a continuation; in the environment, it counts in favor. Evaluations and exports use
-the policy alone.
+The policy samples several actions, and each is continued for a few steps in the dynamics model. The
+first action of the best continuation is taken. In model rollouts, the uncertainty of the
+predictions lowers the value of a continuation; in the environment, it raises the value. Evaluations
+and exports use the policy without planning.
 
 Paper:   Wang et al., ICLR 2024, arXiv:2310.07220, algorithm 1.
-Differs: from si0wang/COPlanner:MuJoCo-MBPO-COPlanner (and from jannerm/mbpo as `mbpo`). The
-         temperature is learned; there it is 0.2. The warm-up has random actions; there the
-         untrained policy acts. `plan_discount` applies to rewards and uncertainties; the authors
-         use one value for both. Predicted ends of episodes do not end a continuation, as there.
+Differs: from si0wang/COPlanner:MuJoCo-MBPO-COPlanner, and from jannerm/mbpo as `mbpo` does. The
+         temperature is learned; there, it is 0.2. The warm-up has random actions; there, the
+         untrained policy acts. `plan_discount` applies to rewards and uncertainties; there, two
+         options have the same value. As there, a continuation goes on after a predicted end of the
+         episode.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from policies.heads.head import Actor
 class Config(mbpo.Config):
     """Defaults: the paper's for MuJoCo."""
 
-    plans: Annotated[int, Range(1), BUILT] = 5  # continuations from a state (K)
+    plans: Annotated[int, Range(1), BUILT] = 5  # continuations per state (K)
     ahead: Annotated[int, Range(1), BUILT] = 5  # steps of a continuation (H_p)
     caution: NonNegative = 2.0  # weight of the uncertainty, subtracted in rollouts of the model
-    curiosity: Annotated[NonNegative, BUILT] = 1.0  # weight of the uncertainty when exploring
-    plan_discount: Annotated[Share, BUILT] = 0.97  # per step of a continuation
+    curiosity: Annotated[NonNegative, BUILT] = 1.0  # uncertainty weight, added when exploring
+    plan_discount: Annotated[Share, BUILT] = 0.97  # discount of a continuation, per step
     real_share: Annotated[Share, BUILT] = 0.5  # share of the environment's transitions in a batch
 
     @classmethod
@@ -68,7 +69,7 @@ class COPlanner(mbpo.MBPO):
 
 
 class Planner(Actor):
-    """Policy that takes planned actions which seek uncertain predictions."""
+    """Policy that explores with planned actions; uncertain predictions are preferred."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__()
@@ -94,8 +95,9 @@ def planned_action(
 ) -> Tensor:
     """Return the first action [B, A] of the best of `plans` continuations from states [B, O].
 
-    A continuation is valued by its rewards plus `weight` times its uncertainties, discounted. The
-    uncertainty is the standard deviation over all members' samples, averaged over their outputs.
+    The value of a continuation is the discounted sum of reward + weight * uncertainty. The
+    uncertainty of a step is the standard deviation over the samples of all members, averaged over
+    the outputs.
     """
     x = s.expand(cfg.plans, *s.shape).flatten(0, 1)  # [K * B, O]
     first = a = policy.explore_action(x, random)  # [K * B, A]

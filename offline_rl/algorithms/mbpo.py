@@ -1,15 +1,16 @@
-"""MBPO: soft actor-critic trained on short rollouts of a dynamics model, from scratch.
+"""MBPO: online soft actor-critic that is mostly trained on short rollouts of a dynamics model.
 
-After a warm-up with random actions, the dynamics model is fitted again to all experience before
-every `rollout_every` environment steps. The policy then acts in the model for a few steps from
-states of the experience. Each environment step is followed by many updates, mostly on predicted
+After a warm-up with random actions, the dynamics model is fitted to all experience. The policy then
+acts in the model for a few steps, from states of the experience. Both are repeated after every
+`rollout_every` environment steps. Many updates follow each environment step, mostly on predicted
 transitions.
 
 Paper:   Janner, Fu, Zhang, Levine, NeurIPS 2019, arXiv:1906.08253, algorithm 2.
-Differs: from jannerm/mbpo. Members are trained on bootstrap samples whose batches are drawn anew;
-         there each epoch is a permutation. A fit has at most `dynamics_epochs` epochs; there it has
-         no limit. All losses there are taken at the old parameters; here the actor is updated with
-         the new critics. The log density there has 1e-6 inside its logarithm; here it is exact.
+Differs: from jannerm/mbpo. Each batch is sampled with replacement from the member's bootstrap
+         sample; there, each epoch is a permutation of it. A fit has at most `dynamics_epochs`
+         epochs; there, the number is not limited. The actor's loss uses the updated critics;
+         there, all losses use the parameters from before the update. The log density of the policy
+         is exact; there, 1e-6 is added inside the logarithm.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Amount, Count, Number, Positive, Range, frozen
 from policies.heads.gaussian import TanhGaussianActor
 
-EPOCH = 1_000  # environment steps after which the length of rollouts may change
-STEPS = "rollouts_"  # phase of the rollouts of n steps: rollouts_<n>
+EPOCH = 1_000  # environment steps between changes of the rollout length
+ROLLOUTS = "rollouts_"  # prefix of a phase: rollouts_<n> computes rollouts of n steps
 
 
 @frozen
 class Config(ModelConfig):
     """Defaults: the authors' (examples/config/walker2d/0.py)."""
 
-    horizon: Annotated[int, Range(1), BUILT] = 1  # steps of a rollout, after the warm-up
-    last_horizon: Count | None = None  # steps of a rollout, after its growth; null: horizon
-    growth_start: Amount = 20_000  # environment steps after the warm-up; then rollouts grow
-    growth_end: Count = 150_000  # environment steps after the warm-up; growth ends there
+    horizon: Annotated[int, Range(1), BUILT] = 1  # initial number of steps of a rollout
+    last_horizon: Count | None = None  # final number of steps of a rollout; null: horizon
+    growth_start: Amount = 20_000  # environment steps after the warm-up when rollouts start to grow
+    growth_end: Count = 150_000  # environment steps after the warm-up when rollouts stop growing
     starts: Annotated[int, Range(1), BUILT] = 100_000  # rollouts after each fit of the model
     rollout_every: Count = 250  # environment steps between two fits of the model
-    retain: Count = 4  # the newest rollouts are kept, of this many fits
+    retain: Count = 4  # number of newest fits whose rollouts are kept
     entropy_scale: Number = 0.5  # target entropy is -entropy_scale * |A|
-    holdout_max: Annotated[int, Range(1), BUILT] = 5_000  # most holdout rows, with holdout=rows
+    holdout_max: Annotated[int, Range(1), BUILT] = 5_000  # limit on holdout rows, with holdout=rows
     patience: Count = 6  # epochs without improvement after which fitting stops
     actor_lr: Rate = 3e-4
     alpha_lr: Rate = 3e-4
     alpha_max: Positive | None = None  # upper bound of the temperature; null: none
-    actor_anneals: Annotated[bool, BUILT] = False  # actor's learning rate falls to 0 (cosine)
+    actor_anneals: Annotated[bool, BUILT] = False  # anneal the actor's learning rate to 0 (cosine)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,8 +70,8 @@ class Config(ModelConfig):
             )
         if self.clamp_states or self.holdout == "episodes":
             raise ValueError(
-                "clamp_states=true and holdout=episodes need a dataset, and there is none. Remove "
-                "them."
+                "clamp_states=true and holdout=episodes need a dataset, but MBPO trains without "
+                "one. Remove them."
             )
 
     @property
@@ -79,7 +80,7 @@ class Config(ModelConfig):
         return self.last_horizon or self.horizon
 
     def horizon_at(self, env_steps: int) -> int:
-        """Return the steps of a rollout after this number of environment steps after warm-up."""
+        """Return the steps of a rollout, `env_steps` environment steps after the warm-up."""
         grown = env_steps // EPOCH * EPOCH - self.growth_start
         share = grown / (self.growth_end - self.growth_start)
         return self.horizon + int(min(max(share, 0), 1) * (self.longest - self.horizon))
@@ -104,8 +105,8 @@ class MBPO(ModelBased):
     Online: type = Online
     mode = Mode(learns=("environment",))
     follows_card = False  # starts without data
-    dynamics_model = None  # its model is fitted to its own experience
-    offline_networks: ClassVar = ("dynamics", "best_dynamics", "record")  # fitted in other phases
+    dynamics_model = None  # no `dynamics=`: the model is fitted to the run's own experience
+    offline_networks: ClassVar = ("dynamics", "best_dynamics", "record")  # not trained online
 
     def actor(self) -> nn.Module:
         return self.build(TanhGaussianActor)
@@ -117,16 +118,17 @@ class MBPO(ModelBased):
                 "num_updates= and pretrain_updates=; mopo trains on a dataset."
             )
         cfg, every = self.cfg, self.cfg.rollout_every
-        start = max(self.interaction.online.warmup_steps, cfg.batch_size)  # updates start here
+        start = max(self.interaction.online.warmup_steps, cfg.batch_size)  # steps before updates
         if not int(cfg.holdout_share * start):
             raise UserError(
-                f"A share of {cfg.holdout_share:g} of the {start} rows of the first fit is no "
-                "holdout data. Raise online.warmup_steps or algorithm.holdout_share."
+                f"algorithm.holdout_share={cfg.holdout_share:g} of the {start} rows of the first "
+                "fit is less than one holdout row. Raise online.warmup_steps or "
+                "algorithm.holdout_share."
             )
         work: list[Piece] = [Interact(ONLINE, min(start, num_env_steps), evaluate=False)]
         for done in range(start, num_env_steps, every):
             work += self.fitting_pieces(self.epoch_updates(done))
-            work += self.fill_pieces(f"{STEPS}{cfg.horizon_at(done - start)}", self.chunk)
+            work += self.fill_pieces(f"{ROLLOUTS}{cfg.horizon_at(done - start)}", self.chunk)
             work.append(Interact(ONLINE, min(every, num_env_steps - done), evaluate=False))
         return work
 
@@ -142,22 +144,22 @@ class MBPO(ModelBased):
         return cfg.epoch_updates or math.ceil(rows / cfg.batch_size)
 
     def for_phase(self, phase: str) -> Algorithm:
-        if not phase.startswith(STEPS):
+        if not phase.startswith(ROLLOUTS):
             return super().for_phase(phase)
         algorithm = copy.copy(super().for_phase(ONLINE))
-        algorithm.cfg = replace(algorithm.cfg, horizon=int(phase.removeprefix(STEPS)))
+        algorithm.cfg = replace(algorithm.cfg, horizon=int(phase.removeprefix(ROLLOUTS)))
         return algorithm
 
     def rings(self) -> dict[str, int]:
         return {MODEL: self.cfg.starts * self.cfg.longest * self.cfg.retain}
 
     def source(self, phase: str, sources: Sources) -> Source:
-        if "online" in sources:  # experience in place of data
+        if "online" in sources:  # the experience replaces the data
             sources = {**sources, "offline": sources["online"]}
         return super().source(phase, sources)
 
     def fill(self, state: State, batch: Batch) -> dict[str, Tensor]:
-        """Return rollouts, and the number of newest rows that the ring keeps."""
+        """Return rollouts, and `keep`: the number of newest rows that stay in the ring."""
         rows, cfg = super().fill(state, batch), self.cfg
         keep = torch.full_like(state.done, cfg.starts * cfg.horizon * cfg.retain)
         return rows | {"keep": keep}

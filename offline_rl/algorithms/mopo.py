@@ -5,11 +5,12 @@ predicted transition is reduced by `penalty` times the uncertainty of the predic
 policy keeps to states and actions where the model is reliable.
 
 Paper:   Yu et al., NeurIPS 2020, arXiv:2005.13239.
-Differs: from yihaosun1124/OfflineRL-Kit, whose settings are used. Members are trained on bootstrap
-         samples whose batches are drawn anew; there each epoch is a permutation. The actor's
-         learning rate falls with each update; there with each 1,000. The log density is exact;
-         there 1e-6 is added inside its logarithm. The authors' code (tianheyu927/mopo, TensorFlow
-         1) has a second output layer for the variance, and 3e-4 for all learning rates.
+Differs: from yihaosun1124/OfflineRL-Kit, whose settings are used. Each batch is sampled with
+         replacement from the member's bootstrap sample; there, each epoch is a permutation of it.
+         The actor's learning rate falls after every update; there, after every 1,000 updates. The
+         log density of the policy is exact; there, 1e-6 is added inside the logarithm. The
+         authors' code (tianheyu927/mopo, TensorFlow 1) has a separate output layer for the
+         variance, and 3e-4 for all learning rates.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Config(ModelConfig):
     """Defaults: OfflineRL-Kit's (run_example/run_mopo.py)."""
 
     penalty: NonNegative = 1.0  # weight of the uncertainty, in units of the reward
-    uncertainty: Annotated[Uncertainty, BUILT] = "aleatoric"  # see `uncertainty` below
+    uncertainty: Annotated[Uncertainty, BUILT] = (
+        "aleatoric"  # aleatoric: largest predicted std; disagreement, spread: of the members' means
+    )
 
 
 class MOPO(ModelBased):
@@ -45,9 +48,10 @@ class MOPO(ModelBased):
 def uncertainty(prediction: Prediction, kind: Uncertainty) -> Tensor:
     """Return the uncertainty u(s, a) of predictions, [B], over all members.
 
-    aleatoric: the largest norm of a member's standard deviations. disagreement: the largest
-    distance of a member's mean from the mean over members. spread: the root of the mean variance of
-    the members' means.
+    aleatoric: norm of a member's standard deviations, the largest over members.
+    disagreement: distance of a member's mean from the mean over members, the largest over members.
+    spread: variance of the means over members, averaged over observation dimensions; its root.
+    The reward is included in aleatoric only.
     """
     if kind == "aleatoric":
         return prediction.stds.norm(dim=-1).amax(0)

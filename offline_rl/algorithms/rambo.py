@@ -1,18 +1,19 @@
 """RAMBO: robust adversarial model-based offline RL.
 
-A zero-sum game between the policy and the dynamics model. The policy is trained by soft
-actor-critic on the data and on short rollouts of the model. In between, an adversary changes the
-model: transitions that are better than the critics expect become less likely, while the likelihood
-of the data keeps the model accurate where there is data.
+The policy and the dynamics model play a zero-sum game. The policy is trained by soft actor-critic
+on the data and on short rollouts of the model. At intervals, adversary steps update the model: they
+make predicted transitions less likely if these are better than the critics expect. A likelihood
+term keeps the model accurate on the data.
 
 Paper:   Rigter, Lacerda, Hawes, NeurIPS 2022, arXiv:2204.12581.
-Differs: from yihaosun1124/OfflineRL-Kit, whose settings are used, as MOPO does (see mopo.py). The
-         logarithm of the elites' mixture density is computed by logsumexp; there by exp and log,
-         which underflow to -inf for many observations. The walk restarts in the states of the same
-         rows on which the likelihood is computed; there in other rows. Imitation uses random rows;
-         there each pass has the order of the file. No adversary step follows the last update. With
-         adversary=0 its steps are fitting alone; the authors' code (marc-rigter/rambo,
-         TensorFlow 1) skips them, as adversary_updates=0 does.
+Differs: from yihaosun1124/OfflineRL-Kit, whose settings are used. The log density of the elites'
+         mixture is computed with logsumexp; there, with exp and log, which give -inf if
+         observations have many dimensions. The adversary's rollouts restart in the states of the
+         batch on which the likelihood is computed; there, in those of another batch. Behavior
+         cloning samples random rows; there, each pass has the order of the file. No adversary steps
+         follow the last update. With adversary=0, adversary steps only fit the model; the authors'
+         code (marc-rigter/rambo, TensorFlow 1) skips them, as adversary_updates=0 does. Other
+         differences are those of `mopo`.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ CLONING_EPOCHS = 50
 class Config(ModelConfig):
     """Defaults: OfflineRL-Kit's (run_example/run_rambo.py)."""
 
-    adversary: NonNegative = 3e-4  # weight of the adversarial loss; 0: its steps only fit the model
+    adversary: NonNegative = 3e-4  # weight of the adversarial loss; 0: the model is only fitted
     adversary_lr: Rate = 3e-4  # learning rate of the dynamics model in adversary steps
-    adversary_updates: Amount = 1000  # adversary steps at a time; 0: no adversary
-    adversary_every: Count = 1000  # updates between adversary steps; multiple of rollout_every
+    adversary_updates: Amount = 1000  # adversary steps in a row; 0: no adversary
+    adversary_every: Count = 1000  # updates before adversary steps; a multiple of rollout_every
     walk: Count = 5  # steps of the adversary's rollouts, which then restart from the data
-    cloning_updates: Amount | None = None  # updates of imitation; null: 50 passes over the data
+    cloning_updates: Amount | None = None  # updates of behavior cloning; null: 50 data passes
     normalize_observations: bool = True
     dynamics_lr: Rate = 3e-4
     bounds_weight: NonNegative = 0.001
@@ -73,7 +74,7 @@ class Config(ModelConfig):
             )
         if self.model == "sparse" and self.adversary_updates:
             raise ValueError(
-                "model=sparse has no gradient steps, so no adversary can change it. Set "
+                "model=sparse has no gradient steps, so the adversary cannot change the model. Set "
                 "adversary_updates=0."
             )
 
@@ -105,14 +106,14 @@ class RAMBO(ModelBased):
 
     @property
     def phases(self) -> Mapping[str, int]:
-        """Number of updates of each phase; the schedule repeats that of the adversary."""
+        """Number of updates of each phase; the schedule repeats the adversary's phase."""
         cfg = self.cfg
         clone = 1 if cfg.cloning_updates is None else cfg.cloning_updates
         phases = {"clone": clone, **super().phases, "update_adversary": cfg.adversary_updates}
         return {name: updates for name, updates in phases.items() if updates}
 
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
-        """Complete `cloning_updates` too."""
+        """Set `cloning_updates` from the number of rows if it is null."""
         dataset, cfg = super().prepare(dataset)
         if cfg.cloning_updates is None:
             updates = CLONING_EPOCHS * dataset.num_rows // cfg.batch_size
@@ -143,9 +144,9 @@ class RAMBO(ModelBased):
         return super().source(phase, sources)
 
     def clone(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update the policy by imitation, on the squared error of a sampled action.
+        """Update the policy by behavior cloning, on the squared error of a sampled action.
 
-        Adam's moments are reset at the end: the main phase has its own.
+        The last update resets Adam's moments for the main phase.
         """
 
         def loss(policy: Network) -> Tensor:
@@ -157,7 +158,7 @@ class RAMBO(ModelBased):
         return reset_optimizer(state, "policy", is_last), {"policy_loss": value}
 
     def select_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Restore the members, and reset Adam's moments: the adversary has its own."""
+        """Restore each member's stored weights, and reset Adam's moments for the adversary."""
         state, metrics = super().select_dynamics(state, batch, i)
         if "dynamics" in state.optimizer:
             state = reset_optimizer(state, "dynamics", torch.ones_like(state.done) > 0)
@@ -166,7 +167,8 @@ class RAMBO(ModelBased):
     def update_adversary(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update the model against the policy, on one step of the walk and on rows of the data.
 
-        Ended rollouts are continued. A step whose adversarial loss is not finite changes nothing.
+        The walk continues after the end of an episode. If the adversarial loss is not finite, the
+        model is not changed.
         """
         cfg = self.cfg
         restarts = state.done % cfg.adversary_updates % cfg.walk == 0
@@ -187,8 +189,8 @@ class RAMBO(ModelBased):
             fit = model_loss(model, real_x, real_y, cfg.dynamics_decay, cfg.bounds_weight)
             return cfg.adversary * adversarial + fit, (adversarial, fit, log_p.mean())
 
-        of_adversary = self.with_values({"dynamics_lr": cfg.adversary_lr})
-        learner = replace(state, algorithm=of_adversary)
+        with_adversary_lr = self.with_values({"dynamics_lr": cfg.adversary_lr})
+        learner = replace(state, algorithm=with_adversary_lr)
         learned, _, (adversarial, fit, log_p) = minimize(learner, "dynamics", loss)
         state = replace(keep_where(state, learned, ~adversarial.isfinite()), algorithm=self)
         walk = torch.where(s2.isfinite().all(-1, keepdim=True), s2, batch.observations)

@@ -1,18 +1,18 @@
 """Sparse policy (SINDy-RL): distillation of a policy into polynomials of the observation.
 
 Each action becomes a short sum of polynomial terms, fitted in closed form to the teacher's actions
-in the data's states and in noisy copies of them. Every update is a complete fit to one batch: an
-ensemble of thresholded least squares (`common/models/sparse.py`) for every pair of a ridge and a
-threshold, of which the median coefficients of the best pair on held-out episodes act. One update is
-enough. `offline-rl distill algorithm=sparse_policy run=<run> num_updates=1` starts with a run whose
-policy maps one observation to one action without noise.
+in noisy copies of the data's states. Every update is a complete fit to one batch, so one update is
+enough: `offline-rl distill algorithm=sparse_policy run=<run> num_updates=1`. An ensemble is fitted
+by thresholded least squares (`common/models/sparse.py`) for every pair of a ridge and a threshold.
+The pair is chosen by the error on held-out episodes. The policy has the median coefficients of its
+ensemble. The teacher must map one observation to one action, and be deterministic in evaluation.
 
 Paper:   Zolman et al., arXiv:2403.09110 (nzolman/sindy-rl:sindy_rl/sparse_policy).
 Differs: states come from the data instead of rollouts in learned dynamics, and noise is added to
-         normalized observations. There is a constant term. The settings are compared on held-out
-         episodes; the authors' code compares them on the states before noise. If the teacher
-         ends in a tanh, the sums are fitted to the values before it, and the student has a tanh
-         too; the authors' teachers and students clip.
+         normalized observations. There is a constant term. The pairs are compared on held-out
+         episodes; the authors' code compares them on the states without noise. If the teacher's
+         last operation is a tanh, the sums are fitted to the values before it, and the student
+         applies a tanh too; the authors' teachers and students clip.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ class Config(BaseConfig):
     interactions: Annotated[bool, BUILT] = True  # include products of different observations
     constant: Annotated[bool, BUILT] = True  # include the constant term
     members: Annotated[int, Range(1), BUILT] = 20  # number of fits in the ensemble
-    drop_terms: Annotated[int, Range(0), BUILT] = 1  # random terms that each member does not use
+    drop_terms: Annotated[int, Range(0), BUILT] = 1  # random terms that each member leaves out
     ridges: Settings = (1e-6, 1e-2)  # L2 penalties to compare
-    thresholds: Settings = (1e-4, 1e-3, 1e-2)  # smallest coefficients that are kept, to compare
-    # of the settings whose held-out error exceeds the smallest by at most this share, the one with
-    # the fewest terms acts; the authors choose the smallest error
-    tolerance: NonNegative = 0.0  # share of the held-out error to give up for fewer terms
-    max_iter: Count = 20  # rounds of ridge regression and thresholding
+    thresholds: Settings = (1e-4, 1e-3, 1e-2)  # values to compare; smaller coefficients become 0
+    # Among the pairs whose error is at most (1 + tolerance) times the smallest error, the pair with
+    # the fewest terms is chosen. The authors choose the pair with the smallest error.
+    tolerance: NonNegative = 0.0  # accepted relative increase of the held-out error for fewer terms
+    max_iter: Count = 20  # iterations of ridge regression and thresholding
     noise: NonNegative = 0.1  # standard deviation of the noise on normalized observations
     copies: Count = 2  # noisy copies of each state
     batch_size: Count = 10_000  # states per fit
-    discount: ClassVar[float] = 1.0  # required in batches; not an option, as imitation ignores it
+    discount: ClassVar[float] = 1.0  # batches need it; imitation does not use it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,7 +148,7 @@ class SparsePolicy(Algorithm):
         return result
 
     def label(self, state: State, observations: Tensor) -> Tensor:
-        """Return the teacher's actions before clipping or tanh, [B, A], up to a limit."""
+        """Return the teacher's actions before clipping or tanh, [B, A], clipped to +-LIMIT."""
         policy: Any = self.modules["sparse"]
         if not policy.tanh:
             return state.teacher(observations).float().clamp(-LIMIT, LIMIT)
@@ -156,7 +156,7 @@ class SparsePolicy(Algorithm):
         return state.teacher.act(observations).float().clamp(-edge, edge).atanh()
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Fit the policy to the batch with every pair of settings, and choose one."""
+        """Fit the policy to the batch with every pair of ridge and threshold, and choose a pair."""
         cfg, random, held_out = self.cfg, state.random, batch.held_out
         assert held_out is not None
         policy: Any = self.modules["sparse"]
@@ -164,7 +164,7 @@ class SparsePolicy(Algorithm):
         noised = s.repeat(cfg.copies, 1)
         noised = noised + cfg.noise * random.normal(noised.shape)  # [copies B, O]
 
-        # bags of the training rows: these come first in `order`
+        # bootstrap samples of the training rows, which come first in `order`
         shape = cfg.members, len(noised)
         order, count = held_out.argsort(stable=True), (held_out == 0).sum()
         bags = order[random.integers(count, shape)] + len(s) * random.integers(cfg.copies, shape)

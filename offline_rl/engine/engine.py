@@ -169,14 +169,14 @@ class Engine:
             self._updates = self.updates + period
 
     def has_converged(self, phase: str) -> bool:
-        """Return True if `phase` changes nothing more for any seed. Waits for the device."""
+        """Return True if more updates of `phase` change no seed. Waits for the device."""
         return bool(self.for_phase(phase)[0].has_converged(phase, self.state["params"]).all())
 
     def skip(self, num_updates: int, phase: str) -> None:
         """Count `num_updates` of `phase` as done without running them.
 
-        Random numbers depend on the number of updates. So a run that skips updates that change
-        nothing is equal to a run that computes them.
+        Random numbers depend on the number of updates. Therefore, a run that skips updates without
+        effect is equal to a run that computes them.
         """
         updates = self.updates + num_updates
         self.done[phase] = self.done.get(phase, 0) + num_updates

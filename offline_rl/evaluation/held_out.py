@@ -1,7 +1,7 @@
 """Errors of policies on recorded actions that were held out of the training data.
 
-This is the result of tasks without an environment. A small error shows that a policy imitates the
-data, not that its returns are high.
+For tasks without an environment, this error replaces the return. A small error shows that a policy
+imitates the data, not that its returns are high.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HeldOutErrors:
     json: bool
 
     def relative(self, path: Path) -> float:
-        """Return the error of a bundle in units of the mean action's error."""
+        """Return the error of a bundle, divided by that of the mean action."""
         return self.errors[path] / self.variance
 
     def __str__(self) -> str:
@@ -57,7 +57,8 @@ class HeldOutErrors:
         title = f"{self.data}: {self.rows:,} held-out rows in {self.episodes} episodes"
         note = (
             "Action error: squared difference from the data's action, mean over rows and action "
-            "dimensions; actions are in [-1, 1]. Relative error: 1 is the error of the mean action."
+            "dimensions; actions are in [-1, 1]. Relative error: action error divided by that of "
+            "the mean action."
         )
         return "\n".join([title, "", table(HEADER, body), "", wrap_text(note)])
 
@@ -92,7 +93,7 @@ def action_error(policy: BundlePolicy, data: Dataset, path: Path) -> float:
     player.reset(np.arange(len(starts)))
     rewards = None
     for step in range(int(lengths.max())):
-        rows = np.minimum(starts + step, ends)  # an episode that is over keeps its last row
+        rows = np.minimum(starts + step, ends)  # an episode that is over repeats its last row
         try:
             actions = player.step(channels.take(data.observations, rows), rewards)
         except ValueError as error:

@@ -16,7 +16,7 @@ class EvaluateOptions(Checked):
 
     run: str | list[str]  # a bundle, or the folder of a seed or run; [first,second] compares runs
     task: str | None = None  # task to evaluate in; default: the one the policy was trained on
-    dataset: str | None = None  # without a task: card or file for the error on held-out actions
+    dataset: str | None = None  # card or file: error on held-out actions, without an environment
     episodes: Count | Literal["all"] = 100  # per bundle, fixed seeds; all: each initial state once
     eval_envs: Count | None = None  # environments open at a time; 1 if only one can exist
     target_return: Number | None = None  # target of return-conditioned policies; default: bundle's

@@ -1,7 +1,8 @@
 """NeoRL-2 data recorded again with the publishers' behavior networks.
 
 The publishers' recipe (`polixir/neorl2_dataset:scripts/get_data.py`): episode n has the seed n, the
-networks take turns, their actions are clipped and have no noise, and the last episode is complete.
+networks alternate between episodes, their actions are clipped and have no noise, and the last
+episode is complete.
 The networks are files of this repository, which the user downloads. They are read without pickle.
 """
 
@@ -68,7 +69,7 @@ def generate_behavior(
 
 
 def find_network(plan: Behavior, folder: Path, name: str) -> Network:
-    """Return a network of the plan. Raises UserError if its file is missing or another one."""
+    """Return a network of the plan. Raises UserError if its file is missing or differs."""
     path, url = folder / name, f"{plan.source}/{name}"
     remedy = f"Download it with: curl -L --create-dirs -o '{path}' {url}"
     if not path.is_file():
@@ -102,7 +103,7 @@ def read_network(path: Path) -> Network:
 
 
 def actor(networks: list[Network], env: envs.VectorEnv, first_seed: int) -> Act:
-    """Return an actor in which the network of an episode follows from the episode's seed."""
+    """Return an actor that selects the network of an episode by the episode's seed."""
 
     def act(observations: Any, indices: np.ndarray) -> np.ndarray:
         turn = (first_seed + indices) % len(networks)

@@ -1,4 +1,4 @@
-"""Sources that combine the batches of two sources."""
+"""Sources that combine the batches of two sources, or add a column to those of one source."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WithExpert(Source):
 
 
 class Marked(Source):
-    """A source whose batches state whether a model predicted their transitions."""
+    """A source with the column `imagined`: 1 if a model predicted the transitions, else 0."""
 
     def __init__(self, source: Source, imagined: bool) -> None:
         self.source, self.imagined = source, imagined

@@ -1,4 +1,4 @@
-"""Rows of a replay buffer, divided into training rows and holdout rows of a dynamics model."""
+"""Division of a replay buffer's rows into training and holdout rows of a dynamics model."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Part = Literal["training", "holdout", "all_training"]
 class Split(Source):
     """One part of a replay buffer's rows.
 
-    training: `members` batches, one after another. Each member of an ensemble has a bootstrap
-    sample of the training rows: as many rows as there are, sampled with replacement and fixed.
-    Batches of a member are sampled from it.
-    holdout, all_training: all rows of the part, whatever the batch size, padded to a fixed number
-    of rows. `weights` are 1 for rows and 0 for padding.
+    training: one batch for each ensemble member, concatenated. Each member has a fixed bootstrap
+    sample of the training rows: as many rows as there are, sampled with replacement. Its batches
+    are sampled from it, again with replacement.
+    holdout, all_training: all rows of the part, independent of the batch size, padded to a fixed
+    number of rows. `weights` are 1 for rows and 0 for padding.
 
-    The division is random, but equal for all seeds that share the buffer. When the buffer has new
-    rows, all rows are divided again.
+    The division is random, but the same for all seeds that share the buffer. When the buffer has
+    new rows, all rows are divided again.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Split(Source):
         """
         self.buffer, self.part, self.members = buffer, part, members
         self.share, self.most, self.by = share, most, by
-        self.ends = np.zeros(buffer.streams, int)  # rows of each stream so far, when it was divided
+        self.ends = np.zeros(buffer.streams, int)  # rows added to each stream at its last division
         shape, device = (buffer.streams, buffer.capacity), buffer.device
         self.data = {
             "order": torch.zeros(shape, dtype=torch.int32, device=device),  # holdout rows first
@@ -71,7 +71,7 @@ class Split(Source):
         self.ends = ends
 
     def _divide(self, stream: int, rows: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return an order of `rows` in which the holdout is first, and the holdout's size.
+        """Return a permutation of `rows` with the holdout first, and the holdout's size.
 
         rows: positions in the buffer, the oldest row first.
         """

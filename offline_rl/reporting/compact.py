@@ -39,7 +39,7 @@ from offline_rl.utils.files import read_json, write_atomically, write_json
 from offline_rl.utils.trees import flatten
 
 RUNS, CONFIGS, EVALUATIONS = "runs.csv", "configs.json", "evaluations.csv.gz"
-WHOLE = ("dynamics",)  # fields of a result that are one cell, although they are nested
+WHOLE = ("dynamics",)  # nested fields of a result that are stored in one cell
 LAST = ("returns", "success", "costs")  # fields of a result that repeat its last evaluation
 REFERENCE = ("min", "max", "source", "environment", "success", "last_evaluations")
 # first columns of runs.csv; the others follow in alphabetical order
@@ -130,7 +130,7 @@ def write(records: Sequence[Record], out: Path) -> None:
         if first.get("start"):  # collect the checksums of the checkpoints that the seeds continue
             sums = merged(first["start"]["sha256"], record.config["start"]["sha256"])
             configs[record.run] = first | {"start": first["start"] | {"sha256": sums}}
-        if first.get("dynamics_sha256"):  # and of the dynamics models that they load
+        if first.get("dynamics_sha256"):  # likewise, of the dynamics models that they load
             sums = merged(first["dynamics_sha256"], record.config["dynamics_sha256"])
             configs[record.run] = configs[record.run] | {"dynamics_sha256": sums}
     rows = [row_of(record) for record in records]

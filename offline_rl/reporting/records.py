@@ -63,7 +63,7 @@ def of_folder(folder: SeedFolder) -> Record:
 
 
 def config_of_seed(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return a seed's config: without the checksums of what other seeds load.
+    """Return a seed's config, without the checksums of files that other seeds load.
 
     Compact files store one config for all seeds of a run.
     """

@@ -60,7 +60,7 @@ class DynamicsFit:
     outputs: list[str]  # names of the observations whose change is predicted, and `reward`
     errors: list[float]  # squared holdout error of each output, mean over the elites
     variances: list[float]  # variance of each output in the holdout rows
-    elites: list[int]  # ensemble members that are used
+    elites: list[int]  # ensemble members that are used for predictions
     epochs: int
     training_rows: int
     holdout_rows: int

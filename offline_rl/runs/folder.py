@@ -42,7 +42,7 @@ from offline_rl.utils.trees import to_json_values
 from policies.bundle import BUNDLE
 
 MAX_CHECKPOINTS = 2
-# Prefixes in a flat config. Checksums of what each seed loads: a checkpoint, a dynamics model
+# Prefixes of checksums in a flat config: of the checkpoint and the model that each seed loads
 SUMS = ("start.sha256.", "dynamics_sha256.")
 FORMAT = "4"  # version of the checkpoint format; increased when the content changes
 METADATA = {"format", "progress", "checksum"}  # keys of a checkpoint's metadata

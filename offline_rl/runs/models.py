@@ -1,8 +1,7 @@
-"""The dynamics model that a run loads from another run, with `dynamics=`.
+"""Dynamics model that a run loads from another run by `dynamics=`.
 
-The model of seed s is that of the other run's seed s, or of its only seed. Both runs must have the
-same data, the same transform and the same size of the model. Their policies may differ, and so may
-their algorithms.
+Seed s loads the model of the other run's seed s, or of its only seed. Both runs must have the same
+data, the same transform and the same size of the model. Their algorithms and policies may differ.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ class StoredModel:
 
     @cached_property
     def sha256(self) -> str:
-        """Checksum of the model, which does not depend on the rest of the checkpoint."""
+        """Checksum of the model alone, without the rest of the checkpoint."""
         return checksum("", self.tensors)
 
     def into(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the flat state of a seed with this model. Raises UserError if it does not fit."""
+        """Return a seed's flat state with this model in it. Raises UserError if it does not fit."""
         for name, tensor in self.tensors.items():
             shape = tuple(state[name].shape) if name in state else None
             if shape != tuple(tensor.shape):
@@ -69,8 +68,8 @@ class StoredModel:
 def load_models(runs: list[Run]) -> tuple[dict[int, StoredModel], dict[int, str]]:
     """Return the model of each run's seed, and its checksum. Raises UserError.
 
-    A resumed run has the model in its own checkpoints. If the folder of `dynamics=` is gone, such a
-    run has a checksum and no model.
+    A resumed run has the model in its own checkpoints. If the folder of `dynamics=` no longer
+    exists, only the checksum of such a run is returned.
     """
     models, sums = dict[int, StoredModel](), dict[int, str]()
     by_folder = dict[Path, StoredModel]()
@@ -91,7 +90,7 @@ def load_models(runs: list[Run]) -> tuple[dict[int, StoredModel], dict[int, str]
 
 
 def stored_checksum(run: Run) -> str | None:
-    """Return the checksum in the config of a run to resume whose `dynamics=` is gone, else None."""
+    """Return the stored checksum if the run is resumed and its `dynamics=` is gone, else None."""
     is_started = run.folder.finished or run.folder.checkpoints()
     if Path(str(run.data.dynamics)).expanduser().exists() or not is_started:
         return None
@@ -100,7 +99,7 @@ def stored_checksum(run: Run) -> str | None:
 
 
 def source_folder(dynamics: str, seed: int) -> SeedFolder:
-    """Return the folder of the seed whose model `seed` loads. Raises UserError.
+    """Return the folder of the seed from which `seed` loads its model. Raises UserError.
 
     dynamics: a run's folder, or the folder of one seed.
     """
@@ -116,8 +115,8 @@ def source_folder(dynamics: str, seed: int) -> SeedFolder:
         raise UserError(f"dynamics={dynamics} contains no seeds. {remedy}")
     if seed not in seeds and len(seeds) > 1:
         raise UserError(
-            f"dynamics={dynamics} has no model for seed {seed}; it has {seeds}. Use one model for "
-            f"all seeds by dynamics={path / f'seed_{seeds[0]}'}, or other seeds=."
+            f"dynamics={dynamics} has no model for seed {seed}, only for {seeds}. Use one model "
+            f"for all seeds, with dynamics={path / f'seed_{seeds[0]}'}, or change seeds=."
         )
     return SeedFolder(path, seed if seed in seeds else seeds[0])
 
@@ -129,7 +128,7 @@ def load_model(folder: SeedFolder, reusable: Reusable) -> StoredModel:
     if done is None:
         raise UserError(
             f"{folder.path} has no checkpoint, so its dynamics model is not fitted. Repeat the "
-            "command of that run first."
+            "command of that run, to finish it first."
         )
     tensors, content = folder.load(done)
     params = {k: v for k, v in tensors.items() if k.startswith("params/")}
@@ -146,7 +145,7 @@ def load_model(folder: SeedFolder, reusable: Reusable) -> StoredModel:
 
 
 def is_trained_further(model: Mapping[str, Tensor]) -> bool:
-    """Return True if the weights differ from those that the fit has selected."""
+    """Return True if the weights differ from those at the end of the fit."""
     start = "params/best_dynamics/net."
     best = {k.removeprefix(start): v for k, v in model.items() if k.startswith(start)}
     return not all(torch.equal(model[f"params/dynamics/net.{k}"], v) for k, v in best.items())
@@ -157,8 +156,8 @@ def wrong_model(run: Run, model: StoredModel, reusable: Reusable) -> Iterator[st
     path, config, hyper = model.folder.path, model.config, model.config.get("hyper", {})
     if not model.is_fitted:
         yield (
-            f"{path}: its dynamics model is not fitted to the end, or was trained further. Use a "
-            "finished run with num_updates=0, which only fits the model."
+            f"{path}: the fit of its dynamics model is not finished, or the model was changed "
+            "after it. Use a finished run with num_updates=0, which only fits the model."
         )
     values = {"task": (config.get("task"), run.task.name)}
     if config.get("task") == run.task.name and config.get("data") != run.checksums["data"]:

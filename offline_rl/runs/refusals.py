@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from offline_rl.algorithms.common.base import Algorithm
     from offline_rl.runs.options import TrainOptions
 
-CHUNK = 100_000  # rows that are checked at a time, which bounds memory
+CHUNK = 100_000  # maximum number of rows checked at once, to limit memory
 TRACKERS = ("wandb", "tensorboard")  # trackers that need a package of this name
 
 
@@ -152,7 +152,7 @@ def model_based_names(reusable: Any = None) -> str:
     models = {name: algorithm_class(name).dynamics_model for name in algorithm_names()}
     fitted = {name: model for name, model in models.items() if model is not None}
     names = [k for k, v in fitted.items() if reusable is None or v.networks == reusable.networks]
-    *first, last = names or ["the same algorithm"]  # of the user
+    *first, last = names or ["the same algorithm"]  # for a user's own algorithm
     return f"{', '.join(first)} and {last}" if first else last
 
 
@@ -236,7 +236,7 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
     if learner.uses_facts and (count := unmarked_ends(run, data)):
         yield (
             f"{name}: {count:,} rows end an episode of {run.task.name}, but no row is terminated, "
-            "so returns beyond these ends would be learned. Use data with terminations, or "
+            "so values would include rewards after these ends. Use data with terminations, or "
             "algorithm.ends=never if episodes continue there."
         )
     if cfg.center_rewards and run.budget.num_env_steps:
@@ -259,9 +259,9 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
 
 
 def unmarked_ends(run: Any, data: Dataset) -> int:
-    """Return the number of rows that end an episode by the task's rule, if none is terminated.
+    """Return the number of rows that end an episode by the task's rule; 0 if any is terminated.
 
-    run: a Run. 0 if the run does not use the task's rule, or if the rule is not known.
+    Also 0 if the run does not use the task's rule, or if it is not known. run: a Run.
     """
     outcomes = run.task.outcomes
     is_end = None if outcomes is None else outcomes.ends.get("task")
@@ -357,7 +357,7 @@ def wrong_learner(
             "algorithm.environments=1."
         )
     if run.data.dynamics is not None and learner.dynamics_model is not None:
-        scheduled |= {*learner.dynamics_model.phases}  # another run has completed them
+        scheduled |= {*learner.dynamics_model.phases}  # completed by the run that fitted the model
     missing = [phase for phase in learner.needed_phases if phase not in scheduled]
     if "update" in scheduled and missing:
         yield (

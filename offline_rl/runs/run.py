@@ -479,7 +479,7 @@ def difference(
 
 
 def checksum_text(key: str) -> str | None:
-    """Return the text of a key of a flat config that is a checksum; None for other keys."""
+    """Return the text in `CHECKSUMS` for a key of a flat config; None if it is no checksum."""
     return CHECKSUMS.get(key.partition(".")[0])
 
 
@@ -497,7 +497,8 @@ def refuse_other(folder: SeedFolder, run: Run, *, extends: bool = False) -> None
     differing = [key for key in differences if role_of(key) == IDENTITY and key not in ignored]
     if not differing:
         return
-    differing.sort(key=lambda key: checksum_text(key) is None)  # explains other options
+    # checksums come first, because other data explain other options
+    differing.sort(key=lambda key: checksum_text(key) is None)
     key = differing[0]
     old_value, new_value = differences[key]
     text = checksum_text(key) or f"{option_name(key)}={old_value!r}, now it is {new_value!r}"

@@ -216,8 +216,8 @@ def finetune_keys(
         )
     if not config["num_updates"] and not config.get("num_env_steps"):
         raise UserError(
-            f"run={run} fitted only a dynamics model (num_updates=0), and no policy can be "
-            "continued. Pass it as dynamics= to `train`."
+            f"run={run} only fitted a dynamics model (num_updates=0), so it has no policy to "
+            "continue. To use the model, pass the run as dynamics= to `train`."
         )
     continued = continued_keys(config, keys, start)
     cls = algorithm_class(continued["algorithm"])

@@ -232,7 +232,7 @@ def open_evaluator(
     say_once: Callable[[str], None],
     opened: ExitStack,
 ) -> Evaluator | None:
-    """Return the evaluator; None without an environment or a policy that is trained.
+    """Return the evaluator; None if there is no environment, or if no policy is trained.
 
     It is opened after the collector, because the collector needs all its environments and
     evaluation can use fewer. With `watch`, evaluations do not run in the background.

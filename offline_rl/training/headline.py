@@ -28,7 +28,7 @@ def headline(prepared: Prepared) -> str:
     if run.fits_model_only:
         notes = "\nnum_updates=0: only the dynamics model is fitted"
     elif run.data.dynamics is not None:
-        notes += f"\nthe dynamics model of {run.data.dynamics} is used"
+        notes += f"\nthe dynamics model is loaded from {run.data.dynamics}"
     notes += too_few_steps_note(prepared) + warmup_note(prepared)
     notes += "".join(f"\n{note}" for note in data.notes) if data is not None else ""
     for dataset in (data, expert):

@@ -349,8 +349,8 @@ def with_model_checksum(run: Run, sums: Mapping[int, str]) -> Run:
 def schedule_of(run: Run, learner: Algorithm) -> list[Piece]:
     """Return the phases of a run in order.
 
-    If the dynamics model is loaded, its fit is left out, except for the last phase. If the run only
-    fits the model, all other phases are left out.
+    If the dynamics model is loaded, the phases that fit it are left out, except for the last. If
+    the run only fits the model, all other phases are left out.
     """
     budget, model = run.budget, learner.dynamics_model
     schedule = learner.schedule(budget.num_updates, budget.num_env_steps, budget.pretrain_updates)

@@ -66,7 +66,7 @@ def sources_of(
 
 
 def facts_of(prepared: Prepared, transform: Transform) -> Facts:
-    """Return what is known about the task, in the units of training. Raises UserError."""
+    """Return ends, reward and observation range, in the units of training. Raises UserError."""
     run, data = prepared.run, prepared.data
     outcomes = getattr(run.task, "outcomes", None)
     ends = {} if outcomes is None else dict(outcomes.ends)

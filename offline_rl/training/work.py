@@ -109,8 +109,8 @@ class Work:
     def _ended(self) -> bool:
         """True if the schedule, or a phase with evaluations, has just ended.
 
-        A phase goes on after pieces without evaluation, such as updates of a model between two
-        parts of the main phase.
+        Pieces without evaluation, such as updates of a model between two parts of the main phase,
+        do not end a phase.
         """
         k, done = self.progress.position
         piece = self.schedule[k]

@@ -84,7 +84,7 @@ class Head(nn.Module):
     def describe(
         self, weights: Any, observation_names: Sequence[str], action_names: Sequence[str]
     ) -> dict[str, Any]:
-        """Return readable facts about the parameters, which a bundle stores in its provenance.
+        """Return readable facts about the parameters. A bundle stores them in its provenance.
 
         weights: arrays by name.  observation_names, action_names: names of the inputs and outputs.
         """

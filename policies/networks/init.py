@@ -59,7 +59,7 @@ def lecun_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None
 def half_lecun_init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
     """Initialize weights with a normal distribution of std 1 / (2 sqrt(fan_in)), biases with zero.
 
-    Weights are cut off at +-2. Used for dynamics models (MBPO, Janner et al., arXiv:1906.08253).
+    They are truncated to [-2, 2]. Used for dynamics models (MBPO, Janner et al., arXiv:1906.08253).
     """
     nn.init.trunc_normal_(weight, std=1 / (2 * math.sqrt(fan_in)))
     nn.init.zeros_(bias)

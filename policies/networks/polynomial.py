@@ -20,16 +20,17 @@ Term = tuple[int, ...]  # indices of the inputs that are multiplied; () is the c
 
 @dataclass(frozen=True)
 class Library:
-    """T polynomial terms of the state s [O] and, linearly, of the action a [A].
+    """T terms: polynomials of the state s [O], the actions a [A], and products of both.
 
-    The order is: the constant, polynomials of s by degree, a, and all products of these polynomials
-    with a. The polynomials are those of pysindy's `PolynomialLibrary`, in its order.
+    The order is: the constant, polynomials of s by degree, the actions, and all products of a
+    polynomial and an action. The polynomials are those of pysindy's `PolynomialLibrary`, in its
+    order.
     """
 
     observations: int  # O
     actions: int = 0  # A
     degree: int = 2  # highest degree of the polynomials of s
-    interactions: bool = True  # products of different states; without: powers of single states only
+    interactions: bool = True  # products of different states; False: only powers of a single state
     products: bool = True  # products of the polynomials with each action
     constant: bool = False  # the term 1
 
@@ -43,9 +44,9 @@ class Library:
 
     @cached_property
     def factors(self) -> list[list[int]]:
-        """Input indices [F, T], so that a term is the product of its column.
+        """Indices of inputs, [F, T]: a term is the product of the inputs in its column.
 
-        The index O + A is an additional input, which is always 1.
+        Index O + A stands for an additional input, which is always 1.
         """
         one, width = self.observations + self.actions, max(map(len, self.terms), default=0)
         return [[term[k] if k < len(term) else one for term in self.terms] for k in range(width)]
@@ -86,7 +87,7 @@ class Library:
 
 
 def format_sum(coefficients: Sequence[float], names: Sequence[str], digits: int = 4) -> str:
-    """Return a sum of terms, such as `+0.2 s_1 -3 s_2^2`, without terms of coefficient 0.
+    """Return a sum of terms, such as `+0.2 s_1 -3 s_2^2`, without terms whose coefficient is 0.
 
     coefficients, names: one per term.  digits: significant digits.
     """

@@ -85,7 +85,7 @@ def model_links(model: Any) -> list[Link]:
 
 
 def reordered(name: str, tensor: torch.Tensor, order: np.ndarray) -> Link:
-    """Return a link to ours of a tensor whose last axis has our entries in another order."""
+    """Return a link to a tensor whose last axis has our entries in another order."""
 
     def write(values: np.ndarray) -> None:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Adapter to yihaosun1124/OfflineRL-Kit: dynamics model and the policies that are trained in it."""
+"""Adapter to yihaosun1124/OfflineRL-Kit: the dynamics model, and policies trained in it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Dynamics:
         inputs = OBS + ACT
         self.scaler = StandardScaler(np.zeros((1, inputs)), np.ones((1, inputs)))
         self.fitted = False  # True after `fit_completely`
-        self.alive = np.arange(0)  # rows whose rollout goes on
+        self.alive = np.arange(0)  # rows whose rollout has not ended
         options = c.get("penalty", 0.0), MODES[c.get("uncertainty", "aleatoric")]
         self.steps = module.EnsembleDynamics(self.model, adam, self.scaler, self.terminal, *options)
         self.error, self.by_output = torch.zeros(members), torch.zeros(members, OBS + 1)
@@ -60,7 +60,7 @@ class Dynamics:
         self.links.append(Link("record/error", ..., self.error.numpy, self.set_errors))
 
     def link_scale(self, name: str, attribute: str) -> Link:
-        """Return a link to the scaler. Before a fit, `best_dynamics` has numbers of its own."""
+        """Return a link to the scaler. Before a fit, `best_dynamics` has separate numbers."""
         is_scaler, other = name.startswith("dynamics"), np.zeros(OBS + ACT)
 
         def read() -> np.ndarray:
@@ -119,7 +119,7 @@ class Dynamics:
 
 
 class Record:
-    """Progress of the reference's loop, which keeps it in local variables."""
+    """Progress of the reference's fitting loop, which stores it only in local variables."""
 
     def __init__(self, dynamics: Dynamics) -> None:
         steps, model = dynamics.steps, dynamics.model
@@ -220,7 +220,8 @@ def learning(
 ) -> Callable[[Any], Losses]:
     """Return a function that runs the trainer's update, and then the actor's schedule.
 
-    bound: of the temperature.  names: our losses, and the reference's that they are sums of.
+    bound: upper bound of the temperature.  names: our loss -> the reference's losses, whose sum it
+    is.
     """
     names = {"policy_loss": ["loss/actor"], **names}
 
@@ -350,7 +351,7 @@ def combo(job: Job) -> Learner:
 
 
 def mobile(job: Job) -> Learner:
-    """Return the learner. Its loss is the sum over critics; ours penalizes fewer states."""
+    """Return the learner. Its loss is changed to a sum over critics; ours penalizes fewer rows."""
     dynamics, agent = prepare(job)
     c = job.config
     mean, total = "((qs - target_q) ** 2).mean()", "((qs - target_q) ** 2).mean((1, 2)).sum()"

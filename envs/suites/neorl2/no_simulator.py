@@ -8,7 +8,7 @@ from typing import Any
 
 from envs.outcomes import Outcomes, library, never
 
-BONUS = 10  # reward per unit of the bonus that Salespromotion observes
+BONUS = 10  # reward per unit of the observed bonus of Salespromotion
 
 
 def fusion_reward(s: Any, a: Any, s2: Any) -> Any:
@@ -25,7 +25,7 @@ def fusion_reward(s: Any, a: Any, s2: Any) -> Any:
 
 
 def sales_reward(s: Any, a: Any, s2: Any) -> Any:
-    """Return the day's sales minus its costs, and the bonus."""
+    """Return the day's sales, minus its costs, plus the bonus."""
     return s2[..., 5] - s2[..., 4] + BONUS * s2[..., 7]
 
 

@@ -185,7 +185,7 @@ def lands(s: Any, a: Any, s2: Any) -> Any:
 
 
 def is_gentle(observations: Any) -> Any:
-    """True for observations [..., 7] in which the rocket may land."""
+    """True for observations [..., 7] whose angle and velocities allow a gentle landing."""
     vx, vy, angle = (observations[..., i] for i in range(2, 5))
     return (abs(angle) < 0.3) & (abs(vx) < 0.5) & (abs(vy) < 2)
 

@@ -254,9 +254,10 @@ def reward(s: Any, a: Any, s2: Any) -> Any:
 def ends(s: Any, a: Any, s2: Any) -> Any:
     """True where the true glucose, averaged over the step, is out of range.
 
-    The true glucose is not observed. The sensor holds each sample for one step, so its mean lags
-    behind the true one, by a third of a step. Two observations give the true mean by linear
-    extrapolation. This equals the environment's flag on all 120,275 published transitions.
+    The true glucose is not observed. The sensor holds each sample for one step, so its mean lags a
+    third of a step behind the true mean. The true mean is therefore estimated by linear
+    extrapolation from two observations. On all 120,275 published transitions, the result equals the
+    environment's flag.
     """
     return is_out_of_range(s2[..., 0] + (s2[..., 0] - s[..., 0]) / 3)
 

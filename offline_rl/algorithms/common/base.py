@@ -135,11 +135,11 @@ DATA_THEN_ONLINE = Mode(learns=("data", "environment"))
 
 
 class Reusable(NamedTuple):
-    """Declaration of a dynamics model, fitted to data, that `dynamics=` loads in other runs."""
+    """Declaration of a dynamics model that is fitted to data; other runs load it by `dynamics=`."""
 
     networks: tuple[str, ...]  # loaded from the other run
-    # phases that fit the model. If it is loaded, all are left out but the last one, which prepares
-    # the main phase
+    # phases that fit the model. A run that loads it skips all of them except the last one, which
+    # prepares the main phase
     phases: tuple[str, ...]
     settings: tuple[str, ...]  # config fields that must be equal in both runs
 
@@ -356,7 +356,7 @@ class Algorithm:
         return {}
 
     def has_converged(self, phase: str, params: Mapping[str, Params]) -> Tensor:
-        """Return a mask of the seeds for which `phase` changes nothing more, [S] bool.
+        """Return a mask of the seeds for which more updates of `phase` change nothing, [S].
 
         params: parameters of all networks, with the seed axis. See `schedule.Learn.skips`.
         """
@@ -524,7 +524,7 @@ def update_targets(state: State) -> State:
 def keep_where(old: State, new: State, keep: Tensor) -> State:
     """Return the state with `old`'s networks and optimizers if `keep` (0-d), else `new`'s.
 
-    If `keep` may differ between seeds, the optimizers must have `Adam.seeds_stop`.
+    If `keep` may differ between seeds, the optimizers must be created with `seeds_stop=True`.
     """
 
     def select(old_tree: Any, new_tree: Any) -> Any:
@@ -538,6 +538,6 @@ def keep_where(old: State, new: State, keep: Tensor) -> State:
 
 
 def reset_optimizer(state: State, network: str, reset: Tensor) -> State:
-    """Return the state with the optimizer of a network as at the start, if `reset` (0-d)."""
+    """Return the state; if `reset` (0-d), a network's optimizer is in its initial state."""
     optimizer = tree_map(lambda x: torch.where(reset, 0, x), state.optimizer[network])
     return replace(state, optimizer={**state.optimizer, network: optimizer})

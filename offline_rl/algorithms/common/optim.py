@@ -27,12 +27,13 @@ class Adam:
     undecayed: tuple[str, ...] = ()  # substrings of the names of parameters without weight decay
     max_grad_norm: float | None = None  # clip the gradient's global norm to this
     schedule: Callable[[Tensor], Tensor] | None = None  # number of steps done -> factor on lr
-    seeds_stop: bool = False  # updates stop at other steps in other seeds; see `base.keep_where`
+    seeds_stop: bool = False  # seeds may stop at different steps; see `base.keep_where`
 
     def init(self, params: Tree) -> dict[str, dict[str, Tensor]]:
         """Return zero moments and a zero step count.
 
-        Stacked seeds share the count `steps`; each has its own count `steps_of_seed`.
+        Stacked seeds share the count `steps`. With `seeds_stop`, each seed has its own count,
+        `steps_of_seed`.
         """
         device = next(iter(params.values())).device
         name = "steps_of_seed" if self.seeds_stop else "steps"

@@ -24,8 +24,8 @@ class Learn:
     phase: str
     updates: int
     evaluate: bool = True  # False: no evaluation during these updates or at their end
-    # Number of the following pieces that are skipped if `Algorithm.has_converged` at the end of
-    # this piece. They would change nothing, and they count as done.
+    # Number of the following pieces that are skipped if `Algorithm.has_converged` is true for all
+    # seeds at the end of this piece. The skipped pieces would change nothing, and count as done.
     skips: int = 0
 
     unit: ClassVar[Unit] = "updates"
@@ -42,8 +42,8 @@ class Interact:
 
     phase: str
     env_steps: int
-    # False: evaluations follow from the number of environment steps alone, not from the end of this
-    # piece
+    # False: no evaluation at the end of this piece. Evaluations depend only on the number of
+    # environment steps
     evaluate: bool = True
 
     unit: ClassVar[Unit] = "env_steps"

@@ -1,4 +1,4 @@
-"""Table of how well the dynamics models of runs fit, for each output of the model."""
+"""Table of the holdout errors of dynamics models, for each output of a model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def notes_of(seeds: Sequence[Seed]) -> list[str]:
 
 
 def equations_of(seeds: Sequence[Seed]) -> list[str]:
-    """Return the equations of models that have some, with the run and the seed in front."""
+    """Return the equations of sparse models, each after its run and seed."""
     return [
         f"{seed.label} seed {seed.number}: {equation}"
         for seed in seeds
@@ -72,7 +72,7 @@ def hidden_note(seeds: Sequence[Seed]) -> str:
 
 
 def fits_of(seeds: Sequence[Seed]) -> dict[str, list[DynamicsFit]]:
-    """Return label -> the fits of its finished seeds that predict the same outputs."""
+    """Return label -> the fits of its finished seeds whose models have the same outputs."""
     fits = dict[str, list[DynamicsFit]]()
     for seed in seeds:
         if (fit := seed.dynamics) is not None:

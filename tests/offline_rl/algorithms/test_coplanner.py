@@ -57,7 +57,7 @@ def plan(model: Line, weight: float, states: Tensor, **config: Any) -> tuple[Ten
 
 @pytest.mark.parametrize(("weight", "best"), [(-1e4, "smallest"), (1e4, "largest")])
 def test_uncertainty_counts_against_a_continuation_or_in_its_favor(weight: float, best: str):
-    """The weight is large, so the action of the least or greatest disagreement wins in one step.
+    """The weight is large: in one step, the action of least or greatest disagreement is chosen.
 
     The standard deviation is |a| in the reward and 0 in the position, so its mean is |a| / 2.
     """

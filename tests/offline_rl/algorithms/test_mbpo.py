@@ -132,7 +132,7 @@ def test_options_that_cannot_work_are_refused(config: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"algorithm.holdout_share": 0.05}, "0.05 of the 12 rows of the first fit is no holdout"),
+        ({"algorithm.holdout_share": 0.05}, "0.05 of the 12 rows of the first fit is less than"),
         ({"pretrain_updates": 5}, "from scratch in an environment"),
         ({"online.n_step": 2}, "n_step"),
         ({"online.offline_fraction": 0.5}, "offline_fraction"),

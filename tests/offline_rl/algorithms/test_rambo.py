@@ -90,7 +90,7 @@ def test_the_density_of_the_elites_is_a_mixture_also_where_its_exponential_is_ze
 
 
 def test_with_a_weight_of_zero_an_adversary_step_is_a_likelihood_step_alone():
-    """A second implementation in float64: all members have the same rows; Adam starts anew."""
+    """A second implementation in float64: all members have the same rows; Adam's moments are 0."""
     state = started(adversary=0.0, adversary_lr=0.01, dynamics_lr=0.5, bounds_weight=0.3)
     p = {k: v.double().requires_grad_() for k, v in state.params["dynamics"].items()}
     adam = torch.optim.Adam([v for k, v in p.items() if "input_" not in k], lr=0.01)
@@ -178,7 +178,7 @@ def adds_one(state: State) -> State:
 
 
 def test_the_walk_restarts_from_the_data_and_goes_on_after_an_end():
-    """Every transition ends an episode. Blocks have 5 steps, and a walk has 3."""
+    """Every transition ends an episode. There are 5 adversary steps in a row; a walk has 3."""
     state = adds_one(started(adversary_lr=0.0, adversary_updates=5, walk=3))
     for k, start_of_walk in enumerate([0, 0, 0, 3, 3, 5, 5, 5, 8, 8, 10]):
         state = adversary(state, first=k)

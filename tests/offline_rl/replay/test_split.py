@@ -86,7 +86,7 @@ def test_a_member_trains_on_63_percent_of_the_training_rows_always_the_same():
         assert different[m] <= training
         assert len(different[m]) / size == pytest.approx(1 - np.exp(-1), abs=0.05)
         assert len(different[m] - set(early[m].tolist())) < 0.01 * size  # no new rows later
-        # a row is drawn as often as it is in the sample: the number is Poisson(1) distributed
+        # how often a row is drawn follows its count in the sample, which is Poisson(1) distributed
         count = np.bincount(all_rows[m], minlength=rows)
         assert np.mean(count[[*different[m]]] > 18) == pytest.approx(0.264 / 0.632, abs=0.07)
     assert not np.array_equal(batches[0], batches[1])
@@ -109,7 +109,7 @@ def test_seeds_share_the_holdout_but_have_other_bootstrap_samples():
 
 
 def test_members_draw_from_their_samples_independently():
-    """Two places of a batch with the same row for one member have other rows for the other."""
+    """If two entries of a batch are the same row for one member, they differ for the other."""
     rows = members_rows(Split(numbered(2_000), "training", members=2), size=300)
     equal = [(r[:, None] == r) & ~np.eye(300, dtype=bool) for r in rows]
     assert min(e.sum() for e in equal) > 40
@@ -117,7 +117,7 @@ def test_members_draw_from_their_samples_independently():
 
 
 def test_a_member_gets_the_same_rows_however_many_members_there_are():
-    """Batches of the members are drawn one after another, with keys of their own."""
+    """Members are sampled one after another, each with its own key."""
     buffer = numbered(100)
     few, many = (Split(buffer, "training", members=m) for m in (2, 5))
     assert np.array_equal(members_rows(few), members_rows(many)[:2])

@@ -75,7 +75,7 @@ def test_each_seed_loads_its_model_or_the_only_one(plant: Plant) -> None:
     assert both[0] == sums[0] != both[1]
     _, named = load_models([current(run / "seed_1", 0)])
     assert named[0] == both[1]
-    with pytest.raises(UserError, match=r"has no model for seed 7; it has \[0, 1\]\. Use one"):
+    with pytest.raises(UserError, match=r"has no model for seed 7, only for \[0, 1\]\. Use one"):
         load_models([current(run, 7)])
 
 
@@ -99,8 +99,8 @@ def test_the_checksum_is_that_of_the_model_alone(plant: Plant) -> None:
         ({}, {"algorithm.reward_scale": 2}, r"reward_scale=1\.0, but here it is 2\.0"),
         ({}, {"algorithm.normalize_observations": True}, "normalize_observations=false, but here"),
         ({}, {"algorithm.model": "sparse"}, "algorithm.model=ensemble, but here it is sparse"),
-        ({"finished": False}, {}, "is not fitted to the end, or was trained further"),
-        ({"noise": 0.1}, {}, "is not fitted to the end, or was trained further"),
+        ({"finished": False}, {}, "is not finished, or the model was changed after it"),
+        ({"noise": 0.1}, {}, "is not finished, or the model was changed after it"),
         ({"without": "record"}, {}, r"is a run of mopo, which has no dynamics model of this kind"),
     ],
 )

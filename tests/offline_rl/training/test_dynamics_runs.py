@@ -132,17 +132,17 @@ def test_a_resumed_run_has_the_model_in_its_own_checkpoints(
 
 
 def test_a_run_without_a_policy_cannot_be_fine_tuned(fitted: Result) -> None:
-    with pytest.raises(UserError, match=r"fitted only a dynamics model .* Pass it as dynamics="):
+    with pytest.raises(UserError, match=r"only fitted a dynamics .* pass the run as dynamics="):
         finetune(run=fitted.path, algorithm="sac", num_env_steps=10, task="env:Pendulum-v1")
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"algorithm.holdout_share": 0.003}, "a share of 0.003 of 300 rows is no holdout data"),
+        ({"algorithm.holdout_share": 0.003}, "holdout_share=0.003 of 300 rows is less than one"),
         (
             {"algorithm.holdout_share": 0.3, "algorithm.holdout": "episodes"},
-            "a share of 0.3 of 3 episodes is no holdout data",
+            "holdout_share=0.3 of 3 episodes is less than one",
         ),
         ({"algorithm.ends": "sometimes"}, "one of task, published, never"),
         ({"algorithm.ends": "task"}, "it is not known when episodes of none end"),
@@ -172,7 +172,7 @@ def test_another_algorithm_loads_the_model_and_one_that_it_has_changed_is_refuse
     assert [*dict.fromkeys(phases)] == ["clone", "select_dynamics", "update", "update_adversary"]
     old, new = (tensors(run.path, 0, "best_dynamics/") for run in (fitted, result))
     assert all((old[k] == new[k]).all() for k in old)
-    with pytest.raises(UserError, match="is not fitted to the end, or was trained further"):
+    with pytest.raises(UserError, match="is not finished, or the model was changed after it"):
         train(**keys, dynamics=result.path, name="again")
 
 

@@ -72,9 +72,9 @@ class Ensemble(nn.Module):
         return (self.most - self.least).sum()
 
     def weight_penalty(self, decay: Sequence[float]) -> Tensor:
-        """Return half the sum of squared weights of all members, 0-d.
+        """Return the L2 penalty: half the sum of decay * weight^2 over all members, 0-d.
 
-        decay: factor of each layer, or a single factor.
+        decay: factor of each layer, or a single factor for all layers.
         """
         squares = [weight.square().sum() for weight in self.net.weights]
         decay = [*decay] * (len(squares) if len(decay) == 1 else 1)

@@ -1,4 +1,4 @@
-"""Facts of a task and its data, in the units of training, for rollouts of a dynamics model."""
+"""Termination, reward and observation range of a task, for rollouts of a dynamics model."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-Function = Callable[[Tensor, Tensor, Tensor], Tensor]  # (s, a, s') -> [...]; in raw units
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]  # (s, a, s') -> [...]; raw observations
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts in the units of training: normalized observations and scaled rewards.
+    """Facts about a task and its data, for normalized observations and scaled rewards.
 
-    center, width: an observation x of training is the raw observation center + width * x.
-    low, high: range of the data's observations; empty without data.
+    center, width: a normalized observation x is the raw observation center + width * x.
+    low, high: range of the data's normalized observations; empty without data.
     """
 
     center: Sequence[float]
@@ -53,8 +53,8 @@ class Facts:
     def is_outside(self, observations: Tensor) -> Tensor:
         """Return a mask of the observations [..., O] far outside the data, [...].
 
-        An observation is far outside if its distance to the range of the data exceeds the width of
-        that range, in any dimension. NaN is far outside.
+        An observation is far outside if, in any dimension, its distance from the range of the data
+        exceeds the width of that range. NaN is far outside.
         """
         low, high = constant(self.low, observations), constant(self.high, observations)
         margin = high - low

@@ -1,10 +1,10 @@
 """Phase that fits a dynamics model to data, with early stopping and a choice of elites.
 
 The model predicts the change of the observation and the reward. After each epoch (one pass over the
-data), the error of every member's mean on the holdout rows is measured. A member that has improved
-by more than `min_improvement` is stored. Fitting stops after `patience` epochs in which no member
-has improved; then all members get their stored weights, and the members with the lowest errors
-become the elites.
+training rows), the squared error of each member's mean prediction on the holdout rows is measured.
+If it has decreased by more than `min_improvement` (relative), the member's weights are stored.
+Fitting stops after `patience` epochs in a row without an improvement of any member. Then the stored
+weights are restored, and the members with the lowest errors become the elites.
 
 Chua et al., NeurIPS 2018, arXiv:1805.12114 (PETS); the settings and rules are those of Janner et
 al., NeurIPS 2019, arXiv:1906.08253 (MBPO), as in yihaosun1124/OfflineRL-Kit
@@ -45,7 +45,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, NonNegative, Positive, Range, frozen
 from policies.networks.init import half_lecun_init
 
-PARTS: dict[str, Part] = {
+PARTS: dict[str, Part] = {  # phase of the fit -> part of the rows that it uses
     "start_dynamics": "all_training",
     "fit_dynamics": "training",
     "validate_dynamics": "holdout",
@@ -53,6 +53,7 @@ PARTS: dict[str, Part] = {
 }
 
 UNKNOWN = 1e10  # error of a member before it is measured
+DECAY = (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
 
 
 @frozen
@@ -63,22 +64,21 @@ class FittingConfig(SoftConfig):
         "ensemble"  # ensemble: neural networks; sparse: sums of few polynomial terms (SINDy)
     )
     members: Ensemble = 7  # ensemble members of the dynamics model
-    elites: Annotated[int, Range(1), BUILT] = 5  # members with the lowest holdout errors, used
+    elites: Annotated[int, Range(1), BUILT] = 5  # members used for predictions (lowest errors)
     dynamics_hidden: Sizes = (200, 200, 200, 200)  # units of each hidden layer of a member
     dynamics_lr: Rate = 1e-3  # learning rate of the dynamics model
-    # L2 penalty of the dynamics model per layer, input layer first; one number: for all layers
     dynamics_decay: Annotated[tuple[float, ...], Range(0), BUILT] = (
-        2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4,
-    )  # fmt: skip
-    bounds_weight: NonNegative = 0.01  # loss weight of the width of the log variance's bounds
+        DECAY  # L2 penalty of each layer, the input layer first; one number: for all layers
+    )
+    bounds_weight: NonNegative = 0.01  # loss weight of the width of the log variance bounds
     scale_inputs: Annotated[bool, BUILT] = True  # standardize the inputs of the dynamics model
-    holdout: Annotated[By, BUILT] = "rows"  # rows: random rows; episodes: complete episodes
+    holdout: Annotated[By, BUILT] = "rows"  # hold out random rows, or complete episodes
     holdout_share: Annotated[float, Range(above=0, below=1), BUILT] = 0.2  # share of holdout rows
-    holdout_max: Annotated[int, Range(1), BUILT] = 1000  # most holdout rows, with holdout=rows
-    dynamics_epochs: Count = 100  # most passes over the data
+    holdout_max: Annotated[int, Range(1), BUILT] = 1000  # limit on holdout rows, with holdout=rows
+    dynamics_epochs: Count = 100  # maximum number of passes over the training rows
     epoch_updates: Count | None = None  # updates per pass; null: training rows / batch_size
     patience: Count = 5  # epochs without improvement after which fitting stops
-    min_improvement: NonNegative = 0.01  # relative improvement of a member's holdout error
+    min_improvement: NonNegative = 0.01  # smallest relative decrease that counts as an improvement
     degree: Annotated[int, Range(1), BUILT] = (
         2  # sparse: highest degree of polynomials of the state
     )
@@ -86,11 +86,11 @@ class FittingConfig(SoftConfig):
     products: Annotated[bool, BUILT] = True  # sparse: include products of states and actions
     constant: Annotated[bool, BUILT] = False  # sparse: include a constant term
     ridge: Positive = 1e-8  # sparse: weight of the L2 penalty during thresholding
-    threshold: NonNegative = 7e-3  # sparse: smallest coefficient that is kept, of scaled terms
+    threshold: NonNegative = 7e-3  # sparse: smaller coefficients of scaled terms become 0
     normalize_terms: Annotated[bool, BUILT] = (
         True  # sparse: ridge and threshold apply to terms and targets that are scaled to length 1
     )
-    drop_terms: Annotated[int, Range(0), BUILT] = 1  # sparse: random terms that a member lacks
+    drop_terms: Annotated[int, Range(0), BUILT] = 1  # sparse: random terms left out per member
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,13 +123,14 @@ class Record(nn.Module):
 
     def __init__(self, members: int, outputs: int) -> None:
         super().__init__()
-        self.error = nn.Parameter(torch.full((members,), UNKNOWN))  # lowest holdout error
-        self.by_output = nn.Parameter(torch.full((members, outputs), UNKNOWN))  # at that time
-        self.variance = nn.Parameter(torch.zeros(outputs))  # of the targets of the holdout rows
+        # lowest holdout error of each member, and the errors of its outputs at that time
+        self.error = nn.Parameter(torch.full((members,), UNKNOWN))
+        self.by_output = nn.Parameter(torch.full((members, outputs), UNKNOWN))
+        self.variance = nn.Parameter(torch.zeros(outputs))  # of the targets in the holdout rows
         self.training_rows = nn.Parameter(torch.zeros(()))
         self.holdout_rows = nn.Parameter(torch.zeros(()))
         self.epochs = nn.Parameter(torch.zeros(()))
-        self.stale = nn.Parameter(torch.zeros(()))  # epochs since a member has improved
+        self.stale = nn.Parameter(torch.zeros(()))  # epochs since any member improved
         self.finished = nn.Parameter(torch.zeros(()))  # 1: fitting has stopped
 
     def forward(self) -> Tensor:
@@ -164,7 +165,7 @@ class FittedDynamics(SoftActorCritic):
         return super().networks() | networks
 
     def model(self) -> nn.Module:
-        """Return the dynamics model."""
+        """Build the dynamics model."""
         cfg, sizes = self.cfg, (self.spec.observation_dim, self.spec.action_dim)
         if cfg.model == "sparse":
             return sparse.SparseDynamics(*sizes, self.sparse_options())
@@ -211,7 +212,10 @@ class FittedDynamics(SoftActorCritic):
         return finished > 0
 
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
-        """Complete `epoch_updates` from the number of rows. Raises UserError without holdout."""
+        """Set `epoch_updates` to one pass over the training rows if it is null.
+
+        Raises UserError if the holdout would be empty.
+        """
         dataset, cfg = super().prepare(dataset)
         rows = int(dataset.usable.sum())
         held = min(int(cfg.holdout_share * rows), cfg.holdout_max)
@@ -224,9 +228,9 @@ class FittedDynamics(SoftActorCritic):
                 f"{dataset.num_episodes} episodes" if cfg.holdout == "episodes" else f"{rows} rows"
             )
             raise UserError(
-                f"{dataset.path or dataset.name}: a share of {cfg.holdout_share:g} of {unit} is no "
-                "holdout data, so the fit of the dynamics model cannot be measured. Use more data "
-                "or a higher algorithm.holdout_share."
+                f"{dataset.path or dataset.name}: algorithm.holdout_share={cfg.holdout_share:g} of "
+                f"{unit} is less than one, so no data is left to measure the fit of the dynamics "
+                "model. Use more data or a higher algorithm.holdout_share."
             )
         if cfg.epoch_updates is None:
             cfg = replace(cfg, epoch_updates=math.ceil((rows - held) / cfg.batch_size))
@@ -255,9 +259,9 @@ class FittedDynamics(SoftActorCritic):
         return super().source(phase, sources)
 
     def start_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Reset the record, and set the scale of the model's inputs or fit a sparse model.
+        """Reset the record. Set the scale of the model's inputs, or fit a sparse model.
 
-        The batch has all training rows.
+        The batch contains all training rows.
         """
         x, y = inputs_and_targets(batch)
         weights = require_weights(batch)[:, None]
@@ -281,7 +285,7 @@ class FittedDynamics(SoftActorCritic):
         return replace(state, params=params), {"training_rows": weights.sum()}
 
     def fit_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update each member on its own rows: likelihood, weight penalty and width of bounds."""
+        """Update each member on its own rows; see `model_loss`."""
         cfg = self.cfg
         x, y = (z.unflatten(0, (cfg.members, -1)) for z in inputs_and_targets(batch))
 
@@ -293,7 +297,7 @@ class FittedDynamics(SoftActorCritic):
         return keep_where(state, learned, finished), {"dynamics_loss": value}
 
     def validate_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Store the members that have improved on the holdout rows, and decide whether to stop."""
+        """Store the weights of the members that have improved, and decide whether to stop."""
         cfg, old = self.cfg, state.params["record"]
         x, y = inputs_and_targets(batch)
         weights = require_weights(batch)[:, None]
@@ -322,8 +326,8 @@ class FittedDynamics(SoftActorCritic):
 
     def select_dynamics(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Restore each member's stored weights."""
-        everyone = torch.ones_like(state.record()) > 0
-        best = select_members(everyone, state.params["best_dynamics"], state.params["dynamics"])
+        all_members = torch.ones_like(state.record()) > 0
+        best = select_members(all_members, state.params["best_dynamics"], state.params["dynamics"])
         error = state.record().sort().values[: self.cfg.elites].mean()
         return replace(state, params={**state.params, "dynamics": best}), {"holdout_error": error}
 
@@ -337,7 +341,7 @@ class FittedDynamics(SoftActorCritic):
         return (elites[:, None] == torch.arange(self.cfg.members, device=elites.device)).any(0)
 
     def summary(self, params: Mapping[str, Params], seconds: Mapping[str, float]) -> dict[str, Any]:
-        """Return `dynamics`: errors are means over the elites of their squared holdout errors."""
+        """Return the entry `dynamics`. Its errors are squared holdout errors, mean over elites."""
         record = params["record"]
         elites = record["error"].argsort()[: self.cfg.elites]
         names = self.spec.observation_names
@@ -373,8 +377,9 @@ def model_loss(
 ) -> Tensor:
     """Return the loss of the ensemble, 0-d.
 
-    It is the Gaussian negative log-likelihood (without factor 1/2 and constant; mean over rows and
-    outputs, sum over members), the weight penalty, and the width of the bounds of the log variance.
+    It is the sum of the Gaussian negative log-likelihood (without the factor 1/2 and the constant;
+    mean over rows and outputs, sum over members), the weight penalty, and the weighted width of the
+    log variance bounds.
     x, y: rows of each member, [E, B, ...].
     """
     mean, log_variance = model(x, per_member=True)
@@ -389,7 +394,7 @@ def select_members(
 ) -> dict[str, Tensor]:
     """Return `old` with the weights of the chosen members [E] of `new`.
 
-    Parameters that all members share are not part of it; they are those of `old`.
+    Parameters that all members share are always those of `old`.
     """
 
     def select(name: str) -> Tensor:

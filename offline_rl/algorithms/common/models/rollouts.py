@@ -1,7 +1,7 @@
 """Model-based offline RL: soft actor-critic on the data and on rollouts of a dynamics model.
 
-A dynamics model is fitted first. Then, before every `rollout_every` updates, the policy acts in the
-model for `horizon` steps from states of the data. Batches have real and predicted transitions.
+A dynamics model is fitted first. Then, every `rollout_every` updates, the policy acts in the model
+for `horizon` steps, from states of the data. Batches mix real and predicted transitions.
 
 Janner et al., NeurIPS 2019, arXiv:1906.08253. Defaults: yihaosun1124/OfflineRL-Kit.
 """
@@ -28,7 +28,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, Number, Positive, Range, Share, frozen
 from policies.heads.gaussian import TanhGaussianActor
 
-CHUNK = 10_000  # rollouts computed at a time, which bounds memory
+CHUNK = 10_000  # maximum number of rollouts computed at once, to limit memory
 MODEL = "imagined"  # name of the source of predicted transitions
 Ends = Literal["task", "published", "never"]
 
@@ -37,20 +37,22 @@ Ends = Literal["task", "published", "never"]
 class ModelConfig(FittingConfig):
     """Options of rollouts in a dynamics model. Defaults: OfflineRL-Kit's."""
 
-    rewards: Annotated[Literal["model", "task"], BUILT] = "model"  # source of predicted rewards
+    rewards: Annotated[Literal["model", "task"], BUILT] = (
+        "model"  # rewards in rollouts. model: predicted; task: computed by the task's formula
+    )
     ends: Annotated[Ends, BUILT] = (
-        "task"  # ends of predicted episodes. task: of the environment; published: of other code
+        "task"  # ends of rollouts. task: rule of the environment; published: rule of public code
     )
     clamp_states: Annotated[bool, BUILT] = False  # clip predicted states to the data's range
-    outside_max: Share = 0.5  # most predicted states far outside the data's range; else an error
+    outside_max: Share = 0.5  # stop if a larger share of predicted states is far outside the data
     horizon: Annotated[int, Range(1), BUILT] = 5  # steps of a rollout
-    starts: Annotated[int, Range(1), BUILT] = 50_000  # rollouts at a time
-    rollout_every: Count = 1_000  # updates between rollouts
-    retain: Count = 5  # the newest rollouts are kept, of this many times
+    starts: Annotated[int, Range(1), BUILT] = 50_000  # number of rollouts in a set
+    rollout_every: Count = 1_000  # updates between two sets of rollouts
+    retain: Count = 5  # number of the newest sets of rollouts that are kept
     real_share: Annotated[Share, BUILT] = 0.05  # share of the data's transitions in a batch
     alpha_max: Positive | None = 1.0  # upper bound of the temperature; null: none
-    actor_anneals: Annotated[bool, BUILT] = True  # actor's learning rate falls to 0 (cosine)
-    entropy_in_target: Annotated[bool, BUILT] = True  # targets of critics include the entropy
+    actor_anneals: Annotated[bool, BUILT] = True  # anneal the actor's learning rate to 0 (cosine)
+    entropy_in_target: Annotated[bool, BUILT] = True  # include the entropy in critic targets
     entropy_scale: Number = 1.0  # target entropy is -entropy_scale * |A|
     actor_lr: Rate = 1e-4
     alpha_lr: Rate = 1e-4
@@ -105,7 +107,7 @@ class ModelBased(FittedDynamics):
     def fill_pieces(self, phase: str = "update", chunk: int = CHUNK) -> list[Piece]:
         """Return the pieces that compute `starts` rollouts with the config of `phase`.
 
-        chunk: rollouts computed at a time.
+        chunk: maximum number of rollouts computed at once.
         """
         starts = self.cfg.starts
         sizes = [min(chunk, starts - done) for done in range(0, starts, chunk)]
@@ -149,7 +151,7 @@ class ModelBased(FittedDynamics):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return next states [B, O], rewards [B] and ends [B] of predicted transitions.
 
-        States are clipped and rewards are those of the task if the options say so.
+        See `clamp_states`, `rewards` and `ends` in the config.
         """
         cfg, facts = self.cfg, self.facts
         assert facts is not None
@@ -159,7 +161,7 @@ class ModelBased(FittedDynamics):
         return s2, r, facts.is_end(cfg.ends, s, a, s2)
 
     def imagined_reward(self, state: State, prediction: Prediction, rewards: Tensor) -> Tensor:
-        """Return the reward [B] that a predicted transition is stored with."""
+        """Return the rewards [B] that are stored with predicted transitions."""
         return rewards
 
     def choose_action(self, state: State, s: Tensor) -> Tensor:
@@ -221,8 +223,8 @@ class ModelBased(FittedDynamics):
         share = float(np.max(metrics.get("outside_data", 0.0)))
         if not share <= self.cfg.outside_max:
             raise UserError(
-                f"The dynamics model left the data: {share:.0%} of its predicted states are "
-                "farther outside the data's range than that range is wide (outside_max="
+                f"The dynamics model has diverged: {share:.0%} of its predicted states are outside "
+                "the data's range by more than the width of that range (limit: outside_max="
                 f"{self.cfg.outside_max:g}). Use clamp_states=true, a shorter horizon, or a higher "
                 "penalty."
             )

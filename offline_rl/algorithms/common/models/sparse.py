@@ -1,10 +1,10 @@
 """Sparse dynamics (SINDy): changes of the state and rewards as short sums of polynomial terms.
 
-Each member of an ensemble is fitted to rows that are drawn with replacement (bagging), without some
-random terms, by sequentially thresholded least squares (STLSQ): ridge regression, removal of small
-coefficients, repeated, and at last a least-squares fit of the remaining terms. The fit is a tensor
-program in float64. It reads the data in chunks, of which it keeps only sums of products (Gram
-matrices), and it never waits for the device.
+Each member of an ensemble has a bootstrap sample of the rows (bagging), and leaves out some random
+terms. It is fitted by sequentially thresholded least squares (STLSQ): ridge regression and removal
+of small coefficients, repeated, and finally a least-squares fit of the remaining terms. The fit is
+computed in float64 and never waits for the device. It reads the data in chunks and stores only
+sums of products (Gram matrices).
 
 SINDy: Brunton, Proctor and Kutz, PNAS 2016, arXiv:1509.03580; ensembles: Fasel et al., 2022,
 arXiv:2111.10992; in reinforcement learning: Zolman et al., arXiv:2403.09110 (nzolman/sindy-rl).
@@ -30,11 +30,11 @@ from policies.networks.mlp import select_members
 from policies.networks.polynomial import Library, format_sum
 
 Carry = TypeVar("Carry")
-CHUNK = 2**23  # numbers in the terms of one chunk of rows of all members (64 MiB)
-SYSTEMS = 2**25  # numbers in the linear systems that are solved together (256 MiB)
+CHUNK = 2**23  # limit on rows * terms * members of one chunk (64 MiB)
+SYSTEMS = 2**25  # limit on the entries of linear systems that are solved together (256 MiB)
 MAX_GRAM = 2**29  # bytes of the Gram matrices of all members; a fit needs several times as much
 JITTER = 1e-12  # ridge of the last fit, so that it has a solution if terms are proportional
-MIN_VARIANCE = 1e-12  # of residuals: the fit of noise-free data has none
+MIN_VARIANCE = 1e-12  # lower bound on the variance of residuals, which may be 0
 
 
 @frozen
@@ -46,12 +46,13 @@ class SparseOptions(Checked):
     products: Annotated[bool, BUILT] = True  # include products of the polynomials with each action
     constant: Annotated[bool, BUILT] = False  # include the constant term
     members: Annotated[int, Range(1), BUILT] = 20  # number of fits in the ensemble
-    # for ridge and threshold only; false: they apply to the coefficients themselves (SINDy-RL)
+    # True: ridge and threshold apply to the coefficients of terms and targets that are scaled to
+    # length 1. False: they apply to the coefficients themselves (SINDy-RL).
     normalize_terms: Annotated[bool, BUILT] = True  # scale terms and targets to length 1
     ridge: Positive = 1e-8  # weight of the L2 penalty on the coefficients during thresholding
-    threshold: NonNegative = 7e-3  # smallest absolute value of a coefficient that is kept
-    max_iter: Count = 20  # rounds of ridge regression and thresholding
-    drop_terms: Annotated[int, Range(0), BUILT] = 1  # random terms that each member does not use
+    threshold: NonNegative = 7e-3  # coefficients with a smaller absolute value become 0
+    max_iter: Count = 20  # iterations of ridge regression and thresholding
+    drop_terms: Annotated[int, Range(0), BUILT] = 1  # random terms that each member leaves out
 
     def library(self, observations: int, actions: int) -> Library:
         """Return the library. Raise UserError if its fit would need too much memory."""
@@ -100,7 +101,7 @@ class SparseDynamics(nn.Module):
 
 
 class Gram(NamedTuple):
-    """Sums of products over the rows of each member: all that a fit needs to know of the data."""
+    """Sums of products over the rows of each member. A fit needs nothing else of the data."""
 
     terms: Tensor  # [E, T, T] float64, of pairs of terms
     cross: Tensor  # [E, T, Y] float64, of terms and targets
@@ -113,7 +114,7 @@ def solve(
     """Return the parameters of a `SparseDynamics` that fit y.
 
     x: [N, O + A], states and actions.  y: [N, O + 1], changes of the state, and rewards.  count:
-    0-d, the number of rows; further rows repeat them as padding. Raises UserError if there are no
+    0-d, the number of rows before the padding, which repeats them. Raises UserError if there are no
     rows, or too many terms.
     """
     outputs = y.shape[-1]
@@ -137,7 +138,7 @@ def solve(
 
 
 def draw_terms(random: Random, members: int, terms: int, drop: int) -> Tensor:
-    """Return which terms each member uses, [E, T] bool: all but `drop` random ones."""
+    """Return a mask of the terms that each member uses, [E, T]: all but `drop` random ones."""
     rank = random.uniform((members, terms)).argsort(-1).argsort(-1)
     return rank >= min(drop, terms - 1)
 

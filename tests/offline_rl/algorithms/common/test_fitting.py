@@ -47,7 +47,7 @@ def started(**config: Any) -> State:
 
 
 def padded(seed: int, size: int = 12, rows: int = 9) -> Batch:
-    """Return a batch of which `rows` are rows, and the others padding."""
+    """Return a batch of `size` rows; those after the first `rows` are padding."""
     return replace(made_batch(seed, size), weights=(torch.arange(size) < rows).float())
 
 
@@ -151,7 +151,7 @@ def test_fitting_starts_with_the_scale_of_the_training_rows_and_an_empty_record(
 def with_errors(state: State, errors: Sequence[float], epoch: int) -> State:
     """Return a model whose member m predicts `sqrt(errors[m])` too much in every output.
 
-    The batch of validation has no changes and no rewards. Weights hold the number of the epoch.
+    In the validation batch, changes and rewards are 0. All weights are the number of the epoch.
     """
     model = {k: torch.zeros_like(v) for k, v in state.params["dynamics"].items()}
     model |= {"input_std": torch.ones(5), "most": torch.full((4,), float(epoch))}
@@ -172,10 +172,10 @@ def at_rest() -> Batch:
 @pytest.mark.parametrize("patience", [1, 3])
 @pytest.mark.parametrize("min_improvement", [0.0, 0.01, 0.3])
 def test_members_are_stored_and_fitting_stops_by_the_published_rules(patience, min_improvement):
-    """The rules by loops over numbers, for errors that fall at random and have plateaus and NaN.
+    """A second implementation with loops, for decreasing random errors with plateaus and NaN.
 
-    A member that improves by more than `min_improvement` is stored. Fitting stops after `patience`
-    successive epochs in which none has.
+    The weights of a member that improves by more than `min_improvement` are stored. Fitting stops
+    after `patience` epochs in a row without an improvement.
     """
     draw = np.random.default_rng(1)
     table = np.exp(draw.normal(size=(25, 4)).cumsum(0) * 0.3 - 0.05 * np.arange(25)[:, None])
@@ -443,8 +443,8 @@ def test_fitting_ends_with_the_choice_of_elites_and_skips_nothing_else():
 
 def test_data_without_a_holdout_is_refused():
     for config, message in (
-        ({}, r"a share of 0.2 of 4 rows is no holdout data"),
-        ({"holdout": "episodes"}, r"a share of 0.2 of 4 episodes is no holdout data"),
+        ({}, r"holdout_share=0.2 of 4 rows is less than one"),
+        ({"holdout": "episodes"}, r"holdout_share=0.2 of 4 episodes is less than one"),
     ):
         with pytest.raises(UserError, match=message):
             completed(ModelBased, linear_system(4), ModelBased.Config(**config))

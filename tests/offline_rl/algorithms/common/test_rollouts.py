@@ -66,7 +66,7 @@ LINE = Spec((1,), 1)
 
 
 class Counts(ModelBased):
-    """The model adds 1 to the state; the reward is 10 s. From 6, it predicts NaN."""
+    """The model adds 1 to the state; the reward is 10 s. In state 6, it predicts NaN."""
 
     def predict(self, state: State, s: Tensor, a: Tensor) -> Prediction:
         s2 = torch.where(s == 6, torch.nan, s + 1)
@@ -90,9 +90,9 @@ def counting(cls: type[ModelBased] = Counts, **config: Any) -> State:
 
 
 def test_a_rollout_ends_with_an_end_or_without_a_finite_prediction_and_no_later_row_is_stored():
-    """The rollouts are computed by hand, with H = 5. States 10 and 21 end, later ones do not.
+    """The expected rollouts are written by hand, with H = 5.
 
-    After 6 comes NaN.
+    A transition to 10 or 21 ends the episode. The prediction in state 6 is NaN.
 
     From 0: 0 to 4. From 3: 3, 4, 5. From 6: none. From 7: 7, 8, 9, of which 9 -> 10 ends.
     From 9: 9 -> 10. From 20: 20 -> 21.
@@ -323,7 +323,5 @@ def test_the_share_of_predicted_states_far_outside_the_data_is_measured_and_limi
     algorithm.check_phase("update", {"outside_data": np.array([0.5, 0.1])})
     algorithm.check_phase("fit_dynamics", {"dynamics_loss": np.array([7.0])})
     for share in (0.51, np.nan):
-        with pytest.raises(
-            UserError, match=r"left the data: .*outside_max=0.5\). Use clamp_states"
-        ):
+        with pytest.raises(UserError, match=r"has diverged: .*outside_max=0.5\). Use clamp_states"):
             algorithm.check_phase("update", {"outside_data": np.array([0.1, share])})
