@@ -356,7 +356,9 @@ def test_a_run_resumed_within_a_walk_equals_an_undisturbed_run():
     assert not torch.equal(expected["params/walk/states"], saved["params/walk/states"])
 
 
-@pytest.mark.parametrize("maze", ["umaze-v2", "large-play-v2", "medium-play-v2", "umaze-diverse-v0"])
+@pytest.mark.parametrize(
+    "maze", ["umaze-v2", "large-play-v2", "medium-play-v2", "umaze-diverse-v0"]
+)
 def test_rollouts_of_ant_mazes_never_end_and_their_rewards_are_shifted(maze: str):
     """As in the authors' code: rambo/static/antmaze.py and rambo/off_policy/loader.py."""
     values = tuned("rambo", f"antmaze-{maze}")[1]
