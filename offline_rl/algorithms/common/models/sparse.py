@@ -28,6 +28,7 @@ from offline_rl.algorithms.common.scan import scan
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Checked, Count, NonNegative, Positive, Range, frozen
 from offline_rl.utils.random import Random
+from policies.networks.mlp import select_members
 from policies.networks.polynomial import Library, format_sum
 
 Carry = TypeVar("Carry")
@@ -84,10 +85,14 @@ class SparseDynamics(nn.Module):
         self.coefficients = nn.Parameter(torch.zeros(shape))
         self.log_variance = nn.Parameter(torch.zeros(outputs))  # of the residuals
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log variance, [E, ..., O + 1], for x = [s, a], [..., O + A]."""
+    def forward(self, x: Tensor, *, members: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return mean and log variance, [E, ..., O + 1], for x = [s, a], [..., O + A].
+
+        members: indices of the members to evaluate. Default: all.
+        """
+        coefficients = select_members(self.coefficients, members)
         theta = self.library(x)
-        flat = theta.reshape(-1, theta.shape[-1]) @ self.coefficients  # [E, R, O + 1]
+        flat = theta.reshape(-1, theta.shape[-1]) @ coefficients  # [E, R, O + 1]
         mean = flat.reshape(len(flat), *x.shape[:-1], flat.shape[-1])
         return mean, self.log_variance.expand_as(mean)
 
