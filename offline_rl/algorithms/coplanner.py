@@ -8,9 +8,10 @@ and exports use the policy without planning.
 Paper:   Wang et al., ICLR 2024, arXiv:2310.07220, algorithm 1.
 Differs: from si0wang/COPlanner:MuJoCo-MBPO-COPlanner, and from jannerm/mbpo as `mbpo` does. The
          temperature is learned; there, it is 0.2. The warm-up has random actions; there, the
-         untrained policy acts. `plan_discount` applies to rewards and uncertainties; there, two
-         options have the same value. As there, a continuation goes on after a predicted end of the
-         episode.
+         untrained policy acts. There, the first 3,000 steps have fewer updates, the bounds of the
+         log variance are not trained, and the holdout has no maximum. `plan_discount` applies to
+         rewards and uncertainties; there, two options have the same value. As there, a continuation
+         goes on after a predicted end of the episode.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from offline_rl.algorithms.common.base import Algorithm, Params, State
 from offline_rl.algorithms.common.config import BUILT
 from offline_rl.algorithms.common.models.rollouts import CHUNK
 from offline_rl.algorithms.common.schedule import ONLINE
-from offline_rl.utils.options import NonNegative, Range, Share, frozen
+from offline_rl.utils.options import Count, NonNegative, Range, Share, frozen
 from offline_rl.utils.random import Random
 from policies.heads.head import Actor
 
 
 @frozen
 class Config(mbpo.Config):
-    """Defaults: the paper's for MuJoCo."""
+    """Defaults: the paper's for MuJoCo, and the authors' code's (main_mbpo.py)."""
 
     plans: Annotated[int, Range(1), BUILT] = 5  # continuations per state (K)
     ahead: Annotated[int, Range(1), BUILT] = 5  # steps of a continuation (H_p)
@@ -41,6 +42,7 @@ class Config(mbpo.Config):
     curiosity: Annotated[NonNegative, BUILT] = 1.0  # uncertainty weight, added when exploring
     plan_discount: Annotated[Share, BUILT] = 0.97  # discount of a continuation, per step
     real_share: Annotated[Share, BUILT] = 0.5  # share of the environment's transitions in a batch
+    retain: Count = 1  # number of newest fits whose rollouts are kept
 
     @classmethod
     def small(cls) -> dict[str, Any]:

@@ -8,9 +8,10 @@ transitions.
 Paper:   Janner, Fu, Zhang, Levine, NeurIPS 2019, arXiv:1906.08253, algorithm 2.
 Differs: from jannerm/mbpo. Each batch is sampled with replacement from the member's bootstrap
          sample; there, each epoch is a permutation of it. A fit has at most `dynamics_epochs`
-         epochs; there, the number is not limited. The actor's loss uses the updated critics;
-         there, all losses use the parameters from before the update. The log density of the policy
-         is exact; there, 1e-6 is added inside the logarithm.
+         epochs; there, the number is not limited. There, the initial weights of the model are
+         truncated at two standard deviations. The actor's loss uses the updated critics; there, all
+         losses use the parameters from before the update. The log density of the policy is exact;
+         there, 1e-6 is added inside the logarithm.
 """
 
 from __future__ import annotations

@@ -6,11 +6,12 @@ policy keeps to states and actions where the model is reliable.
 
 Paper:   Yu et al., NeurIPS 2020, arXiv:2005.13239.
 Differs: from yihaosun1124/OfflineRL-Kit, whose settings are used. Each batch is sampled with
-         replacement from the member's bootstrap sample; there, each epoch is a permutation of it.
-         The actor's learning rate falls after every update; there, after every 1,000 updates. The
-         log density of the policy is exact; there, 1e-6 is added inside the logarithm. The
-         authors' code (tianheyu927/mopo, TensorFlow 1) has a separate output layer for the
-         variance, and 3e-4 for all learning rates.
+         replacement from the member's bootstrap sample; there, each epoch is a permutation of it. A
+         fit has at most `dynamics_epochs` epochs; there, the number is not limited. The actor's
+         learning rate falls after every update; there, after every 1,000 updates. The log density
+         of the policy is exact; there, 1e-6 is added inside the logarithm. The authors' code
+         (tianheyu927/mopo, TensorFlow 1) has a separate output layer for the variance, and a
+         learning rate of 3e-4 for policy, critics and temperature.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ ensemble. The teacher must map one observation to one action, and be determinist
 Paper:   Zolman et al., arXiv:2403.09110 (nzolman/sindy-rl:sindy_rl/sparse_policy).
 Differs: states come from the data instead of rollouts in learned dynamics, and noise is added to
          normalized observations. There is a constant term. The pairs are compared on held-out
-         episodes; the authors' code compares them on the states without noise. If the teacher's
-         last operation is a tanh, the sums are fitted to the values before it, and the student
-         applies a tanh too; the authors' teachers and students clip.
+         episodes; the authors' code compares mean coefficients on the states without noise. If the
+         teacher's last operation is a tanh, the sums are fitted to the values before it, and the
+         student applies a tanh too; the authors' teachers and students clip.
 """
 
 from __future__ import annotations

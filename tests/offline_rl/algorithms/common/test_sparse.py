@@ -159,6 +159,15 @@ def test_the_model_maps_inputs_of_any_shape():
     torch.testing.assert_close(second[0], mean[1])
 
 
+def test_single_members_can_be_evaluated():
+    model = SparseDynamics(2, 1, SparseOptions(members=3))
+    model.coefficients.data.normal_()
+    x, members = torch.randn(4, 3), torch.tensor([2, 0])
+    mean, log_variance = model(x, members=members)
+    assert torch.equal(mean, model(x)[0][members])
+    assert log_variance.shape == (2, 4, 3)
+
+
 def test_members_use_other_rows_and_all_terms_but_some():
     keep = sparse.draw_terms(random(), 50, 7, 2)
     assert (keep.sum(1) == 5).all()
