@@ -88,7 +88,7 @@ def facts_of(prepared: Prepared, transform: Transform) -> Facts:
     assert isinstance(normalizer, Normalizer)
     low = high = np.zeros(0)
     if data is not None:
-        rows = normalizer(data.observations[: data.num_rows])
+        rows = normalizer(data.observations)  # states that end an episode are part of the range
         low, high = rows.min(0), rows.max(0)
     return Facts(
         center=normalizer.mean.tolist(),

@@ -17,7 +17,7 @@ from offline_rl.algorithms.common.models.dynamics import mixture_log_prob
 from offline_rl.algorithms.common.models.facts import Facts
 from offline_rl.algorithms.common.registry import tuned
 from offline_rl.algorithms.common.schedule import Fill, Learn
-from offline_rl.algorithms.rambo import RAMBO
+from offline_rl.algorithms.rambo import RAMBO, rows_with_successor
 from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer
@@ -365,3 +365,15 @@ def test_rollouts_of_ant_mazes_never_end_and_their_rewards_are_shifted(maze: str
     assert (values["ends"], values["reward_shift"]) == ("never", -1.0)
     has_adversary = maze in ("umaze-v2", "large-play-v2")
     assert ("adversary_updates" in values) != has_adversary
+
+
+def test_the_likelihood_of_the_data_leaves_out_rows_without_a_known_next_observation():
+    """Rows that terminate and have their own observation as the next one; others may stay."""
+    batch = made_batch(0, 6)
+    assert rows_with_successor(batch).tolist() == [0, 1, 2, 3, 4, 5]
+    known = torch.tensor([True, False, True, True, False, True])
+    s2 = torch.where(known[:, None], batch.next_observations, batch.observations)
+    s2[2] = batch.observations[2]
+    discount = torch.where(known, 0.99, 0.0)
+    batch = replace(batch, next_observations=s2, discount=discount)
+    assert rows_with_successor(batch).tolist() == [0, 2, 3, 5, 0, 2]

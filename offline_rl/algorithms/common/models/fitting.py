@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -209,7 +210,7 @@ class FittedDynamics(SoftActorCritic):
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
         """Complete `epoch_updates` from the number of rows. Raises UserError without holdout."""
         dataset, cfg = super().prepare(dataset)
-        rows = int(dataset.usable.sum())
+        rows = int(dataset.usable.sum() - own_successors(dataset).sum())
         held = min(int(cfg.holdout_share * rows), cfg.holdout_max)
         if cfg.holdout == "episodes":
             held = int(cfg.holdout_share * rows)
@@ -355,6 +356,14 @@ class FittedDynamics(SoftActorCritic):
             actions = self.spec.action_names
             fit["equations"] = sparse.equations(terms, model.library, names, actions)
         return {"dynamics": fit}
+
+
+def own_successors(dataset: Dataset) -> np.ndarray:
+    """Return a mask of the rows whose next observation is not known or needed, [N] bool.
+
+    These are terminated rows of data without next observations. No model is fitted to them.
+    """
+    return dataset.next_index == np.arange(dataset.num_rows)
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
