@@ -10,9 +10,7 @@ SINDy: Brunton, Proctor and Kutz, PNAS 2016, arXiv:1509.03580; ensembles: Fasel 
 arXiv:2111.10992; in reinforcement learning: Zolman et al., arXiv:2403.09110 (nzolman/sindy-rl).
 Differs: from dynamicslab/pysindy with `normalize_columns`: targets are normalized too, so ridge and
          threshold do not depend on units. From SINDy-RL: changes of the state are fitted instead of
-         next states. Its terms are not normalized, and its ridge is 5e-5 for 8,000 rows; 1e-8 of
-         normalized terms is similar. Its rollouts use the median of the members' coefficients
-         instead of members.
+         next states.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class SparseOptions(Checked):
     constant: Annotated[bool, BUILT] = False  # include the constant term
     members: Annotated[int, Range(1), BUILT] = 20  # number of fits in the ensemble
     # for ridge and threshold only; false: they apply to the coefficients themselves (SINDy-RL)
-    normalize: Annotated[bool, BUILT] = True  # scale terms and targets to length 1
+    normalize_terms: Annotated[bool, BUILT] = True  # scale terms and targets to length 1
     ridge: Positive = 1e-8  # weight of the L2 penalty on the coefficients during thresholding
     threshold: NonNegative = 7e-3  # smallest absolute value of a coefficient that is kept
     max_iter: Count = 20  # rounds of ridge regression and thresholding
@@ -88,11 +86,11 @@ class SparseDynamics(nn.Module):
     def forward(self, x: Tensor, *, members: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return mean and log variance, [E, ..., O + 1], for x = [s, a], [..., O + A].
 
-        members: indices of the members to evaluate. Default: all.
+        members: [K], indices of the members to evaluate; the results are then [K, ..., O + 1].
         """
-        coefficients = select_members(self.coefficients, members)
         theta = self.library(x)
-        flat = theta.reshape(-1, theta.shape[-1]) @ coefficients  # [E, R, O + 1]
+        chosen = select_members(self.coefficients, members)
+        flat = theta.reshape(-1, theta.shape[-1]) @ chosen  # [E, R, O + 1]
         mean = flat.reshape(len(flat), *x.shape[:-1], flat.shape[-1])
         return mean, self.log_variance.expand_as(mean)
 
@@ -131,7 +129,7 @@ def solve(
         keep,
         options.ridge,
         options.threshold,
-        normalize=options.normalize,
+        normalize=options.normalize_terms,
         max_iter=options.max_iter,
     )
     variance = residual_variance(library, x, y, fit).clamp(min=MIN_VARIANCE)

@@ -155,6 +155,8 @@ def test_the_model_maps_inputs_of_any_shape():
     mean, log_variance = model(x)
     assert mean.shape == log_variance.shape == (2, 2, 5, 4)
     torch.testing.assert_close(mean[1], model.library(x) @ model.coefficients[1])
+    second, _ = model(x, members=torch.tensor([1]))
+    torch.testing.assert_close(second[0], mean[1])
 
 
 def test_single_members_can_be_evaluated():
