@@ -10,7 +10,9 @@ SINDy: Brunton, Proctor and Kutz, PNAS 2016, arXiv:1509.03580; ensembles: Fasel 
 arXiv:2111.10992; in reinforcement learning: Zolman et al., arXiv:2403.09110 (nzolman/sindy-rl).
 Differs: from dynamicslab/pysindy with `normalize_columns`: targets are normalized too, so ridge and
          threshold do not depend on units. From SINDy-RL: changes of the state are fitted instead of
-         next states.
+         next states. Its terms are not normalized, and its ridge is 5e-5 for 8,000 rows; 1e-8 of
+         normalized terms is similar. Its rollouts use the median of the members' coefficients
+         instead of members.
 """
 
 from __future__ import annotations
