@@ -34,7 +34,7 @@ from offline_rl.algorithms.common.base import (
 )
 from offline_rl.algorithms.common.config import BUILT, Rate
 from offline_rl.algorithms.common.models import dynamics
-from offline_rl.algorithms.common.models.fitting import inputs_and_targets, model_loss
+from offline_rl.algorithms.common.models.fitting import known_targets, model_loss
 from offline_rl.algorithms.common.models.rollouts import ModelBased, ModelConfig
 from offline_rl.algorithms.common.schedule import Learn, Piece
 from offline_rl.data import Dataset
@@ -178,9 +178,7 @@ class RAMBO(ModelBased):
         x, change = torch.cat([s, a], -1), prediction.next_observations - s
         y = torch.cat([change, prediction.rewards[:, None]], -1)
         is_elite = self.elite_mask(state)
-        rows = rows_with_successor(batch)
-        real = (z[rows] for z in inputs_and_targets(batch))
-        real_x, real_y = (z.expand(cfg.members, *z.shape) for z in real)
+        real_x, real_y = (z.expand(cfg.members, *z.shape) for z in known_targets(batch))
 
         def loss(model: Network) -> tuple[Tensor, tuple[Tensor, ...]]:
             mean, log_variance = model(x)
@@ -207,14 +205,3 @@ class RAMBO(ModelBased):
         next_q = state.critic(s2, state.policy.act(s2)).amin(0)
         gain = r + self.cfg.discount * torch.where(ends, 0.0, next_q) - state.critic(s, a).amin(0)
         return (gain - gain.mean()) / (gain.std() + 1e-6)
-
-
-def rows_with_successor(batch: Batch) -> Tensor:
-    """Return the indices [B] of the rows whose next observation is known, repeated if necessary.
-
-    Terminated rows of data without next observations have their own observation instead.
-    """
-    stays = (batch.next_observations == batch.observations).all(-1) & (batch.discount == 0)
-    order = stays.byte().argsort(stable=True)
-    place = torch.arange(len(order), device=order.device)
-    return order[place % (~stays).sum().clamp(min=1)]

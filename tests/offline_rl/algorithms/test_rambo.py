@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_leaves
 from offline_rl.algorithms.common.base import State
 from offline_rl.algorithms.common.models.dynamics import mixture_log_prob
 from offline_rl.algorithms.common.models.facts import Facts
+from offline_rl.algorithms.common.models.fitting import rows_with_successor
 from offline_rl.algorithms.common.registry import tuned
 from offline_rl.algorithms.common.schedule import Fill, Learn
-from offline_rl.algorithms.rambo import RAMBO, rows_with_successor
+from offline_rl.algorithms.rambo import RAMBO
 from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.buffer import ReplayBuffer

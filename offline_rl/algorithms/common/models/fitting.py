@@ -370,11 +370,29 @@ def own_successors(dataset: Dataset) -> np.ndarray:
     return dataset.next_index == np.arange(dataset.num_rows)
 
 
+def rows_with_successor(batch: Batch) -> Tensor:
+    """Return the indices [B] of the rows whose next observation is known, repeated if necessary.
+
+    Terminated rows of data without next observations have their own observation instead.
+    """
+    stays = (batch.next_observations == batch.observations).all(-1) & (batch.discount == 0)
+    order = stays.byte().argsort(stable=True)
+    place = torch.arange(len(order), device=order.device)
+    return order[place % (~stays).sum().clamp(min=1)]
+
+
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the model's inputs [B, O + A] and targets [B, O + 1]: changes, then the reward."""
     x = torch.cat([batch.observations, batch.actions], -1)
     change = batch.next_observations - batch.observations
     return x, torch.cat([change, batch.rewards[:, None]], -1)
+
+
+def known_targets(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets [B, ...] of the rows whose next observation is known."""
+    rows = rows_with_successor(batch)
+    x, y = inputs_and_targets(batch)
+    return x[rows], y[rows]
 
 
 def model_loss(
