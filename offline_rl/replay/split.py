@@ -26,6 +26,9 @@ class Split(Source):
     holdout, all_training: all rows of the part, whatever the batch size, padded to a fixed number
     of rows. `weights` are 1 for rows and 0 for padding.
 
+    Terminated rows whose next observation is not stored (`Dataset.lacks_next`) are in no part: they
+    are their own next rows.
+
     The division is random, but equal for all seeds that share the buffer. When the buffer has new
     rows, all rows are divided again.
     """
@@ -52,6 +55,7 @@ class Split(Source):
         self.data = {
             "order": torch.zeros(shape, dtype=torch.int32, device=device),  # holdout rows first
             "held": torch.zeros(buffer.streams, dtype=torch.int64, device=device),
+            "known": torch.zeros(buffer.streams, dtype=torch.int64, device=device),  # all in order
         }
         self.prefetch(0)
 
@@ -66,8 +70,8 @@ class Split(Source):
             size = int(self.buffer.sizes[stream])
             rows = np.arange(ends[stream] - size, ends[stream]) % self.buffer.capacity
             order, held = self._divide(int(stream), rows)
-            self.data["order"][stream, :size] = torch.from_numpy(rows[order])
-            self.data["held"][stream] = held
+            self.data["order"][stream, : len(order)] = torch.from_numpy(rows[order])
+            self.data["held"][stream], self.data["known"][stream] = held, len(order)
         self.ends = ends
 
     def _divide(self, stream: int, rows: np.ndarray) -> tuple[np.ndarray, int]:
@@ -76,12 +80,15 @@ class Split(Source):
         rows: positions in the buffer, the oldest row first.
         """
         size = len(rows)
-        order = np.random.default_rng(size).permutation(size)
+        order, at = np.random.default_rng(size).permutation(size), torch.from_numpy(rows)
+        next_index, *flags = (
+            self.buffer.data[name][stream, at.to(self.buffer.device)].cpu().numpy().astype(int)
+            for name in ("next_index", "terminated", "truncated")
+        )
+        order = order[(next_index != rows)[order]]
         if self.by == "rows":
-            return order, min(int(self.share * size), self.most)
-        at = torch.from_numpy(rows)
-        flags = [self.buffer.data[k][stream, at] for k in ("terminated", "truncated")]
-        ends = sum(flag.cpu().numpy().astype(int) for flag in flags) > 0
+            return order, min(int(self.share * len(order)), self.most)
+        ends = sum(flags) > 0
         episode = np.cumsum(ends) - ends
         held = np.random.default_rng(size).permutation(episode[-1] + 1)
         held = held[: int(self.share * len(held))]
@@ -92,8 +99,8 @@ class Split(Source):
         self, data: dict[str, Any], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
         """Return `members * batch_size` training rows, or all rows of the part."""
-        held, size = data["held"], data["buffer"]["size"]
-        count = held if self.part == "holdout" else size - held
+        held, known = data["held"], data["known"]
+        count = held if self.part == "holdout" else known - held
         first = torch.zeros_like(held) if self.part == "holdout" else held
         if self.part == "training":
             place = random.integers(count, (self.members, batch_size))
