@@ -74,7 +74,7 @@ class Config(ModelConfig):
         if self.model == "sparse" and self.adversary_updates:
             raise ValueError(
                 "model=sparse has no gradient steps, so no adversary can change it. Set "
-                "adversary_updates=0."
+                "algorithm.adversary_updates=0."
             )
 
     @classmethod
@@ -98,6 +98,7 @@ class Walk(nn.Module):
 class RAMBO(ModelBased):
     Config = Config
     imitation_phases: ClassVar = ("clone",)
+    caution = "more algorithm.dynamics_epochs"
 
     def networks(self) -> dict[str, nn.Module]:
         walk = Walk(self.cfg.batch_size, self.spec.observation_dim)
