@@ -68,7 +68,7 @@ def check_size(library: Library, members: int) -> None:
         fewer = "interactions=false, products=false" if library.actions else "interactions=false"
         count = f"{terms:,}" if terms < 10**12 else "more than 10^12"
         raise UserError(
-            f"The sparse model has {count} terms, and the fit of {members} members has memory for "
+            f"The polynomials have {count} terms, and the fit of {members} members has memory for "
             f"{most:,}. Use a lower algorithm.degree, {fewer}, or fewer members."
         )
 
