@@ -109,11 +109,13 @@ PIPELINE = System(
     states=("flow", "target", *(f"{x}_{k}" for x in ("flow", "action") for k in range(1, 26))),
     actions=("action",),
     changes=registers(),
-    options=SparseOptions(degree=1, products=False, normalize=False, ridge=1e-4, threshold=0.5),
+    options=SparseOptions(
+        degree=1, products=False, normalize_terms=False, ridge=1e-4, threshold=0.5
+    ),
     note="Not linear: the target switches at random, and the reward is a square of a distance. "
     "Flow changes are about 1e-4 of the flow, and some sums of terms are always 0. The penalty and "
-    "the threshold therefore apply to the coefficients themselves (normalize=false), with values "
-    "chosen by hand: 51 equations are found with ridge 1e-4, 49 with 1e-5.",
+    "the threshold therefore apply to the coefficients themselves (normalize_terms=false), with "
+    "values chosen by hand: 51 equations are found with ridge 1e-4, 49 with 1e-5.",
 )
 
 

@@ -27,6 +27,7 @@ from offline_rl.algorithms.cql import sample_proposals
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Positive, Share, frozen
 
+Samples = Literal["all", "repeat"]
 KINDS = 3  # kinds of sampled actions: uniform, of the policy, of the policy at the next state
 
 
@@ -35,8 +36,7 @@ class Config(ModelConfig):
     """Defaults: OfflineRL-Kit's (run_example/run_combo.py)."""
 
     conservatism: NonNegative = 5.0  # weight of the conservative penalty (beta)
-    # all: log-sum-exp over all sampled actions of a state; repeat: over one of each kind, as KIT
-    logsumexp_samples: Literal["all", "repeat"] = "all"
+    logsumexp_samples: Samples = "all"  # in one log-sum-exp; repeat: one action of each kind
     states: Literal["mix", "model"] = "mix"  # where Q is lowered: in all states, or predicted ones
     num_samples: Count = 10  # sampled actions of each kind and state
     real_share: Annotated[Share, BUILT] = 0.5  # share of the data's transitions in a batch

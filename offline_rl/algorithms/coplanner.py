@@ -8,8 +8,10 @@ the policy alone.
 Paper:   Wang et al., ICLR 2024, arXiv:2310.07220, algorithm 1.
 Differs: from si0wang/COPlanner:MuJoCo-MBPO-COPlanner (and from jannerm/mbpo as `mbpo`). The
          temperature is learned; there it is 0.2. The warm-up has random actions; there the
-         untrained policy acts. `plan_discount` applies to rewards and uncertainties; the authors
-         use one value for both. Predicted ends of episodes do not end a continuation, as there.
+         untrained policy acts. There, the first 3,000 steps have fewer updates, the bounds of the
+         log variance are not trained, and the holdout has no maximum. `plan_discount` applies to
+         rewards and uncertainties; the authors use one value for both. Predicted ends of episodes
+         do not end a continuation, as there.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from offline_rl.algorithms.common.base import Algorithm, Params, State
 from offline_rl.algorithms.common.config import BUILT
 from offline_rl.algorithms.common.models.rollouts import CHUNK
 from offline_rl.algorithms.common.schedule import ONLINE
-from offline_rl.utils.options import NonNegative, Range, Share, frozen
+from offline_rl.utils.options import Count, NonNegative, Range, Share, frozen
 from offline_rl.utils.random import Random
 from policies.heads.head import Actor
 
 
 @frozen
 class Config(mbpo.Config):
-    """Defaults: the paper's for MuJoCo."""
+    """Defaults: the paper's for MuJoCo, and the authors' code's (main_mbpo.py)."""
 
     plans: Annotated[int, Range(1), BUILT] = 5  # continuations from a state (K)
     ahead: Annotated[int, Range(1), BUILT] = 5  # steps of a continuation (H_p)
@@ -40,6 +42,7 @@ class Config(mbpo.Config):
     curiosity: Annotated[NonNegative, BUILT] = 1.0  # weight of the uncertainty when exploring
     plan_discount: Annotated[Share, BUILT] = 0.97  # per step of a continuation
     real_share: Annotated[Share, BUILT] = 0.5  # share of the environment's transitions in a batch
+    retain: Count = 1  # the newest rollouts are kept, of this many fits
 
     @classmethod
     def small(cls) -> dict[str, Any]:

@@ -8,8 +8,9 @@ transitions.
 Paper:   Janner, Fu, Zhang, Levine, NeurIPS 2019, arXiv:1906.08253, algorithm 2.
 Differs: from jannerm/mbpo. Members are trained on bootstrap samples whose batches are drawn anew;
          there each epoch is a permutation. A fit has at most `dynamics_epochs` epochs; there it has
-         no limit. All losses there are taken at the old parameters; here the actor is updated with
-         the new critics. The log density there has 1e-6 inside its logarithm; here it is exact.
+         no limit. Initial weights of the model there are cut off at two standard deviations. All
+         losses there are taken at the old parameters; here the actor is updated with the new
+         critics. The log density there has 1e-6 inside its logarithm; here it is exact.
 """
 
 from __future__ import annotations

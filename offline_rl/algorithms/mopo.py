@@ -6,10 +6,11 @@ policy keeps to states and actions where the model is reliable.
 
 Paper:   Yu et al., NeurIPS 2020, arXiv:2005.13239.
 Differs: from yihaosun1124/OfflineRL-Kit, whose settings are used. Members are trained on bootstrap
-         samples whose batches are drawn anew; there each epoch is a permutation. The actor's
-         learning rate falls with each update; there with each 1,000. The log density is exact;
-         there 1e-6 is added inside its logarithm. The authors' code (tianheyu927/mopo, TensorFlow
-         1) has a second output layer for the variance, and 3e-4 for all learning rates.
+         samples whose batches are drawn anew; there each epoch is a permutation. A fit has at most
+         `dynamics_epochs` epochs; there it has no limit. The actor's learning rate falls with each
+         update; there with each 1,000. The log density is exact; there 1e-6 is added inside its
+         logarithm. The authors' code (tianheyu927/mopo, TensorFlow 1) has a second output layer for
+         the variance, and a learning rate of 3e-4 for policy, critics and temperature.
 """
 
 from __future__ import annotations

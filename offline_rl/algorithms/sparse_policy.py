@@ -10,9 +10,9 @@ policy maps one observation to one action without noise.
 Paper:   Zolman et al., arXiv:2403.09110 (nzolman/sindy-rl:sindy_rl/sparse_policy).
 Differs: states come from the data instead of rollouts in learned dynamics, and noise is added to
          normalized observations. There is a constant term. The settings are compared on held-out
-         episodes; the authors' code compares them on the states before noise. If the teacher
-         ends in a tanh, the sums are fitted to the values before it, and the student has a tanh
-         too; the authors' teachers and students clip.
+         episodes; the authors' code compares mean coefficients on the states before noise. If the
+         teacher ends in a tanh, the sums are fitted to the values before it, and the student has a
+         tanh too; the authors' teachers and students clip.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import torch
 from by_hand import Recorded, start
 from torch import Tensor
 
+from offline_rl.algorithms.common.registry import tuned
 from offline_rl.algorithms.coplanner import Config, COPlanner, planned_action
 from offline_rl.algorithms.mbpo import MBPO
 from offline_rl.engine.engine import Engine
@@ -132,3 +133,15 @@ def test_memory_of_planning_is_that_of_rollouts():
     pieces = algorithm.schedule(0, 5_250, None)
     fills = [piece.size for piece in pieces if piece.phase == "rollouts_1"]
     assert fills == [2_500, 2_500, 1_000]
+
+
+def test_rollouts_before_the_last_fit_are_removed():
+    """The authors' ring has the size of one fit's rollouts."""
+    algorithm = start(COPlanner, starts=100, **SMALL).algorithm
+    assert algorithm.rings() == {"imagined": 100}
+
+
+@pytest.mark.parametrize("task", ["Hopper-v4", "env:Humanoid-v5", "env:InvertedPendulum-v5"])
+def test_target_entropies_are_those_of_mbpo(task: str):
+    ours, theirs = (tuned(name, task)[1]["entropy_scale"] for name in ("coplanner", "mbpo"))
+    assert ours == theirs

@@ -96,6 +96,20 @@ def test_max_q_backup_takes_the_best_action_of_each_critic_and_then_the_lowest_c
     close(targets(state, batch), (batch.rewards + batch.discount * best).double())
 
 
+def test_a_sparse_model_has_a_penalty_too():
+    """The members add their shifts to s_0 by the constant term, which comes first."""
+    state = start(MOBILE, hidden=(2,), members=4, elites=3, model="sparse", constant=True)
+    dense = learner(penalty=0.7)
+    model = {k: torch.zeros_like(v) for k, v in state.params["dynamics"].items()}
+    model["coefficients"][:, 0, 0] = SHIFTS
+    model["log_variance"] = torch.full((4,), -60.0)
+    state.params.update({k: dense.params[k] for k in ("critic_target", "record", "policy")})
+    state.params["dynamics"] = model
+    s, a = mixed_batch().observations, mixed_batch().actions
+    u = state.algorithm.inconsistency(replace(state, random=Recorded()), s, a)
+    close(u, SHIFTS[[0, 1, 3]].double().std(correction=1).expand(len(s)))
+
+
 def test_a_fixed_temperature_is_possible():
     state = learner(initial_alpha=0.2, alpha_lr=0.0)
     after, _ = state.algorithm.update(replace(state, random=Recorded()), mixed_batch(), 0)

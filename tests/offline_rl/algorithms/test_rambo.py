@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from offline_rl.algorithms.common.base import State
 from offline_rl.algorithms.common.models.dynamics import mixture_log_prob
 from offline_rl.algorithms.common.models.facts import Facts
+from offline_rl.algorithms.common.registry import tuned
 from offline_rl.algorithms.common.schedule import Fill, Learn
 from offline_rl.algorithms.rambo import RAMBO
 from offline_rl.data import Dataset
@@ -353,3 +354,14 @@ def test_a_run_resumed_within_a_walk_equals_an_undisturbed_run():
     found = engine.seed_state(0)
     assert all(torch.equal(expected[k], found[k]) for k in expected)
     assert not torch.equal(expected["params/walk/states"], saved["params/walk/states"])
+
+
+@pytest.mark.parametrize(
+    "maze", ["umaze-v2", "large-play-v2", "medium-play-v2", "umaze-diverse-v0"]
+)
+def test_rollouts_of_ant_mazes_never_end_and_their_rewards_are_shifted(maze: str):
+    """As in the authors' code: rambo/static/antmaze.py and rambo/off_policy/loader.py."""
+    values = tuned("rambo", f"antmaze-{maze}")[1]
+    assert (values["ends"], values["reward_shift"]) == ("never", -1.0)
+    has_adversary = maze in ("umaze-v2", "large-play-v2")
+    assert ("adversary_updates" in values) != has_adversary

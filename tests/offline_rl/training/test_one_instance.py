@@ -75,7 +75,8 @@ def test_algorithms_that_need_several_environments_are_refused() -> None:
         (run,) = runs_of({"algorithm": "dppo", "task": "single", "num_env_steps": 1})
         interaction = SimpleNamespace(cfg=SimpleNamespace(environments=count))
         run = replace(run, method=replace(run.method, interaction=interaction))
-        learner: Any = SimpleNamespace(phases={}, needed_phases=())
+        mode = SimpleNamespace(learns=("data",))
+        learner: Any = SimpleNamespace(phases={}, needed_phases=(), mode=mode)
         head = DeterministicActor(1, 1, [8])
         return [*wrong_learner(run, learner, head, [], limit)]
 

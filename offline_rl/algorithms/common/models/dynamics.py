@@ -1,11 +1,12 @@
 """Learned transition model: an ensemble of probabilistic networks (PETS).
 
 Each member predicts a normal distribution of the state change; its variance is the noise of the
-transition. Disagreement between members shows what the data does not determine. A fifth of the
-episodes is held out; on them the elites are selected, and the fit of the model is measured.
+transition. Disagreement between members shows what the data does not determine. A part of the data
+is held out; on it the elites are selected, and the fit of the model is measured.
 
 Chua et al., NeurIPS 2018, arXiv:1805.12114; elites: Janner et al., NeurIPS 2019, arXiv:1906.08253.
-Unlike in these papers, all members are trained on the same batches instead of bootstrap samples.
+Unlike in these papers, `update_dynamics` trains all members on the same batches instead of
+bootstrap samples; `fitting` has bootstrap samples.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -54,10 +55,10 @@ class Facts:
         """Return a mask of the observations [..., O] far outside the data, [...].
 
         An observation is far outside if its distance to the range of the data exceeds the width of
-        that range, in any dimension. NaN is far outside.
+        that range, in any dimension that is not constant in the data. NaN is far outside.
         """
         low, high = constant(self.low, observations), constant(self.high, observations)
-        margin = high - low
+        margin = torch.where(high > low, high - low, math.inf)
         inside = (observations >= low - margin) & (observations <= high + margin)
         return ~inside.all(-1)
 

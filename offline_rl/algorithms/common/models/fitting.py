@@ -86,6 +86,10 @@ class FittingConfig(SoftConfig):
     constant: Annotated[bool, BUILT] = False  # sparse: include a constant term
     ridge: Positive = 1e-8  # sparse: weight of the L2 penalty during thresholding
     threshold: NonNegative = 7e-3  # sparse: smallest coefficient that is kept, of scaled terms
+    normalize_terms: Annotated[bool, BUILT] = (
+        True  # sparse: ridge and threshold apply to terms and targets that are scaled to length 1
+    )
+    drop_terms: Annotated[int, Range(0), BUILT] = 1  # sparse: random terms that a member lacks
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +100,7 @@ class FittingConfig(SoftConfig):
             )
         if self.model == "ensemble":
             self.refuse_unread("model", "degree", "interactions", "products", "constant")
-            self.refuse_unread("model", "ridge", "threshold")
+            self.refuse_unread("model", "ridge", "threshold", "normalize_terms", "drop_terms")
         layers = len(self.dynamics_hidden) + 1
         if len(self.dynamics_decay) not in (1, layers):
             raise ValueError(

@@ -27,6 +27,7 @@ from offline_rl.algorithms.common.scan import scan
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Checked, Count, NonNegative, Positive, Range, frozen
 from offline_rl.utils.random import Random
+from policies.networks.mlp import select_members
 from policies.networks.polynomial import Library, format_sum
 
 Carry = TypeVar("Carry")
@@ -47,7 +48,7 @@ class SparseOptions(Checked):
     constant: Annotated[bool, BUILT] = False  # include the constant term
     members: Annotated[int, Range(1), BUILT] = 20  # number of fits in the ensemble
     # for ridge and threshold only; false: they apply to the coefficients themselves (SINDy-RL)
-    normalize: Annotated[bool, BUILT] = True  # scale terms and targets to length 1
+    normalize_terms: Annotated[bool, BUILT] = True  # scale terms and targets to length 1
     ridge: Positive = 1e-8  # weight of the L2 penalty on the coefficients during thresholding
     threshold: NonNegative = 7e-3  # smallest absolute value of a coefficient that is kept
     max_iter: Count = 20  # rounds of ridge regression and thresholding
@@ -84,10 +85,14 @@ class SparseDynamics(nn.Module):
         self.coefficients = nn.Parameter(torch.zeros(shape))
         self.log_variance = nn.Parameter(torch.zeros(outputs))  # of the residuals
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log variance, [E, ..., O + 1], for x = [s, a], [..., O + A]."""
+    def forward(self, x: Tensor, *, members: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return mean and log variance, [E, ..., O + 1], for x = [s, a], [..., O + A].
+
+        members: [K], indices of the members to evaluate; the results are then [K, ..., O + 1].
+        """
         theta = self.library(x)
-        flat = theta.reshape(-1, theta.shape[-1]) @ self.coefficients  # [E, R, O + 1]
+        chosen = select_members(self.coefficients, members)
+        flat = theta.reshape(-1, theta.shape[-1]) @ chosen  # [E, R, O + 1]
         mean = flat.reshape(len(flat), *x.shape[:-1], flat.shape[-1])
         return mean, self.log_variance.expand_as(mean)
 
@@ -126,7 +131,7 @@ def solve(
         keep,
         options.ridge,
         options.threshold,
-        normalize=options.normalize,
+        normalize=options.normalize_terms,
         max_iter=options.max_iter,
     )
     variance = residual_variance(library, x, y, fit).clamp(min=MIN_VARIANCE)

@@ -145,3 +145,10 @@ def test_a_state_is_outside_beyond_one_width_of_the_range_in_any_dimension():
     x = torch.tensor(np.array([state for state, _ in states], np.float32))
     assert box.is_outside(x).tolist() == [outside for _, outside in states]
     assert box.is_outside(x.unflatten(0, (3, 4))).shape == (3, 4)
+
+
+def test_a_number_that_is_constant_in_the_data_does_not_place_a_state_outside():
+    """A prediction of the contact forces of Ant, which are 0 in the data, has small noise."""
+    box = Facts(center=[0.0, 0.0], width=[1.0, 1.0], low=[-2.0, 0.0], high=[2.0, 0.0])
+    x = torch.tensor([[0.0, 1e-3], [0.0, -1e-3], [7.0, 0.0], [0.0, torch.nan]])
+    assert box.is_outside(x).tolist() == [False, False, True, True]

@@ -155,6 +155,17 @@ def test_the_model_maps_inputs_of_any_shape():
     mean, log_variance = model(x)
     assert mean.shape == log_variance.shape == (2, 2, 5, 4)
     torch.testing.assert_close(mean[1], model.library(x) @ model.coefficients[1])
+    second, _ = model(x, members=torch.tensor([1]))
+    torch.testing.assert_close(second[0], mean[1])
+
+
+def test_single_members_can_be_evaluated():
+    model = SparseDynamics(2, 1, SparseOptions(members=3))
+    model.coefficients.data.normal_()
+    x, members = torch.randn(4, 3), torch.tensor([2, 0])
+    mean, log_variance = model(x, members=members)
+    assert torch.equal(mean, model(x)[0][members])
+    assert log_variance.shape == (2, 4, 3)
 
 
 def test_members_use_other_rows_and_all_terms_but_some():
