@@ -313,7 +313,7 @@ def test_an_interval_of_the_adversary_that_is_no_multiple_of_rollouts_is_refused
 
 
 def test_an_adversary_of_a_model_without_gradient_steps_is_refused():
-    with pytest.raises(ValueError, match="model=sparse has no gradient steps"):
+    with pytest.raises(ValueError, match="model=sparse has no adversary"):
         RAMBO.Config(model="sparse")
     RAMBO.Config(model="sparse", adversary_updates=0)
 
