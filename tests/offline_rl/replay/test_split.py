@@ -183,7 +183,7 @@ def test_a_full_ring_is_divided_into_its_newest_rows(by):
 
 @pytest.mark.parametrize("by", ["rows", "episodes"])
 def test_terminated_rows_without_a_stored_next_observation_are_in_no_part(by):
-    """The next observation of these rows is unknown. Episodes have 4 steps; every second one terminates."""
+    """The next observation is unknown. Episodes have 4 steps; every second one terminates."""
     t = np.arange(40)
     is_last = t % 4 == 3
     ends = is_last & (t % 8 == 3)
