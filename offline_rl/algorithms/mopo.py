@@ -32,7 +32,9 @@ class Config(ModelConfig):
     """Defaults: OfflineRL-Kit's (run_example/run_mopo.py)."""
 
     penalty: NonNegative = 1.0  # weight of the uncertainty, in units of the reward
-    uncertainty: Annotated[Uncertainty, BUILT] = "aleatoric"  # see `uncertainty` below
+    uncertainty: Annotated[Uncertainty, BUILT] = (
+        "aleatoric"  # predicted noise, or how much members differ: largest distance, or mean spread
+    )
 
 
 class MOPO(ModelBased):

@@ -72,10 +72,7 @@ class Config(ModelConfig):
                 f"rollout_every={self.rollout_every}. Use a multiple."
             )
         if self.model == "sparse" and self.adversary_updates:
-            raise ValueError(
-                "model=sparse has no gradient steps, so no adversary can change it. Set "
-                "adversary_updates=0."
-            )
+            raise ValueError("model=sparse has no adversary. Set algorithm.adversary_updates=0.")
 
     @classmethod
     def small(cls) -> dict[str, Any]:
@@ -98,6 +95,7 @@ class Walk(nn.Module):
 class RAMBO(ModelBased):
     Config = Config
     imitation_phases: ClassVar = ("clone",)
+    caution = "more algorithm.dynamics_epochs"
 
     def networks(self) -> dict[str, nn.Module]:
         walk = Walk(self.cfg.batch_size, self.spec.observation_dim)

@@ -314,7 +314,7 @@ def test_an_interval_of_the_adversary_that_is_no_multiple_of_rollouts_is_refused
 
 
 def test_an_adversary_of_a_model_without_gradient_steps_is_refused():
-    with pytest.raises(ValueError, match="model=sparse has no gradient steps"):
+    with pytest.raises(ValueError, match="model=sparse has no adversary"):
         RAMBO.Config(model="sparse")
     RAMBO.Config(model="sparse", adversary_updates=0)
 
@@ -361,7 +361,7 @@ def test_a_run_resumed_within_a_walk_equals_an_undisturbed_run():
     "maze", ["umaze-v2", "large-play-v2", "medium-play-v2", "umaze-diverse-v0"]
 )
 def test_rollouts_of_ant_mazes_never_end_and_their_rewards_are_shifted(maze: str):
-    """As in the authors' code: rambo/static/antmaze.py and rambo/off_policy/loader.py."""
+    """The authors' code does so: rambo/static/antmaze.py and rambo/off_policy/loader.py."""
     values = tuned("rambo", f"antmaze-{maze}")[1]
     assert (values["ends"], values["reward_shift"]) == ("never", -1.0)
     has_adversary = maze in ("umaze-v2", "large-play-v2")

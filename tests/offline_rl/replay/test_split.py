@@ -192,3 +192,22 @@ def test_rows_without_a_known_next_observation_are_in_no_part(by: Any):
     assert len(parts[0]) == 16  # a fifth of 80 rows, or four of 20 episodes
     trained = members_rows(Split(buffer, "training", by=by), size=400)
     assert {*trained.flatten().tolist()} <= {*parts[1]}
+
+
+@pytest.mark.parametrize("by", ["rows", "episodes"])
+def test_terminated_rows_without_a_stored_next_observation_are_in_no_part(by):
+    """The next observation is unknown. Episodes have 4 steps; every second one terminates."""
+    t = np.arange(40)
+    is_last = t % 4 == 3
+    ends = is_last & (t % 8 == 3)
+    x = t[:, None].astype(np.float32)
+    data = Dataset.from_arrays(x, 0 * x, 0.0 * t, ends, is_last & ~ends)
+    assert data.lacks_next.tolist() == ends.tolist()
+    buffer = ReplayBuffer.from_dataset(data)
+    parts = [Split(buffer, part, share=0.3, by=by) for part in ("holdout", "all_training")]
+    held, rest = map(rows_of_part, parts)
+    assert sorted(held + rest) == t[~is_last].tolist()
+    training = members_rows(Split(buffer, "training", members=3, share=0.3, by=by), size=200)
+    assert {*training.flatten()} <= {*rest}
+    stored = Dataset.from_arrays(x, 0 * x, 0.0 * t, ends, is_last & ~ends, x + 1)
+    assert not stored.lacks_next.any()

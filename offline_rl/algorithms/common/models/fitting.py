@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -67,10 +66,9 @@ class FittingConfig(SoftConfig):
     elites: Annotated[int, Range(1), BUILT] = 5  # members with the lowest holdout errors, used
     dynamics_hidden: Sizes = (200, 200, 200, 200)  # units of each hidden layer of a member
     dynamics_lr: Rate = 1e-3  # learning rate of the dynamics model
-    # L2 penalty of the dynamics model per layer, input layer first; one number: for all layers
     dynamics_decay: Annotated[tuple[float, ...], Range(0), BUILT] = (
-        2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4,
-    )  # fmt: skip
+        *(2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4),  # L2 penalty of each layer; one value: of all layers
+    )
     bounds_weight: NonNegative = 0.01  # loss weight of the width of the log variance's bounds
     scale_inputs: Annotated[bool, BUILT] = True  # standardize the inputs of the dynamics model
     holdout: Annotated[By, BUILT] = "rows"  # rows: random rows; episodes: complete episodes
@@ -96,7 +94,10 @@ class FittingConfig(SoftConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.elites > self.members:
-            raise ValueError(f"elites={self.elites} exceeds members={self.members}.")
+            raise ValueError(
+                f"elites={self.elites} exceeds members={self.members}. Use fewer elites or more "
+                "members."
+            )
         if self.model == "ensemble":
             self.refuse_unread("model", "degree", "interactions", "products", "constant")
             self.refuse_unread("model", "ridge", "threshold", "normalize_terms", "drop_terms")
@@ -104,7 +105,9 @@ class FittingConfig(SoftConfig):
         if len(self.dynamics_decay) not in (1, layers):
             raise ValueError(
                 f"dynamics_decay has {len(self.dynamics_decay)} factors, but the dynamics model "
-                f"has {layers} layers. Give one factor for all layers, or {layers}."
+                f"has {layers} layers. Use one factor for all layers, dynamics_decay="
+                f"[{self.dynamics_decay[0] if self.dynamics_decay else 5e-5:g}], or {layers} "
+                "factors."
             )
 
     @classmethod
@@ -152,6 +155,7 @@ class FittedDynamics(SoftActorCritic):
             *("model", "members", "elites", "dynamics_hidden", "scale_inputs"),
             *("degree", "interactions", "products", "constant"),
         ),
+        numbers=("dynamics_lr", "bounds_weight", "min_improvement", "ridge", "threshold"),
     )
 
     @property
@@ -214,7 +218,7 @@ class FittedDynamics(SoftActorCritic):
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
         """Complete `epoch_updates` from the number of rows. Raises UserError without holdout."""
         dataset, cfg = super().prepare(dataset)
-        rows = int(dataset.usable.sum() - own_successors(dataset).sum())
+        rows = int((dataset.usable & ~dataset.lacks_next).sum())
         held = min(int(cfg.holdout_share * rows), cfg.holdout_max)
         if cfg.holdout == "episodes":
             held = int(cfg.holdout_share * rows)
@@ -357,17 +361,10 @@ class FittedDynamics(SoftActorCritic):
         if self.cfg.model == "sparse":
             model: Any = self.modules["dynamics"]
             terms = sparse.median(params["dynamics"]["coefficients"])
-            actions = self.spec.action_names
+            actions = [f"action[{k}]" for k in range(self.spec.action_dim)]
+            actions = [*self.spec.action_names] or actions
             fit["equations"] = sparse.equations(terms, model.library, names, actions)
         return {"dynamics": fit}
-
-
-def own_successors(dataset: Dataset) -> np.ndarray:
-    """Return a mask of the rows whose next observation is not known or needed, [N] bool.
-
-    These are terminated rows of data without next observations. No model is fitted to them.
-    """
-    return dataset.next_index == np.arange(dataset.num_rows)
 
 
 def rows_with_successor(batch: Batch) -> Tensor:
