@@ -31,6 +31,17 @@ class Outcomes:
     # the environment's reward; None if the transition does not determine it
     reward: Function | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.ends, Mapping) or not {*self.ends} <= {"task", "published"}:
+            given = [*self.ends] if isinstance(self.ends, Mapping) else type(self.ends).__name__
+            raise ValueError(
+                f"ends is {given}. Use a dict of functions with the keys task or published, such "
+                'as {"task": is_end}.'
+            )
+        for name, function in {**self.ends, "reward": self.reward}.items():
+            if not callable(function) and (name != "reward" or function is not None):
+                raise ValueError(f"{name} is {type(function).__name__}. Use a function.")
+
 
 def library(array: Any) -> Any:
     """Return the module whose functions apply to `array`: numpy or torch."""

@@ -57,6 +57,7 @@ class Config(ModelConfig):
 
 class COMBO(ModelBased):
     Config: type = Config
+    caution = "a higher algorithm.conservatism"
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update actor, temperature, critics and target, in this order."""

@@ -126,7 +126,13 @@ class MBPO(ModelBased):
                 "fit is less than one holdout row. Raise online.warmup_steps or "
                 "algorithm.holdout_share."
             )
-        work: list[Piece] = [Interact(ONLINE, min(start, num_env_steps), evaluate=False)]
+        if num_env_steps <= start:
+            raise UserError(
+                f"num_env_steps={num_env_steps} does not exceed the {start} steps before the first "
+                "fit of the model (online.warmup_steps or batch_size), so nothing would be "
+                "learned. Raise num_env_steps, or lower online.warmup_steps."
+            )
+        work: list[Piece] = [Interact(ONLINE, start, evaluate=False)]
         for done in range(start, num_env_steps, every):
             work += self.fitting_pieces(self.epoch_updates(done))
             work += self.fill_pieces(f"{ROLLOUTS}{cfg.horizon_at(done - start)}", self.chunk)

@@ -35,7 +35,7 @@ from offline_rl.algorithms.common.base import (
 )
 from offline_rl.algorithms.common.config import BUILT, Rate
 from offline_rl.algorithms.common.models import dynamics
-from offline_rl.algorithms.common.models.fitting import inputs_and_targets, model_loss
+from offline_rl.algorithms.common.models.fitting import known_targets, model_loss
 from offline_rl.algorithms.common.models.rollouts import ModelBased, ModelConfig
 from offline_rl.algorithms.common.schedule import Learn, Piece
 from offline_rl.data import Dataset
@@ -73,10 +73,7 @@ class Config(ModelConfig):
                 f"rollout_every={self.rollout_every}. Use a multiple."
             )
         if self.model == "sparse" and self.adversary_updates:
-            raise ValueError(
-                "model=sparse has no gradient steps, so the adversary cannot change the model. Set "
-                "adversary_updates=0."
-            )
+            raise ValueError("model=sparse has no adversary. Set algorithm.adversary_updates=0.")
 
     @classmethod
     def small(cls) -> dict[str, Any]:
@@ -99,6 +96,7 @@ class Walk(nn.Module):
 class RAMBO(ModelBased):
     Config = Config
     imitation_phases: ClassVar = ("clone",)
+    caution = "more algorithm.dynamics_epochs"
 
     def networks(self) -> dict[str, nn.Module]:
         walk = Walk(self.cfg.batch_size, self.spec.observation_dim)
@@ -180,7 +178,7 @@ class RAMBO(ModelBased):
         x, change = torch.cat([s, a], -1), prediction.next_observations - s
         y = torch.cat([change, prediction.rewards[:, None]], -1)
         is_elite = self.elite_mask(state)
-        real_x, real_y = (z.expand(cfg.members, *z.shape) for z in inputs_and_targets(batch))
+        real_x, real_y = (z.expand(cfg.members, *z.shape) for z in known_targets(batch))
 
         def loss(model: Network) -> tuple[Tensor, tuple[Tensor, ...]]:
             mean, log_variance = model(x)

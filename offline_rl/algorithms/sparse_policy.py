@@ -122,7 +122,7 @@ class SparsePolicy(Algorithm):
         """Check the size of the library."""
         cfg, inputs = self.cfg, self.spec.observation_dim
         library = Library(inputs, 0, cfg.degree, cfg.interactions, constant=cfg.constant)
-        check_size(len(library.terms), cfg.members)
+        check_size(library, cfg.members)
         return dataset, cfg
 
     def networks(self) -> dict[str, nn.Module]:

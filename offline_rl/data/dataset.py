@@ -221,6 +221,15 @@ class Dataset:
         return self.next_index >= 0
 
     @property
+    def lacks_next(self) -> np.ndarray:
+        """Mask of the terminated rows whose next observation is not stored, [N] bool.
+
+        Critics do not need it, because nothing bootstraps there. `next_index` of such a row is the
+        row itself.
+        """
+        return np.asarray(self.terminated & (self.next_index == np.arange(self.num_rows)))
+
+    @property
     def next_observations(self) -> Observations:
         """Next observation of each row, [N, *obs]. Raises UserError if a row is not `usable`."""
         missing = int((~self.usable).sum())

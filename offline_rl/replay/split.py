@@ -26,6 +26,8 @@ class Split(Source):
     holdout, all_training: all rows of the part, independent of the batch size, padded to a fixed
     number of rows. `weights` are 1 for rows and 0 for padding.
 
+    Rows whose next observation is not in the data are in no part: terminated rows of data without
+    next observations. They are their own next rows in the buffer.
     The division is random, but the same for all seeds that share the buffer. When the buffer has
     new rows, all rows are divided again.
     """
@@ -52,6 +54,7 @@ class Split(Source):
         self.data = {
             "order": torch.zeros(shape, dtype=torch.int32, device=device),  # holdout rows first
             "held": torch.zeros(buffer.streams, dtype=torch.int64, device=device),
+            "count": torch.zeros(buffer.streams, dtype=torch.int64, device=device),  # divided rows
         }
         self.prefetch(0)
 
@@ -63,37 +66,39 @@ class Split(Source):
         """Divide the rows again if the buffer has new rows."""
         ends = self.buffer.added - self.buffer.hidden
         for stream in np.flatnonzero(self.ends != ends):
-            size = int(self.buffer.sizes[stream])
-            rows = np.arange(ends[stream] - size, ends[stream]) % self.buffer.capacity
+            first = ends[stream] - int(self.buffer.sizes[stream])
+            rows = np.arange(first, ends[stream]) % self.buffer.capacity
             order, held = self._divide(int(stream), rows)
-            self.data["order"][stream, :size] = torch.from_numpy(rows[order])
-            self.data["held"][stream] = held
+            self.data["order"][stream, : len(order)] = torch.from_numpy(order)
+            self.data["held"][stream], self.data["count"][stream] = held, len(order)
         self.ends = ends
 
     def _divide(self, stream: int, rows: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return a permutation of `rows` with the holdout first, and the holdout's size.
+        """Return a permutation of the rows with the holdout first, and the holdout's size.
 
         rows: positions in the buffer, the oldest row first.
         """
-        size = len(rows)
+        at = torch.from_numpy(rows)
+        known = self.buffer.data["next_index"][stream, at].cpu().numpy() != rows
+        rows_of_parts, size = rows[known], int(known.sum())
         order = np.random.default_rng(size).permutation(size)
         if self.by == "rows":
-            return order, min(int(self.share * size), self.most)
-        at = torch.from_numpy(rows)
+            return rows_of_parts[order], min(int(self.share * size), self.most)
         flags = [self.buffer.data[k][stream, at] for k in ("terminated", "truncated")]
         ends = sum(flag.cpu().numpy().astype(int) for flag in flags) > 0
         episode = np.cumsum(ends) - ends
         held = np.random.default_rng(size).permutation(episode[-1] + 1)
         held = held[: int(self.share * len(held))]
-        is_held = np.isin(episode, held)[order]
-        return np.concatenate([order[is_held], order[~is_held]]), int(is_held.sum())
+        is_held = np.isin(episode[known], held)[order]
+        order = np.concatenate([order[is_held], order[~is_held]])
+        return rows_of_parts[order], int(is_held.sum())
 
     def sample(
         self, data: dict[str, Any], random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
         """Return `members * batch_size` training rows, or all rows of the part."""
-        held, size = data["held"], data["buffer"]["size"]
-        count = held if self.part == "holdout" else size - held
+        held = data["held"]
+        count = held if self.part == "holdout" else data["count"] - held
         first = torch.zeros_like(held) if self.part == "holdout" else held
         if self.part == "training":
             place = random.integers(count, (self.members, batch_size))

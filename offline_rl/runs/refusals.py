@@ -3,6 +3,7 @@
     wrong_keys      two keys contradict each other
     wrong_options   the options of a run contradict or need each other; nothing has been read
     wrong_start     the run lacks its data, or the run or policy to start from
+    wrong_outcomes  the task's termination or reward function cannot be used
     wrong_data      the data does not contain what the algorithm needs
     wrong_chunks    chunks of actions do not fit into the episodes of the data
     wrong_learner   the algorithm cannot learn with this specification and schedule
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from offline_rl.algorithms.common.config import stackable_fields
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from offline_rl.algorithms.common.base import Algorithm
     from offline_rl.runs.options import TrainOptions
 
+ROWS = 3  # rows with which functions of the user are tried
 CHUNK = 100_000  # maximum number of rows checked at once, to limit memory
 TRACKERS = ("wandb", "tensorboard")  # trackers that need a package of this name
 
@@ -78,6 +82,24 @@ def not_stackable(algorithm: type[Algorithm], names: Sequence[str]) -> Iterator[
             "algorithm.discount cannot be a list here: the returns of the dataset depend on it. "
             "Start one run for each value."
         )
+
+
+def no_effect_on_model(
+    algorithm: type[Algorithm], names: Sequence[str], options: TrainOptions
+) -> Iterator[str]:
+    """Yield an error message for a list of values that would fit the same model several times.
+
+    names: hyper-parameters with a list of values.
+    """
+    model = algorithm.dynamics_model
+    if model is None or not model.numbers or options.num_updates or options.num_env_steps:
+        return
+    for name in names:
+        if name not in model.numbers:
+            yield (
+                f"algorithm.{name} is a list, but num_updates=0 fits only the dynamics model, "
+                "which does not depend on it. Give one value, or raise num_updates."
+            )
 
 
 def wrong_options(run: Any) -> Iterator[str]:
@@ -212,6 +234,11 @@ def wrong_start(run: Any) -> Iterator[str]:
         zeros = " ".join(f"{name}=0" for name, value in reads.items() if value)
         remedy = f", or {zeros} to learn online only" if budget.num_env_steps else ""
         yield f"task {run.task.name} has no dataset. Set dataset=<path or id>{remedy}"
+    if run.data.dataset is not None and not run.reads_data and run.start is None:
+        yield (
+            f"{method} does not read dataset={run.data.dataset}: without num_updates= and "
+            "online.offline_fraction=, it learns only from its own experience. Remove dataset=."
+        )
 
 
 def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
@@ -273,6 +300,48 @@ def unmarked_ends(run: Any, data: Dataset) -> int:
         arrays = data.observations[at], data.actions[at], data.observations[data.next_index[at]]
         count += int(is_end(*map(torch.as_tensor, arrays)).sum())
     return count
+
+
+def wrong_outcomes(run: Any, spec: Spec) -> Iterator[str]:
+    """Yield an error message for a function of the task's outcomes that cannot be used. run: a Run.
+
+    The model is fitted long before the functions are called, so they are traced with zeros here.
+    """
+    outcomes = run.task.outcomes
+    if outcomes is None or not run.method.cls.uses_facts or spec.single_vector is None:
+        return
+    cfg, used = run.method.cfg, dict[str, Any]()
+    rule = "task" if cfg.ends == "published" and "published" not in outcomes.ends else cfg.ends
+    if rule in outcomes.ends:
+        used[f"ends[{rule!r}]"] = outcomes.ends[rule]
+    if cfg.rewards == "task" and outcomes.reward is not None:
+        used["reward"] = outcomes.reward
+    s, a = torch.zeros(ROWS, spec.observation_dim), torch.zeros(ROWS, spec.action_dim)
+    for name, function in used.items():
+        kind = "numbers" if name == "reward" else "booleans"
+        if problem := wrong_function(function, s, a, is_mask=name != "reward"):
+            yield (
+                f"task={run.task.name}: outcomes.{name} {problem}. It must return a torch tensor "
+                f"of {kind}, one for each row [B], of observations [B, {s.shape[1]}], actions "
+                f"[B, {a.shape[1]}] and next observations, and must not branch on values."
+            )
+
+
+def wrong_function(function: Any, s: Tensor, a: Tensor, *, is_mask: bool) -> str:
+    """Return what is wrong with a function of transitions; empty if nothing is."""
+    try:
+        result = function(s, a, s)
+        make_fx(function)(s, a, s)
+    except Exception as error:
+        text = next(iter(str(error).splitlines()), "").rstrip(".")
+        return f"raises {type(error).__name__} ({text})"
+    if not isinstance(result, Tensor):
+        return f"returns {type(result).__name__}"
+    if result.shape != s.shape[:1]:
+        return f"returns the shape {[*result.shape]} for {len(s)} rows"
+    if is_mask != (result.dtype == torch.bool):
+        return f"returns {str(result.dtype).removeprefix('torch.')}"
+    return ""
 
 
 def wrong_steps(run: Any, steps_per_decision: int) -> Iterator[str]:

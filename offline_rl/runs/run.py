@@ -323,6 +323,7 @@ def methods_of(
         if types.get(name) is float and isinstance(value, list | tuple)
     }
     refuse(refusals.not_stackable(cls, list(lists)))
+    refuse(refusals.no_effect_on_model(cls, list(lists), options))
     settings = dict[str, Method]()
     for values in product(*lists.values()):
         choice = dict(zip(lists, values, strict=True))

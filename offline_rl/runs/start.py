@@ -108,6 +108,11 @@ def start_of(run: str | Path, seeds: int | list[int] | None = None) -> tuple[Sta
     checkpoints = {f.seed: (done, checksum(f.checkpoints()[done])) for f in folders}
     config = read_json_object(folders[0].config)
     config["algorithm"] = folders[0].algorithm(config)
+    if not config["num_updates"] and not config.get("num_env_steps"):
+        raise UserError(
+            f"run={run} only fitted a dynamics model (num_updates=0), so it has no trained "
+            "policy. To use the model, pass the run as dynamics= to `train`."
+        )
     values = config["task"], config["algorithm"], config["num_updates"], config["hyper"]
     return Start(path, *values, checkpoints), config
 
@@ -213,11 +218,6 @@ def finetune_keys(
             f"run={run} acts on a base policy. Its online experience is not stored, so it cannot "
             f"be continued. Train longer from the start: offline-rl finetune base={config['base']} "
             "name=… num_env_steps=…"
-        )
-    if not config["num_updates"] and not config.get("num_env_steps"):
-        raise UserError(
-            f"run={run} only fitted a dynamics model (num_updates=0), so it has no policy to "
-            "continue. To use the model, pass the run as dynamics= to `train`."
         )
     continued = continued_keys(config, keys, start)
     cls = algorithm_class(continued["algorithm"])

@@ -57,15 +57,21 @@ def settings_source(algorithm: str, pattern: str | None) -> str:
 
 def rows_left_out(prepared: Prepared, data: Dataset) -> str:
     """Return a note with the number of rows without a next observation; empty if there are none."""
-    count = prepared.learner.unusable_rows(data)
+    count, name = prepared.learner.unusable_rows(data), data.path or data.name
+    note = ""
+    if prepared.learner.dynamics_model is not None and (ends := int(data.lacks_next.sum())):
+        note = (
+            f"\n{name}: {ends:,} terminated rows have no next observation, and the dynamics model "
+            "is not fitted to them"
+        )
     if not count:
-        return ""
+        return note
     scheduled = {piece.phase for piece in prepared.schedule}
     used = [name for name in prepared.learner.imitation_phases if name in scheduled]
     except_in = f" except in {' and '.join(used)}" if used else ""
     return (
-        f"\n{data.path or data.name}: {count:,} of {data.num_rows:,} rows have no next observation "
-        f"and are left out{except_in}"
+        f"\n{name}: {count:,} of {data.num_rows:,} rows have no next observation and are left out"
+        f"{except_in}{note}"
     )
 
 

@@ -132,6 +132,8 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
         if run.method.cls.mode.takes_base and run.data.base is not None:
             base = steerable_base(run.data.base, spec)
 
+    refuse(refusals.wrong_outcomes(run, spec))
+
     # complete the settings
     data, completed = dataset, list(runs)
     if dataset is not None:

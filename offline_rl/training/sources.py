@@ -73,22 +73,22 @@ def facts_of(prepared: Prepared, transform: Transform) -> Facts:
     rule, cfg = run.method.cfg.ends, run.method.cfg
     if rule == "published" and "task" in ends:
         ends.setdefault("published", ends["task"])
-    where = "It is known for built-in tasks, and for tasks registered with outcomes="
+    where = "It is known for built-in tasks, and for those of envs.register(…, outcomes=…)"
     if rule != "never" and rule not in ends:
         raise UserError(
-            f"algorithm.ends={rule}: it is not known when episodes of {run.task.name} end. "
-            f"{where}. Use algorithm.ends=never if no episode terminates."
+            f"algorithm.ends={rule}: it is not known when episodes of task={run.task.name} "
+            f"end. {where}. Use algorithm.ends=never if no episode terminates."
         )
     if cfg.rewards == "task" and (outcomes is None or outcomes.reward is None):
         raise UserError(
-            f"algorithm.rewards=task: the reward of {run.task.name} does not follow from "
-            f"observations and actions, or is not known. {where}. Use algorithm.rewards=model."
+            f"algorithm.rewards=task: the reward of task={run.task.name} does not follow "
+            f"from observations and actions, or is not known. {where}. Use algorithm.rewards=model."
         )
     normalizer = transform.normalizer
     assert isinstance(normalizer, Normalizer)
     low = high = np.zeros(0)
     if data is not None:
-        rows = normalizer(data.observations[: data.num_rows])
+        rows = normalizer(data.observations)  # states that end an episode are part of the range
         low, high = rows.min(0), rows.max(0)
     return Facts(
         center=normalizer.mean.tolist(),
@@ -179,6 +179,7 @@ def must_stream(prepared: Prepared, data: Dataset, device: torch.device) -> bool
     for reason, holds in {
         "uses expert_dataset": prepared.expert is not None,
         "learns online": bool(run.budget.num_env_steps),
+        "fits a dynamics model": prepared.learner.dynamics_model is not None,
     }.items():
         if holds:
             raise UserError(

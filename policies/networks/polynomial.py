@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations_with_replacement
+from math import comb
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,6 +42,15 @@ class Library:
         actions = tuple((self.observations + k,) for k in range(self.actions))
         mixed = tuple(s + a for s in states for a in actions) if self.products else ()
         return (((),) if self.constant else ()) + states + actions + mixed
+
+    @property
+    def num_terms(self) -> int:
+        """The number of terms T, without making them: there may be too many for the memory."""
+        states = self.observations * self.degree
+        if self.interactions:
+            states = comb(self.observations + self.degree, self.degree) - 1
+        mixed = states * self.actions if self.products else 0
+        return self.constant + states + self.actions + mixed
 
     @cached_property
     def factors(self) -> list[list[int]]:

@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import envs
-from envs.outcomes import Function
+from envs.outcomes import Function, never
 from envs.suites import mazes
 from envs.tasks import NATIVE, OUTCOMES
 
@@ -304,3 +304,17 @@ def test_gymnasiums_environments_end_where_the_functions_end(env_id: str):
             num_ends += over
     assert num_ends == 8
     env.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (({"taks": never},), r"ends is \['taks'\]. Use a dict of functions"),
+        ((never,), "ends is function. Use a dict of functions"),
+        (({"task": True},), "task is bool. Use a function"),
+        (({"task": never}, 1.0), "reward is float. Use a function"),
+    ],
+)
+def test_outcomes_that_are_not_functions_are_refused(arguments: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        envs.Outcomes(*arguments)

@@ -142,6 +142,7 @@ class Reusable(NamedTuple):
     # prepares the main phase
     phases: tuple[str, ...]
     settings: tuple[str, ...]  # config fields that must be equal in both runs
+    numbers: tuple[str, ...] = ()  # real-valued config fields that the fit depends on; (): unknown
 
 
 class Algorithm:

@@ -133,6 +133,7 @@ def test_options_that_cannot_work_are_refused(config: dict[str, Any], message: s
     ("keys", "message"),
     [
         ({"algorithm.holdout_share": 0.05}, "0.05 of the 12 rows of the first fit is less than"),
+        ({"num_env_steps": 12}, "12 does not exceed the 12 steps before the first fit"),
         ({"pretrain_updates": 5}, "from scratch in an environment"),
         ({"online.n_step": 2}, "n_step"),
         ({"online.offline_fraction": 0.5}, "offline_fraction"),
@@ -142,6 +143,7 @@ def test_options_that_cannot_work_are_refused(config: dict[str, Any], message: s
 def test_runs_that_cannot_work_are_refused(keys: dict[str, Any], message: str, tmp_path: Path):
     with pytest.raises(UserError, match=message):
         train(**KEYS | {"out": str(tmp_path)} | keys)
+    assert not [*tmp_path.rglob("config.json")]
 
 
 def test_updates_on_a_dataset_are_refused():

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from offline_rl.algorithms.common.base import State
 from offline_rl.algorithms.common.models.dynamics import mixture_log_prob
 from offline_rl.algorithms.common.models.facts import Facts
+from offline_rl.algorithms.common.models.fitting import rows_with_successor
 from offline_rl.algorithms.common.registry import tuned
 from offline_rl.algorithms.common.schedule import Fill, Learn
 from offline_rl.algorithms.rambo import RAMBO
@@ -313,7 +314,7 @@ def test_an_interval_of_the_adversary_that_is_no_multiple_of_rollouts_is_refused
 
 
 def test_an_adversary_of_a_model_without_gradient_steps_is_refused():
-    with pytest.raises(ValueError, match="model=sparse has no gradient steps"):
+    with pytest.raises(ValueError, match="model=sparse has no adversary"):
         RAMBO.Config(model="sparse")
     RAMBO.Config(model="sparse", adversary_updates=0)
 
@@ -360,8 +361,20 @@ def test_a_run_resumed_within_a_walk_equals_an_undisturbed_run():
     "maze", ["umaze-v2", "large-play-v2", "medium-play-v2", "umaze-diverse-v0"]
 )
 def test_rollouts_of_ant_mazes_never_end_and_their_rewards_are_shifted(maze: str):
-    """The authors' code is rambo/static/antmaze.py and rambo/off_policy/loader.py."""
+    """The authors' code does so: rambo/static/antmaze.py and rambo/off_policy/loader.py."""
     values = tuned("rambo", f"antmaze-{maze}")[1]
     assert (values["ends"], values["reward_shift"]) == ("never", -1.0)
     has_adversary = maze in ("umaze-v2", "large-play-v2")
     assert ("adversary_updates" in values) != has_adversary
+
+
+def test_the_likelihood_of_the_data_leaves_out_rows_without_a_known_next_observation():
+    """Rows that terminate and have their own observation as the next one; others may stay."""
+    batch = made_batch(0, 6)
+    assert rows_with_successor(batch).tolist() == [0, 1, 2, 3, 4, 5]
+    known = torch.tensor([True, False, True, True, False, True])
+    s2 = torch.where(known[:, None], batch.next_observations, batch.observations)
+    s2[2] = batch.observations[2]
+    discount = torch.where(known, 0.99, 0.0)
+    batch = replace(batch, next_observations=s2, discount=discount)
+    assert rows_with_successor(batch).tolist() == [0, 2, 3, 5, 0, 2]

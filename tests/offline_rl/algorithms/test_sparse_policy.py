@@ -131,7 +131,7 @@ def test_an_unknown_teacher_and_an_empty_list_are_refused(options: dict[str, Any
 
 def test_a_library_too_large_is_refused_before_training():
     algorithm = SparsePolicy(Spec((60,), 2), Config())
-    with pytest.raises(UserError, match=r"39,711 terms.*Use a lower degree"):
+    with pytest.raises(UserError, match=r"39,711 terms.*Use a lower algorithm.degree"):
         algorithm.prepare(None)  # type: ignore[arg-type]
 
 

@@ -179,3 +179,35 @@ def test_a_full_ring_is_divided_into_its_newest_rows(by):
         else:
             assert len({t // 5 for t in holdout}) in (3, 4)
             assert not {t // 5 for t in holdout} & {t // 5 for t in rest}
+
+
+@pytest.mark.parametrize("by", ["rows", "episodes"])
+def test_rows_without_a_known_next_observation_are_in_no_part(by: Any):
+    """In data without next observations, those are the rows 4, 9, 14, … that terminate."""
+    t = np.arange(100)
+    s, is_last = t[:, None].astype(np.float32), t % 5 == 4
+    buffer = ReplayBuffer.from_dataset(Dataset.from_arrays(s, 0 * s, 1.0 * t, is_last))
+    parts = [rows_of_part(Split(buffer, part, by=by)) for part in ("holdout", "all_training")]
+    assert sorted(parts[0] + parts[1]) == t[~is_last].tolist()
+    assert len(parts[0]) == 16  # a fifth of 80 rows, or four of 20 episodes
+    trained = members_rows(Split(buffer, "training", by=by), size=400)
+    assert {*trained.flatten().tolist()} <= {*parts[1]}
+
+
+@pytest.mark.parametrize("by", ["rows", "episodes"])
+def test_terminated_rows_without_a_stored_next_observation_are_in_no_part(by):
+    """The next observation is unknown. Episodes have 4 steps; every second one terminates."""
+    t = np.arange(40)
+    is_last = t % 4 == 3
+    ends = is_last & (t % 8 == 3)
+    x = t[:, None].astype(np.float32)
+    data = Dataset.from_arrays(x, 0 * x, 0.0 * t, ends, is_last & ~ends)
+    assert data.lacks_next.tolist() == ends.tolist()
+    buffer = ReplayBuffer.from_dataset(data)
+    parts = [Split(buffer, part, share=0.3, by=by) for part in ("holdout", "all_training")]
+    held, rest = map(rows_of_part, parts)
+    assert sorted(held + rest) == t[~is_last].tolist()
+    training = members_rows(Split(buffer, "training", members=3, share=0.3, by=by), size=200)
+    assert {*training.flatten()} <= {*rest}
+    stored = Dataset.from_arrays(x, 0 * x, 0.0 * t, ends, is_last & ~ends, x + 1)
+    assert not stored.lacks_next.any()

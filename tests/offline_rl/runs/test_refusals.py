@@ -1,14 +1,22 @@
 """Refusals of options that contradict each other, before anything is read."""
 
+import re
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
 
 import envs
 from offline_rl.data import Dataset
-from offline_rl.runs.refusals import wrong_chunks, wrong_data, wrong_learner
+from offline_rl.runs.refusals import (
+    wrong_chunks,
+    wrong_data,
+    wrong_learner,
+    wrong_outcomes,
+    wrong_start,
+)
 from offline_rl.runs.run import runs_of
 from offline_rl.utils.errors import UserError
 from policies import Spec
@@ -85,3 +93,42 @@ def test_data_without_terminations_is_refused_if_the_task_ends_episodes() -> Non
     assert not sentences([False] * 5 + [True])
     assert not sentences([False] * 6, **{"algorithm.ends": "never"})
     assert not sentences([False] * 6, task="none")
+
+
+@pytest.mark.parametrize(
+    ("is_end", "problem"),
+    [
+        (lambda s, a, s2: s2 > 0, r"returns the shape \[3, 2\] for 3 rows"),
+        (lambda s, a, s2: False, "returns bool"),
+        (lambda s, a, s2: s2[..., 0], "returns float32"),
+        (lambda s, a, s2: s2[..., 5] > 0, "raises IndexError"),
+        (lambda s, a, s2: a[..., 0] > 0 if s2[0, 0] > 0 else a[..., 0] < 0, "raises"),
+        (lambda s, a, s2: abs(s2[..., 0]) > 1, None),
+    ],
+)
+def test_a_rule_for_ends_that_cannot_be_used_is_refused(is_end: Any, problem: str | None) -> None:
+    """The last but one branches on a value, which a graph cannot do."""
+    outcomes = envs.Outcomes({"task": is_end}, reward=lambda s, a, s2: s2[..., 0] > 0)
+    name = f"rule_{uuid4().hex}"
+    envs.register(name, lambda: None, max_episode_steps=9, outcomes=outcomes)  # type: ignore[arg-type, return-value]
+
+    def sentences(**keys: Any) -> list[str]:
+        keys = {"algorithm": "mopo", "task": name, "dataset": "a.npz", **keys}
+        return [*wrong_outcomes(runs_of(keys)[0], Spec((2,), 1))]
+
+    if problem is None:
+        assert not sentences()
+        (sentence,) = sentences(**{"algorithm.rewards": "task"})
+        assert "outcomes.reward returns bool. It must return a torch tensor of numbers" in sentence
+    else:
+        (sentence,) = sentences()
+        assert re.search(rf"outcomes.ends\['task'\] {problem}.*must not branch on values", sentence)
+        assert not sentences(**{"algorithm.ends": "never"})
+
+
+def test_a_dataset_that_is_not_read_is_refused() -> None:
+    keys = {"algorithm": "mbpo", "task": "env:InvertedPendulum-v5", "num_env_steps": 600}
+    assert not [*wrong_start(runs_of(keys)[0])]
+    (sentence,) = wrong_start(runs_of({**keys, "dataset": "a.npz"})[0])
+    assert "mbpo does not read dataset=a.npz" in sentence
+    assert "Remove dataset=" in sentence

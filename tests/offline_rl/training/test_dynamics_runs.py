@@ -10,7 +10,7 @@ from printed import report
 from safetensors.torch import load_file
 from small_data import save_small
 
-from offline_rl import UserError, finetune, train
+from offline_rl import UserError, distill, finetune, train
 from offline_rl.runs.folder import SeedFolder
 from offline_rl.training.result import Result
 from offline_rl.utils.files import read_json
@@ -134,6 +134,8 @@ def test_a_resumed_run_has_the_model_in_its_own_checkpoints(
 def test_a_run_without_a_policy_cannot_be_fine_tuned(fitted: Result) -> None:
     with pytest.raises(UserError, match=r"only fitted a dynamics .* pass the run as dynamics="):
         finetune(run=fitted.path, algorithm="sac", num_env_steps=10, task="env:Pendulum-v1")
+    with pytest.raises(UserError, match=r"only fitted a dynamics .* pass the run as dynamics="):
+        distill(run=fitted.path, algorithm="sparse_policy", num_updates=1)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +147,16 @@ def test_a_run_without_a_policy_cannot_be_fine_tuned(fitted: Result) -> None:
             "holdout_share=0.3 of 3 episodes is less than one",
         ),
         ({"algorithm.ends": "sometimes"}, "one of task, published, never"),
-        ({"algorithm.ends": "task"}, "it is not known when episodes of none end"),
-        ({"algorithm.rewards": "task"}, "the reward of none does not follow from observations"),
-        ({"stream": "always"}, "is fitted to data in memory, and this data is streamed"),
+        ({"algorithm.ends": "task"}, "it is not known when episodes of task=none end"),
+        (
+            {"algorithm.rewards": "task"},
+            "the reward of task=none does not follow from observations",
+        ),
+        (
+            {"algorithm.penalty": [1.0, 2.0], "num_updates": 0},
+            "penalty is a list, but num_updates=0",
+        ),
+        ({"stream": "always"}, "mopo fits a dynamics model, which does not work with streaming"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(
@@ -186,6 +195,7 @@ def test_the_equations_of_a_sparse_model_are_reported_and_it_can_be_loaded(
     model = train(**keys, name="sparse")
     equations = model.results[0]["dynamics"]["equations"]
     assert len(equations) == 7
+    assert "action[0]" in "".join(equations)
     assert all(f"seed 0: {equation}" in report([model.path]) for equation in equations)
     loaded = train(**keys | {"num_updates": 2}, name="loaded", dynamics=model.path)
     assert loaded.results[0]["dynamics"]["equations"] == equations

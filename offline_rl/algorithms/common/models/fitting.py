@@ -95,7 +95,10 @@ class FittingConfig(SoftConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.elites > self.members:
-            raise ValueError(f"elites={self.elites} exceeds members={self.members}.")
+            raise ValueError(
+                f"elites={self.elites} exceeds members={self.members}. Use fewer elites or more "
+                "members."
+            )
         if self.model == "ensemble":
             self.refuse_unread("model", "degree", "interactions", "products", "constant")
             self.refuse_unread("model", "ridge", "threshold", "normalize_terms", "drop_terms")
@@ -103,7 +106,9 @@ class FittingConfig(SoftConfig):
         if len(self.dynamics_decay) not in (1, layers):
             raise ValueError(
                 f"dynamics_decay has {len(self.dynamics_decay)} factors, but the dynamics model "
-                f"has {layers} layers. Give one factor for all layers, or {layers}."
+                f"has {layers} layers. Use one factor for all layers, dynamics_decay="
+                f"[{self.dynamics_decay[0] if self.dynamics_decay else 5e-5:g}], or {layers} "
+                "factors."
             )
 
     @classmethod
@@ -152,6 +157,7 @@ class FittedDynamics(SoftActorCritic):
             *("model", "members", "elites", "dynamics_hidden", "scale_inputs"),
             *("degree", "interactions", "products", "constant"),
         ),
+        numbers=("dynamics_lr", "bounds_weight", "min_improvement", "ridge", "threshold"),
     )
 
     @property
@@ -217,7 +223,7 @@ class FittedDynamics(SoftActorCritic):
         Raises UserError if the holdout would be empty.
         """
         dataset, cfg = super().prepare(dataset)
-        rows = int(dataset.usable.sum())
+        rows = int((dataset.usable & ~dataset.lacks_next).sum())
         held = min(int(cfg.holdout_share * rows), cfg.holdout_max)
         if cfg.holdout == "episodes":
             held = int(cfg.holdout_share * rows)
@@ -360,9 +366,21 @@ class FittedDynamics(SoftActorCritic):
         if self.cfg.model == "sparse":
             model: Any = self.modules["dynamics"]
             terms = sparse.median(params["dynamics"]["coefficients"])
-            actions = self.spec.action_names
+            actions = [f"action[{k}]" for k in range(self.spec.action_dim)]
+            actions = [*self.spec.action_names] or actions
             fit["equations"] = sparse.equations(terms, model.library, names, actions)
         return {"dynamics": fit}
+
+
+def rows_with_successor(batch: Batch) -> Tensor:
+    """Return the indices [B] of the rows whose next observation is known, repeated if necessary.
+
+    Terminated rows of data without next observations have their own observation instead.
+    """
+    stays = (batch.next_observations == batch.observations).all(-1) & (batch.discount == 0)
+    order = stays.byte().argsort(stable=True)
+    place = torch.arange(len(order), device=order.device)
+    return order[place % (~stays).sum().clamp(min=1)]
 
 
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -370,6 +388,13 @@ def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
     x = torch.cat([batch.observations, batch.actions], -1)
     change = batch.next_observations - batch.observations
     return x, torch.cat([change, batch.rewards[:, None]], -1)
+
+
+def known_targets(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets [B, ...] of the rows whose next observation is known."""
+    rows = rows_with_successor(batch)
+    x, y = inputs_and_targets(batch)
+    return x[rows], y[rows]
 
 
 def model_loss(

@@ -9,7 +9,7 @@ Janner et al., NeurIPS 2019, arXiv:1906.08253. Defaults: yihaosun1124/OfflineRL-
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -79,6 +79,7 @@ class ModelBased(FittedDynamics):
 
     Config: type = ModelConfig
     uses_facts = True
+    caution: ClassVar[str] = "a higher algorithm.penalty"  # keeps a policy close to the data
 
     def actor(self) -> nn.Module:
         return self.build(TanhGaussianActor, log_std_range=(-5, 2))
@@ -225,6 +226,6 @@ class ModelBased(FittedDynamics):
             raise UserError(
                 f"The dynamics model has diverged: {share:.0%} of its predicted states are outside "
                 "the data's range by more than the width of that range (limit: outside_max="
-                f"{self.cfg.outside_max:g}). Use clamp_states=true, a shorter horizon, or a higher "
-                "penalty."
+                f"{self.cfg.outside_max:g}). Use algorithm.clamp_states=true, a shorter "
+                f"algorithm.horizon, or {self.caution}."
             )

@@ -10,12 +10,15 @@ SINDy: Brunton, Proctor and Kutz, PNAS 2016, arXiv:1509.03580; ensembles: Fasel 
 arXiv:2111.10992; in reinforcement learning: Zolman et al., arXiv:2403.09110 (nzolman/sindy-rl).
 Differs: from dynamicslab/pysindy with `normalize_columns`: targets are normalized too, so ridge and
          threshold do not depend on units. From SINDy-RL: changes of the state are fitted instead of
-         next states.
+         next states. Its terms are not normalized, and its ridge is 5e-5 for 8,000 rows; 1e-8 of
+         normalized terms is similar. Its rollouts use the median of the members' coefficients
+         instead of members.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isqrt
 from typing import Annotated, NamedTuple, TypeVar
 
 import torch
@@ -58,18 +61,19 @@ class SparseOptions(Checked):
         """Return the library. Raise UserError if its fit would need too much memory."""
         sizes = self.degree, self.interactions, self.products, self.constant
         library = Library(observations, actions, *sizes)
-        check_size(len(library.terms), self.members)
+        check_size(library, self.members)
         return library
 
 
-def check_size(terms: int, members: int) -> None:
+def check_size(library: Library, members: int) -> None:
     """Raise UserError if the Gram matrices [E, T, T] of a fit need too much memory."""
-    size = 8 * members * terms**2
-    if size > MAX_GRAM:
+    terms, most = library.num_terms, isqrt(MAX_GRAM // (8 * members))
+    if terms > most:
+        fewer = "interactions=false, products=false" if library.actions else "interactions=false"
+        count = f"{terms:,}" if terms < 10**12 else "more than 10^12"
         raise UserError(
-            f"The library has {terms:,} terms, and the fit of {members} members needs "
-            f"{size / 1e9:.1f} GB (limit {MAX_GRAM / 1e9:.1f} GB). Use a lower degree, "
-            "interactions=false, products=false, or fewer members."
+            f"The polynomials have {count} terms, and the fit of {members} members has memory for "
+            f"{most:,}. Use a lower algorithm.degree, {fewer}, or fewer members."
         )
 
 

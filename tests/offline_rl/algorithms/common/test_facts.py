@@ -105,15 +105,27 @@ def test_what_is_not_known_of_a_task_is_refused_with_a_remedy():
     assert facts(outcomes(reward=None), rewards="model").reward is None
 
 
-def test_the_range_is_that_of_normalized_data_without_the_rows_after_the_last_step():
+def test_the_range_is_that_of_normalized_data_with_the_states_after_the_last_step():
     """The data has four rows of two episodes, and an extra row at the end of each."""
     s = np.array([[1, -20], [2, -6], [0, -27], [1, -20]], np.float32)
+    last = np.array([[1, -34], [3, -20]], np.float32)
     data = Dataset.from_arrays(
-        s, s[:, :1] / 40, s[:, 0], s[:, 0] > 9, np.arange(4) % 2 == 1, final_observations=50 * s[:2]
+        s, s[:, :1] / 40, s[:, 0], s[:, 0] > 9, np.arange(4) % 2 == 1, final_observations=last
     )
     known = facts(outcomes(), data)
-    assert (list(known.low), list(known.high)) == ([-2, -1], [2, 2])
+    assert (list(known.low), list(known.high)) == ([-2, -2], [4, 2])
     assert (list(facts(outcomes()).low), list(facts(outcomes()).high)) == ([], [])
+
+
+def test_a_clipped_state_can_end_an_episode():
+    """A fall, below -30, is only seen in the state after the last step."""
+    s = np.array([[1, -20], [2, -29]], np.float32)
+    data = Dataset.from_arrays(
+        s, s[:, :1] / 40, s[:, 0], np.array([False, True]), None, np.array([s[1], [2, -31]])
+    )
+    known = facts(outcomes(ends={"task": lambda s, a, s2: s2[..., 1] < -30}), data)
+    s2 = known.clamp(torch.from_numpy(NORMALIZER(np.array([[2, -50]], np.float32))))
+    assert known.is_end("task", s2, s2[:, :1], s2).all()
 
 
 def test_states_are_clipped_to_the_range():

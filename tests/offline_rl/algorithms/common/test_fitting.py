@@ -422,6 +422,15 @@ def test_an_epoch_is_one_pass_over_the_training_rows():
         assert completed(ModelBased, linear_system(100), cfg).epoch_updates == expected
 
 
+def test_an_epoch_has_no_rows_whose_next_observation_is_not_known():
+    """Half of 100 rows terminate, in data without next observations: 50 - 10 rows are training."""
+    t = np.arange(100)
+    s = t[:, None].astype(np.float32)
+    data = Dataset.from_arrays(s, 0 * s, 1.0 * t, t % 2 == 1)
+    cfg = ModelBased.Config(batch_size=8)
+    assert completed(ModelBased, data, cfg).epoch_updates == 5
+
+
 def test_fitting_ends_with_the_choice_of_elites_and_skips_nothing_else():
     """Each validation skips the epochs that are left, but not what follows them."""
     algorithm = start(ModelBased, **FIT).algorithm

@@ -323,5 +323,7 @@ def test_the_share_of_predicted_states_far_outside_the_data_is_measured_and_limi
     algorithm.check_phase("update", {"outside_data": np.array([0.5, 0.1])})
     algorithm.check_phase("fit_dynamics", {"dynamics_loss": np.array([7.0])})
     for share in (0.51, np.nan):
-        with pytest.raises(UserError, match=r"has diverged: .*outside_max=0.5\). Use clamp_states"):
+        with pytest.raises(
+            UserError, match=r"has diverged: .*outside_max=0.5\). Use algorithm.clamp_states"
+        ):
             algorithm.check_phase("update", {"outside_data": np.array([0.1, share])})

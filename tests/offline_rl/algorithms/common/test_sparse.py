@@ -229,8 +229,19 @@ def test_a_fit_without_rows_and_a_library_too_large_are_refused():
     with pytest.raises(UserError, match="has no rows"):
         solve(torch.zeros(0, 4), torch.zeros(0, 4), random(), SparseOptions())
     terms = (math.comb(63, 3) - 1) * 7 + 6
-    with pytest.raises(UserError, match=rf"{terms:,} terms.*Use a lower degree"):
+    with pytest.raises(UserError, match=rf"{terms:,} terms.*Use a lower algorithm.degree"):
         SparseDynamics(60, 6, SparseOptions(degree=3))
+    with pytest.raises(UserError, match=r"more than 10\^12 terms"):  # before it makes the terms
+        SparseDynamics(120, 6, SparseOptions(degree=400))
+
+
+@pytest.mark.parametrize("interactions", [False, True])
+@pytest.mark.parametrize("products", [False, True])
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("degree", [1, 3])
+def test_terms_are_counted_without_making_them(interactions, products, constant, degree):
+    library = Library(3, 2, degree, interactions, products, constant)
+    assert library.num_terms == len(library.terms)
 
 
 def few_members(system: System) -> System:
