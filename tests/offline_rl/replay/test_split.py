@@ -183,7 +183,7 @@ def test_a_full_ring_is_divided_into_its_newest_rows(by):
 
 @pytest.mark.parametrize("by", ["rows", "episodes"])
 def test_rows_without_a_known_next_observation_are_in_no_part(by: Any):
-    """In data without next observations, those are the rows 4, 9, 14, … that terminate."""
+    """Data without next observations has terminated rows 4, 9, 14, …, which have none."""
     t = np.arange(100)
     s, is_last = t[:, None].astype(np.float32), t % 5 == 4
     buffer = ReplayBuffer.from_dataset(Dataset.from_arrays(s, 0 * s, 1.0 * t, is_last))
