@@ -245,17 +245,20 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     task = {"algorithm": name, "task": "env:Pendulum-v1", "dataset": "pendulum.npz"}
     if name in ("msg", "spot"):  # they have a preliminary phase by default
         task["pretrain_updates"] = 4
+    if cls.uses_facts:  # it is not known when episodes of this task end
+        small |= {"algorithm__ends": "never", "algorithm__outside_max": 1.0}
     if "expert" in cls.extra_columns:
         task["expert_dataset"] = "pendulum.npz"
     save_small(folder / "pendulum.npz", obs=3, act=1)
     rest = ("eval_episodes=1", "compile=never", "tracker=none", "out=then", f"algorithm={name}")
     if cls.mode.start in ("teacher", "run"):  # it needs the policy of another run
-        base = algorithm_class("diffusion_policy").Config.small()
-        if cls.mode.start == "teacher":
+        teacher = "td3_bc" if name == "sparse_policy" else "diffusion_policy"
+        base = algorithm_class(teacher).Config.small()
+        if name in ("consistency", "one_step"):
             del base["num_train_timesteps"]
             base["process"] = "edm"
         first = {f"algorithm__{k}": as_option(v) for k, v in base.items()}
-        first |= {"algorithm__hidden": None, **task, "algorithm": "diffusion_policy"}
+        first = {"algorithm__hidden": None} | first | task | {"algorithm": teacher}
         assert main(train(**first)) == 0
         (run,) = folder.glob("runs/*/*/*")
         learn = ("distill", "num_updates=20")
@@ -273,6 +276,9 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
         if name == "rl100":
             small |= {f"algorithm__{key}": value for key, value in STAGES.items()}
             task["num_env_steps"] = 800
+        if cls.mode.learns == ("environment",) and cls.uses_facts:
+            task |= {"dataset": None, "num_updates": None, "num_env_steps": 48}
+            small["online__warmup_steps"] = 8
         options = {"algorithm__hidden": None} | small | task | {"out": "then"}
         assert main(train(**options)) == 0
     (here,) = folder.glob("then/*/*/*/seed_0")

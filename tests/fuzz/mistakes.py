@@ -138,7 +138,7 @@ MORE = {
     "train algorithm=os:path": "algorithm=os:path: unknown algorithm 'path'; --help lists",
     "train algorithm=nothing_such:Class": "algorithm=nothing_such:Class: No module named",
     "train algorithm=own.py:Nobody": "algorithm=own.py:Nobody: unknown algorithm 'Nobody'; there",
-    "train algorithm=common": "unknown algorithm 'common'; there are act, awac, bc, cal_ql",
+    "train algorithm=common": "unknown algorithm 'common'; did you mean combo?",
     "train algorithm=iql algorithm=cql": "algorithm is given twice",
     "train !task": "task=… is missing",
     "train task=": "unknown task ''. Use env:<id> for a Gymnasium environment",
