@@ -78,8 +78,9 @@ class Split(Source):
 
         rows: positions in the buffer, the oldest row first.
         """
-        at = torch.from_numpy(rows)
-        known = self.buffer.data["next_index"][stream, at].cpu().numpy() != rows
+        at, known = torch.from_numpy(rows), np.ones(len(rows), bool)
+        if self.buffer.device.type != "meta":  # tensors of the meta device have no values
+            known = self.buffer.data["next_index"][stream, at].cpu().numpy() != rows
         rows_of_parts, size = rows[known], int(known.sum())
         order = np.random.default_rng(size).permutation(size)
         if self.by == "rows":

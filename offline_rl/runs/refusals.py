@@ -234,10 +234,11 @@ def wrong_start(run: Any) -> Iterator[str]:
         zeros = " ".join(f"{name}=0" for name, value in reads.items() if value)
         remedy = f", or {zeros} to learn online only" if budget.num_env_steps else ""
         yield f"task {run.task.name} has no dataset. Set dataset=<path or id>{remedy}"
-    if run.data.dataset is not None and not run.reads_data and run.start is None:
+    learns_alone = run.method.cls.uses_facts and not run.reads_data and run.start is None
+    if run.data.dataset is not None and learns_alone:
         yield (
-            f"{method} does not read dataset={run.data.dataset}: without num_updates= and "
-            "online.offline_fraction=, it learns only from its own experience. Remove dataset=."
+            f"{method} does not read dataset={run.data.dataset}: it learns only from its own "
+            "experience. Remove dataset=."
         )
 
 

@@ -95,12 +95,12 @@ def test_published_ends_are_those_of_the_task_unless_they_differ():
 def test_what_is_not_known_of_a_task_is_refused_with_a_remedy():
     nothing = {"rewards": "model", "ends": "never"}
     assert facts(None, **nothing).ends == {}
-    with pytest.raises(UserError, match=r"algorithm.ends=task: .* lab/arm end.*ends=never if"):
+    with pytest.raises(UserError, match=r"algorithm.ends=task: .*lab/arm end.*ends=never if"):
         facts(None, rewards="model")
     with pytest.raises(UserError, match=r"algorithm.ends=published: .*lab/arm"):
         facts(outcomes(ends={}), ends="published")
     for known in (None, outcomes(reward=None)):
-        with pytest.raises(UserError, match=r"rewards=task: the reward of lab/arm .*rewards=model"):
+        with pytest.raises(UserError, match=r"rewards=task: the reward of task=lab/arm .*rewards=model"):
             facts(known, ends="never")
     assert facts(outcomes(reward=None), rewards="model").reward is None
 
