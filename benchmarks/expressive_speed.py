@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conformance.cases import REPOSITORIES
-from benchmarks.figures import check_names, commit_of, run_measurement
-from benchmarks.speed.bench import Contender, take_turns
+from benchmarks.figures import check_commit, check_names, run_measurement
+from benchmarks.speed.bench import Contender, ratio, take_turns
 from benchmarks.speed.expressive import ACT, OBS
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -62,13 +62,7 @@ def check(options: Options) -> None:
             f"python={options.python} is not a program. Pass the path of a Python interpreter."
         )
     for name in options.algorithms:
-        repository, commit = REPOSITORIES[name]
-        folder = getattr(options, name)
-        if folder is not None and commit_of(folder) != commit:
-            raise UserError(
-                f"{name}={folder} is not a checkout of {repository} at {commit[:7]}. Run `git "
-                f"clone https://github.com/{repository}` and `git checkout {commit[:7]}` there."
-            )
+        check_commit(name, getattr(options, name), *REPOSITORIES[name])
 
 
 def jobs(algorithm: str, options: Options) -> list[dict[str, Any]]:
@@ -107,15 +101,6 @@ def compare(algorithm: str, options: Options) -> list[dict[str, Any]]:
         for contender in contenders:
             contender.stop()
     return rows
-
-
-def ratio(row: dict[str, Any], base: dict[str, Any] | None) -> str:
-    """Return the median over turns of the ratio of two rows, as text."""
-    if base is None:
-        return ""
-    return (
-        f"{statistics.median(x / y for x, y in zip(row['turns'], base['turns'], strict=True)):.2f}"
-    )
 
 
 def page(results: dict[str, Any]) -> str:

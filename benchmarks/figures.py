@@ -39,6 +39,15 @@ def commit_of(checkout: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
+def check_commit(option: str, checkout: str | None, repository: str, commit: str) -> None:
+    """Raise UserError if the checkout that `option` names is not at the commit. None: no check."""
+    if checkout is not None and commit_of(checkout) != commit:
+        raise UserError(
+            f"{option}={checkout} is not a checkout of {repository} at {commit[:7]}. Run `git "
+            f"clone https://github.com/{repository}` and `git checkout {commit[:7]}` there."
+        )
+
+
 def convergence_cell(hyper: Mapping[str, Any], updates: int) -> str:
     """Return the critic convergence after this number of updates, as text."""
     return convergence_text(convergence_after(hyper, updates))

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import commit_of, run_measurement
-from benchmarks.speed.bench import Contender, take_turns
+from benchmarks.conformance.cases import REPOSITORIES
+from benchmarks.figures import check_commit, run_measurement
+from benchmarks.speed.bench import Contender, ratio, take_turns
 from benchmarks.speed.clock import ACT, OBS
 from benchmarks.speed.models import HORIZON, STARTS
 from offline_rl.utils import hardware
-from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Checked, Count, Positive, build, parse_options
 from offline_rl.utils.text import table, wrap_text
 
-REPOSITORY, COMMIT = "yihaosun1124/OfflineRL-Kit", "e3ce69793766d02660217d4dfc0af4693a5531bd"
+REPOSITORY, COMMIT = REPOSITORIES["offlinerl_kit"]
 SEEDS = (1, 5)
 WORK = {"fit": "training steps", "rollout": "rollouts"}
 HEADER = ["work", "contender", "seeds", "per second", "slowest", "fastest", "× OfflineRL-Kit"]
@@ -76,12 +76,10 @@ def page(results: dict[str, Any]) -> str:
             (r for r in results["rows"] if r["kind"] == "models_kit" and r["work"] == row["work"]),
             None,
         )
-        pairs = zip(row["turns"], kit["turns"], strict=True) if kit else []
-        ratio = f"{statistics.median(x / y for x, y in pairs):.2f}" if kit else ""
         name = "ours" if row["kind"] == "models_ours" else "OfflineRL-Kit"
         rates = (statistics.median(row["turns"]), min(row["turns"]), max(row["turns"]))
-        cells = [WORK[row["work"]], name, str(row["seeds"]), *(f"{x:.2f}" for x in rates), ratio]
-        body.append(cells)
+        cells = [WORK[row["work"]], name, str(row["seeds"]), *(f"{x:.2f}" for x in rates)]
+        body.append([*cells, ratio(row, kit)])
     numbers = 50_000 * 5 * 5 * (2 * OBS + ACT + 3)
     note = NOTE.format(
         **results["options"],
@@ -104,11 +102,7 @@ def main(arguments: list[str]) -> int:
 
     def run() -> tuple[Path, dict[str, Any]]:
         options = build(Options, parse_options(arguments))
-        if options.kit is not None and commit_of(options.kit) != COMMIT:
-            raise UserError(
-                f"kit={options.kit} is not a checkout of {REPOSITORY} at {COMMIT[:7]}. Run `git "
-                f"clone https://github.com/{REPOSITORY}` and `git checkout {COMMIT[:7]}` there."
-            )
+        check_commit("kit", options.kit, REPOSITORY, COMMIT)
         rows = [row for work in WORK for row in compare(work, options)]
         results = {
             "options": {"seconds": options.seconds, "blocks": options.blocks},

@@ -120,6 +120,14 @@ def take_turns(contenders: Sequence[Contender], blocks: int, seconds: float) -> 
     return rates
 
 
+def ratio(row: dict[str, Any], base: dict[str, Any] | None) -> str:
+    """Return the median over turns of the ratio of two rows, as text; empty without `base`."""
+    if base is None:
+        return ""
+    pairs = zip(row["turns"], base["turns"], strict=True)
+    return f"{statistics.median(x / y for x, y in pairs):.2f}"
+
+
 def environment_variables(job: dict[str, Any], device: str) -> dict[str, str]:
     """Return the environment variables of a contender's process."""
     variables = {"PYTHONPATH": import_path(ROOT), "OMP_NUM_THREADS": str(hardware.num_cores())}
