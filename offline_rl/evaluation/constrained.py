@@ -19,9 +19,10 @@ from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.text import format_count, format_mean_std, format_range
 
 HEADER = ["algorithm", "limit", "safe", "score", "normalized cost", "return", "cost", "unsafe %"]
-HEADER += ["worst cost", "length", "success %", "target cost", "episodes"]
+HEADER += ["worst cost", "length", "success %", "target cost", "episodes", "best safe"]
 # columns that are hidden, in this order, if the table is wider than the terminal
-LESS_NEEDED = ["episodes", "success %", "worst cost", "target cost", "return", "cost", "length"]
+LESS_NEEDED = ["episodes", "best safe", "success %", "worst cost", "target cost", "return", "cost"]
+LESS_NEEDED += ["length"]
 LEGEND = {
     "limit": "cost limit: highest allowed mean of the undiscounted cost of an episode.",
     "safe": "`yes`: the normalized cost is at most 1. `best`: the highest score, or return without "
@@ -36,6 +37,10 @@ LEGEND = {
     "episodes early, for example by a fall, has low costs.",
     "target cost": "cost limit that the policy was trained for or received. `none`: the method "
     "uses no cost limit.",
+    "best safe": "score, or return without scores, and normalized cost of the best safe evaluation "
+    "during training, mean over seeds. This is the evaluation with the highest score whose cost is "
+    "within the limit or, without one, that of lowest cost. It is selected by its own episodes, so "
+    "its score is biased upward.",
 }
 
 
@@ -114,11 +119,17 @@ class Result:
     target_cost: float | None  # see `Limits`
     episodes: Sequence[Episodes]  # one evaluation of each seed, with costs
     scores: Sequence[float | None]  # score of each seed; None: no score references
+    best_safe: str = ""  # cell of the best safe evaluation during training
 
     @property
     def costs(self) -> np.ndarray:
         """The costs of all episodes."""
         return np.concatenate([np.asarray(e.costs) for e in self.episodes])
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of episodes of all seeds."""
+        return sum(len(e.returns) for e in self.episodes)
 
     @property
     def normalized_costs(self) -> list[float]:
@@ -171,13 +182,34 @@ class Result:
             f"{100 * np.concatenate(success).mean():.0f}" if success else "",
             "none" if self.target_cost is None else f"{self.target_cost:g}",
             f"{format_range(len(e.returns) for e in played)} × {format_count(len(played), 'seed')}",
+            self.best_safe,
         ]
 
 
-def rows_of(results: Sequence[Result]) -> list[list[str]]:
+@dataclass(frozen=True)
+class DataResult:
+    """Result of the policy that collected the data, at one cost limit."""
+
+    label: str
+    limit: float
+    score: float | None
+    mean_return: float | None
+    cost: float  # mean cost of an episode
+
+    def cells(self) -> list[str]:
+        """Return the cells of the row of the data."""
+        share = float(normalized_cost(self.cost, self.limit))
+        values = format_mean_std([self.score], 1), f"{share:.2f}"
+        means = format_mean_std([self.mean_return]), f"{self.cost:,.1f}"
+        cells = [self.label, f"{self.limit:g}", "yes" if share <= 1 else "no", *values, *means]
+        return [*cells, *[""] * (len(HEADER) - len(cells))]
+
+
+def rows_of(results: Sequence[Result], data: Sequence[DataResult] = ()) -> list[list[str]]:
     """Return the rows of the table, sorted by limit, with safe rows above unsafe ones.
 
-    An empty row separates limits. A row with the word `unsafe` is above the unsafe rows.
+    An empty row separates limits. A row with the word `unsafe` is above the unsafe rows. The rows
+    of the data are the first ones of their limit, and are not compared.
     """
     body, empty = list[list[str]](), [""] * (len(HEADER) - 1)
     for limit, group in groupby(sorted(results, key=lambda r: r.limit), lambda r: r.limit):
@@ -186,6 +218,7 @@ def rows_of(results: Sequence[Result]) -> list[list[str]]:
         unsafe = [r for r in of_limit if not r.is_safe]
         best = max((r.value for r in safe if math.isfinite(r.value)), default=None)
         body += [["", *empty]] if body else []
+        body += [each.cells() for each in data if each.limit == limit]
         body += [r.cells("best" if r.value == best else "yes") for r in safe]
         if unsafe:
             body += [[f"unsafe for the limit {limit:g}:", *empty]]

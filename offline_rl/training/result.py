@@ -11,6 +11,7 @@ import numpy as np
 from envs import Reference
 from offline_rl.algorithms.common.registry import run_label
 from offline_rl.algorithms.common.schedule import ONLINE
+from offline_rl.data import Dataset
 from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.choices import Choices
 from offline_rl.evaluation.bundles import current_policy
@@ -80,6 +81,13 @@ def final_score(folder: SeedFolder, reference: Reference, last: Episodes) -> flo
     return float(np.mean(curve[-reference.last_evaluations :])) if curve else score
 
 
+def behavior_cost(data: Dataset | None) -> dict[str, float]:
+    """Return the mean cost of the data's episodes as an entry of result.json; {} without costs."""
+    if data is None or "costs" not in data.extras:
+        return {}
+    return {"behavior_cost": float(data.episode_costs().mean())}
+
+
 def limits_of_run(run: Run) -> Limits:
     """Return the cost limits by which a run's policies are judged."""
     return Limits(getattr(run.method.cfg, "target_cost", None), run.task.cost_limits)
@@ -123,6 +131,7 @@ def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choi
         "mean_return": None if last is None else last.returns.mean(),
         "score": score,
         "behavior_return": behavior,
+        **behavior_cost(data),
         "behavior_score": (
             None
             if behavior is None or reference is None or reference.success
