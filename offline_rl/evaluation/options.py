@@ -23,6 +23,9 @@ class EvaluateOptions(Checked):
     # limit on the cost of an episode, for policies that take one; default: the bundle's. A list
     # evaluates each bundle with each limit
     target_cost: NonNegative | list[NonNegative] | None = None
+    # safe: the policies of the best safe evaluations during training, instead of the last policies.
+    # They were selected by the first episodes of this evaluation, so their scores are biased
+    best: Literal["safe"] | None = None
     base: str | None = None  # module:function of a residual policy's base, if the bundle lacks it
     json: bool = False  # print JSON instead of a table
 
