@@ -78,12 +78,10 @@ def best_safe(values: Sequence[float], costs: Sequence[float], limit: float) -> 
     """
     pairs = enumerate(zip(values, costs, strict=True))
     finite = [(k, value, cost) for k, (value, cost) in pairs if np.isfinite([value, cost]).all()]
-    if not finite:
-        return None
     safe = [candidate for candidate in finite if candidate[2] <= limit]
     if safe:
         return max(safe, key=lambda candidate: candidate[1])[0]
-    return min(finite, key=lambda candidate: candidate[2])[0]
+    return min(finite, key=lambda candidate: candidate[2])[0] if finite else None
 
 
 class Limits(NamedTuple):

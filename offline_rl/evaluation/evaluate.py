@@ -92,11 +92,11 @@ class Evaluation:
     def differences(self) -> list[Difference]:
         """Differences of every other run from the first, in each measure that all runs have."""
         first, *others = self.runs
-        found = list[Difference]()
+        differences = list[Difference]()
         for target, played in self.by_target.items():
             values = dict(self._measures(played))
             at = "" if len(self.by_target) == 1 else f", target_cost={target:g}"
-            found += [
+            differences += [
                 difference(
                     run,
                     first,
@@ -107,7 +107,7 @@ class Evaluation:
                 for run in others
                 for measure in next(iter(values.values()))
             ]
-        return found
+        return differences
 
     def _measures(
         self, played: Mapping[Path, Episodes]
@@ -252,23 +252,20 @@ def constrained_results(
     The bundles of a run are its training seeds. Policies of one run that were trained for different
     limits are separate results.
     """
-    results = dict[tuple[str, float | None, float], list[Path]]()
+    groups = dict[tuple[str, float | None, float | None, float], list[Episodes]]()
     names = dict(zip(runs, relative_names(list(runs)), strict=True))
-    found = list[Result]()
-    for cost, played in by_target.items():
-        results.clear()
-        for run, path in ((run, path) for run, of_run in runs.items() for path in of_run):
-            if played[path].costs is not None:
-                judged = limits[path, cost]
-                for limit in judged.all:
-                    results.setdefault((run, judged.target_cost, limit), []).append(path)
-        for (run, target, limit), paths in results.items():
-            episodes = [played[path] for path in paths]
-            scores: list[float | None] = [None] * len(episodes)
-            if task.reference is not None:
-                scores = [float(task.score(e.returns, e.success).mean()) for e in episodes]
-            found.append(Result(names[run], limit, target, episodes, scores))
-    return found
+    entries = product(by_target, ((name, path) for name, run in runs.items() for path in run))
+    for cost, (run, path) in entries:
+        played, judged = by_target[cost][path], limits[path, cost]
+        for limit in judged.all if played.costs is not None else ():
+            groups.setdefault((names[run], cost, judged.target_cost, limit), []).append(played)
+    results = list[Result]()
+    for (name, _, target, limit), episodes in groups.items():
+        scores: list[float | None] = [None] * len(episodes)
+        if task.reference is not None:
+            scores = [float(task.score(e.returns, e.success).mean()) for e in episodes]
+        results.append(Result(name, limit, target, episodes, scores))
+    return results
 
 
 def seed_of(path: Path) -> int:
