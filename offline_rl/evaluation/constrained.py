@@ -184,7 +184,7 @@ class Result:
             format_mean_std([float(e.returns.mean()) for e in played]),
             format_mean_std([float(np.mean(e.costs)) for e in played], 1),  # type: ignore[arg-type]
             f"{100 * self.unsafe_share:.0f}",
-            f"{self.costs.max():,.4g}",
+            f"{self.costs.max():,.1f}",
             format_mean_std([float(e.lengths.mean()) for e in played], 0),
             f"{100 * np.concatenate(success).mean():.0f}" if success else "",
             "none" if self.target_cost is None else f"{self.target_cost:g}",

@@ -91,7 +91,7 @@ def test_unsafe_rows_are_below_the_safe_ones_of_their_limit_and_the_best_safe_on
     ]
     wild, slow = rows[6], rows[4]
     assert (wild["normalized cost"], wild["cost"]) == ("1.10 ± 0.90", "11.0 ± 9.0")
-    assert (wild["unsafe %"], wild["worst cost"], wild["target cost"]) == ("25", "40", "none")
+    assert (wild["unsafe %"], wild["worst cost"], wild["target cost"]) == ("25", "40.0", "none")
     assert (slow["return"], slow["length"], rows[3]["target cost"]) == ("2.0", "4", "10")
 
 

@@ -52,7 +52,7 @@ def test_each_method_has_a_row_at_each_of_its_limits_and_the_data_at_all_of_them
         ("bc", "mean", "1 of 2", "60.0", "0.90"),
     ]
     assert columns(rows[3:4], "cost", "unsafe %", "worst cost", "length", "target cost") == [
-        ("12.0 ± 6.0", "50", "24", "5 ± 0", "none")
+        ("12.0 ± 6.0", "50", "24.0", "5 ± 0", "none")
     ]
     assert columns(rows[1:2], "target cost", "episodes") == [("10", "2 × 1 seed")]
 
