@@ -254,6 +254,8 @@ def constrained_results(
     """
     groups = dict[tuple[str, float | None, float | None, float], list[Episodes]]()
     names = dict(zip(runs, relative_names(list(runs)), strict=True))
+    if len(runs) == 1:
+        names = {run: "/".join(Path(run).absolute().parts[-2:]) for run in runs}
     entries = product(by_target, ((name, path) for name, run in runs.items() for path in run))
     for cost, (run, path) in entries:
         played, judged = by_target[cost][path], limits[path, cost]
