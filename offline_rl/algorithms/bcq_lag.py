@@ -44,7 +44,7 @@ from offline_rl.algorithms.common.safety.cost_critics import (
 )
 from offline_rl.algorithms.common.safety.lagrangian import Multiplier, PIDConfig, pid
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative, Share, frozen
+from offline_rl.utils.options import Count, NonNegative, Number, Share, frozen
 from policies.heads.residual import PerturbedActor, ResidualActor
 from policies.networks.mlp import Critic
 
@@ -66,7 +66,7 @@ class Config(CriticConfig, CostCriticConfig, PIDConfig):
     critic_hidden: Sizes = (256, 256)  # units of each hidden layer of critics and cost critics
     vae_hidden: Sizes = (400, 400)  # units of each hidden layer of the VAE
     kl_weight: NonNegative = 0.5  # weight of the KL term in the loss of the VAE
-    reward_scale: float = 0.1
+    reward_scale: Number = 0.1
 
 
 class BCQLag(ActorCritic):

@@ -19,7 +19,7 @@ Differs: settings, order and quantile of liuzuxin/OSRL:osrl/algorithms/cpq.py; `
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from offline_rl.algorithms.common.base import (
     minimize,
     update_targets,
 )
-from offline_rl.algorithms.common.config import Rate, Sizes
+from offline_rl.algorithms.common.config import BUILT, Rate, Sizes
 from offline_rl.algorithms.common.critics import regress
 from offline_rl.algorithms.common.models.vae import VAE, fit_vae
 from offline_rl.algorithms.common.optim import Adam
@@ -44,7 +44,7 @@ from offline_rl.algorithms.common.safety.cost_critics import (
     highest_cost,
 )
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Count, NonNegative, Positive, Share, frozen
+from offline_rl.utils.options import Count, NonNegative, Number, Positive, Share, frozen
 from policies.heads.gaussian import TanhGaussianActor
 from policies.networks.mlp import Scalar
 
@@ -57,7 +57,7 @@ class Config(ActorCriticConfig, CostCriticConfig):
 
     batch_size: Count = 512
     num_samples: Count = 10  # policy actions per state, of which the unlikely ones have high costs
-    likely_share: Share = 0.75  # share of sampled actions that count as likely under the data
+    likely_share: Annotated[Share, BUILT] = 0.75  # share of sampled actions that count as likely
     ood_limit: Positive = 1.5  # mean cost value that unlikely actions reach, divided by the limit
     multiplier_lr: Rate = 1e-4  # learning rate of the multiplier of the term for unlikely actions
     actor_lr: Rate = 1e-4  # learning rate of the policy
@@ -65,7 +65,7 @@ class Config(ActorCriticConfig, CostCriticConfig):
     vae_lr: Rate = 1e-3  # learning rate of the VAE
     vae_hidden: Sizes = (400, 400)  # units of each hidden layer of the VAE
     kl_weight: NonNegative = 0.5  # weight of the KL term in the loss of the VAE
-    reward_scale: float = 0.1
+    reward_scale: Number = 0.1
 
 
 class CPQ(ActorCritic):
@@ -140,4 +140,14 @@ class CPQ(ActorCritic):
         a = a if self.cfg.as_released else a.tanh()
         states = s.expand(len(a), *s.shape)
         kl = state.vae.unlikelihood(states, a)  # [N, B]
-        return states, a, kl >= torch.quantile(kl, self.cfg.likely_share)
+        return states, a, kl >= quantile(kl, self.cfg.likely_share)
+
+
+def quantile(x: Tensor, share: float) -> Tensor:
+    """Return the quantile of all values, linearly interpolated, 0-d.
+
+    `torch.quantile` would run once for each stacked seed.
+    """
+    ordered, position = x.flatten().sort().values, share * (x.numel() - 1)
+    index = min(int(position), x.numel() - 2)
+    return torch.lerp(ordered[index], ordered[index + 1], position - index)
