@@ -920,7 +920,7 @@ CASES = (
         "osrl",
         "osrl/algorithms/cpq.py",
         ("vae", "next", "next_cost", "ood", "policy"),
-        RELEASED | {"multiplier_lr": 0.01},
+        RELEASED | {"multiplier_lr": 0.01, "likely_share": 0.75},
         shifts=COSTS,
         aims=("rewards", "discount", "costs"),
     ),
