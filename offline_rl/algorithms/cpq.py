@@ -77,6 +77,7 @@ class CPQ(ActorCritic):
     mode = DATA_THEN_ONLINE
     targets: ClassVar = {"critic_target": "critic", "cost_critic_target": "cost_critic"}
     extra_columns = ("costs",)
+    follows_card = False  # the cards' shifts of rewards are for reward_scale=1
 
     def actor(self) -> nn.Module:
         return self.build(TanhGaussianActor)
