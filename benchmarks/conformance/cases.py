@@ -72,6 +72,7 @@ class Case:
     draws: tuple[str, ...] = ()  # names of our random draws in an update, in order
     config: Mapping[str, Any] = field(default_factory=dict)  # options other than network sizes
     online: Mapping[str, Any] = field(default_factory=dict)  # options of online training
+    shifts: Mapping[str, float] = field(default_factory=dict)  # numbers added to initial parameters
     phase: str = "update"
     variant: str = ""  # distinguishes cases with the same algorithm and repository
     adapted: tuple[str, ...] = ()  # differences removed by changing the reference
@@ -85,7 +86,8 @@ class Case:
     @property
     def inputs(self) -> str:
         """Return a key of all inputs. Cases with equal keys must have the same numbers."""
-        options = sorted(self.config.items()), sorted(self.online.items())
+        options = [sorted(x.items()) for x in (self.config, self.online)]
+        options += [sorted(self.shifts.items())] if self.shifts else []
         return repr((self.algorithm, *options, self.draws, self.phase, self.updates))
 
 
@@ -196,6 +198,9 @@ MODEL: dict[str, Any] = {"members": 3, "elites": 2, "real_share": 0.5}
 ANNEALED = "the actor's learning rate falls every 1,000 updates -> every update"
 SINGLE = "predictions in float32 -> float64"
 STEPS = tuple(f"{name}_{k}" for k in range(3) for name in ("action", "member", "noise"))
+RELEASED = {"as_released": True, "target_cost": 1.0, "episode_steps": 300}
+# moves the values of cost critics to the limit
+COSTS = {f"{name}/net.biases.2": 0.75 for name in ("cost_critic", "cost_critic_target")}
 CASES = (
     Case(
         "diffusion_policy",
@@ -910,6 +915,24 @@ CASES = (
             "in our code: separate samples for temperature and policy losses -> one sample",
             "the reference reports no loss except the VAE's",
         ),
+    ),
+    Case(
+        "cpq",
+        "osrl",
+        "osrl/algorithms/cpq.py",
+        ("vae", "next", "next_cost", "ood", "policy"),
+        RELEASED | {"multiplier_lr": 0.01, "likely_share": 0.75},
+        shifts=COSTS,
+        aims=("rewards", "discount", "costs"),
+    ),
+    Case(
+        "bcq_lag",
+        "osrl",
+        "osrl/algorithms/bcql.py",
+        ("vae", "next", "next_cost", "proposed"),
+        RELEASED,
+        shifts=COSTS,
+        aims=("rewards", "discount", "costs"),
     ),
 )
 # one case per set of inputs; its numbers are recorded
