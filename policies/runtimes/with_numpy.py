@@ -11,7 +11,7 @@ import numpy as np
 
 from policies.bundle import Bundle
 from policies.episodes import COSTS
-from policies.heads.safety.limits import remaining_limit
+from policies.heads.safety.limits import discounted_limit
 from policies.heads.schedules import FLOW_TIME
 from policies.networks.polynomial import Library
 from policies.runtimes.network import Inputs, Memory, Sampler
@@ -342,7 +342,8 @@ class SwitchingActor(NumpyNetwork):
         assert isinstance(observations, np.ndarray)
         spent, steps, rows = memory["spent"] + memory[COSTS], memory["steps"], len(noise)
         left = np.maximum(self._steps - steps, 1).astype(np.float32)
-        limit = remaining_limit(self._target_cost, spent, left, self._discount)  # [B]
+        budget = np.maximum(self._target_cost - spent, 0)
+        limit = discounted_limit(budget, left, self._discount)  # [B]
         actions = self._policy.sample(observations, noise).reshape(rows, self._num_heads, -1)
         s = np.repeat(observations[:, -1:], self._num_heads, 1)
         inputs = np.concatenate([s, actions], -1).reshape(rows * self._num_heads, -1)

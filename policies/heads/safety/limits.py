@@ -1,16 +1,15 @@
-"""Limit of a discounted cost critic, for numpy arrays and torch tensors."""
+"""Limit of a critic of discounted costs, for numbers, numpy arrays and torch tensors."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def remaining_limit(target_cost: float, spent: Any, steps_left: Any, discount: float) -> Any:
-    """Return the discounted cost of spending the remaining budget at a constant rate, [B].
+def discounted_limit(target_cost: Any, episode_steps: Any, discount: Any) -> Any:
+    """Return the discounted cost of an episode that spends `target_cost` at a constant rate.
 
-    It is max(L - spent, 0) / n (1 - gamma^n) / (1 - gamma), with the limit L on the undiscounted
-    cost of an episode and n remaining steps.
-    spent: [B], cost of the episode so far.  steps_left: [B], at least 1.  discount: below 1.
+    It is the limit for a critic of discounted costs: (L/T) (1 - gamma^T) / (1 - gamma), with the
+    limit L and T steps. With the remaining budget and the remaining steps, it is the limit from the
+    current step on. `discount` is less than 1; `episode_steps` is at least 1.
     """
-    rate = (target_cost - spent).clip(0) / steps_left
-    return rate * (1 - discount**steps_left) / (1 - discount)
+    return target_cost / episode_steps * (1 - discount**episode_steps) / (1 - discount)

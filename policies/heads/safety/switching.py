@@ -12,7 +12,7 @@ from torch import Tensor
 from policies.episodes import COSTS
 from policies.heads.deterministic import DeterministicActor
 from policies.heads.head import Head, Memory, take_last
-from policies.heads.safety.limits import remaining_limit
+from policies.heads.safety.limits import discounted_limit
 from policies.networks.dropout import Random
 from policies.networks.mlp import Critic
 
@@ -103,7 +103,8 @@ class SwitchingActor(Head):
     def limit(self, spent: Tensor, steps: Tensor) -> Tensor:
         """Return the limit of the cost critic after `steps` steps with the cost `spent`, [B]."""
         left = (self.episode_steps - steps).clamp(min=1).to(spent.dtype)
-        limit: Tensor = remaining_limit(self.target_cost, spent, left, self.cost_discount)
+        budget = (self.target_cost - spent).clamp(min=0)
+        limit: Tensor = discounted_limit(budget, left, self.cost_discount)
         return limit
 
     def selection_margins(self, observations: Tensor, memory: Memory, noise: Tensor) -> Tensor:
