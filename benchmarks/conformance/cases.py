@@ -55,6 +55,7 @@ REPOSITORIES = {  # key of the command: repository, commit
     ),
     "coplanner": ("si0wang/COPlanner", "35a4b8a29a1dcfca1677d0b08ac169cc6c6cffe8"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
+    "caps": ("yassineCh/CAPS", "f578c22d1ef43e5cfd400779bac9becb98b33733"),
     "osrl": ("liuzuxin/OSRL", "03a4586463690566ec8d7830ca4027b46d4ad02f"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -402,6 +403,26 @@ CASES = (
         PENALTY,
         {"gap": 1.0, "max_target_backup": True, "backup_entropy": True, "clip_diff_max": 5.0},
         variant="lagrange",
+    ),
+    *(
+        Case(
+            "caps",
+            "caps",
+            "osrl/algorthims/capsiql.py",
+            config={"num_heads": h, "target_cost": 5.0, "episode_steps": 30, "decay_updates": 20},
+            variant=f"{h}-policies",
+            aims=("rewards", "costs"),
+        )
+        for h in (2, 4)
+    ),
+    Case(
+        "caps",
+        "caps",
+        "osrl/algorthims/capsiql.py",
+        config={"num_heads": 4, "target_cost": 1.0, "episode_steps": 7, "decay_updates": 20},
+        phase="act",
+        variant="switch",
+        aims=("observations",),
     ),
     Case("xql", "xql", "offline/learner.py", adapted=(NORM,), updates=6),
     Case(

@@ -282,6 +282,20 @@ def plan_in_the_environment(
     return state, {"actions": head.explore_action(batch.observations, state.random)}
 
 
+def act_in_an_episode(
+    algorithm: Any, state: State, batch: Batch, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Return the actions of an episode whose observations and costs are the batch's."""
+    head = Network(algorithm.acting_head(), algorithm.acting_params(state.params))
+    memory, actions = algorithm.acting_head().initial_memory(1), []
+    assert batch.costs is not None
+    for observation, cost in zip(batch.observations, batch.costs, strict=True):
+        chunk, memory = head.decide(observation[None, None], memory, observation.new_zeros(1, 0))
+        memory["costs"] = cost[None]
+        actions.append(chunk[0, 0])
+    return state, {"actions": torch.stack(actions)}
+
+
 def improve_all_steps(
     algorithm: Any, state: State, batch: Any, i: int
 ) -> tuple[State, dict[str, Tensor]]:
@@ -314,6 +328,7 @@ REPLACEMENTS: dict[tuple[str, str], Any] = {
     ("mopo", "roll_out"): roll_out,
     ("coplanner", "plan_in_the_model"): plan_in_the_model,
     ("coplanner", "plan_in_the_environment"): plan_in_the_environment,
+    ("caps", "act"): act_in_an_episode,
 }
 
 

@@ -104,22 +104,15 @@ class CAPS(ActorCritic):
 
     def optimizers(self) -> dict[str, Adam]:
         cfg, decay = self.cfg, self.cfg.decay_updates
-        policy = Adam(cfg.actor_lr, schedule=None if decay is None else cosine(decay))
-        adams = dict.fromkeys(("critic", "cost_critic"), Adam(cfg.critic_lr))
-        return (
-            adams | dict.fromkeys(("value", "cost_value"), Adam(cfg.value_lr)) | {"policy": policy}
-        )
+        adams = {"policy": Adam(cfg.actor_lr, schedule=None if decay is None else cosine(decay))}
+        adams |= dict.fromkeys(("critic", "cost_critic"), Adam(cfg.critic_lr))
+        return adams | dict.fromkeys(("value", "cost_value"), Adam(cfg.value_lr))
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update all networks, then the targets. Each loss reads the networks before the update."""
-        s, a, s2, cfg, old = (
-            batch.observations,
-            batch.actions,
-            batch.next_observations,
-            self.cfg,
-            state,
-        )
+        s, a, s2, cfg = batch.observations, batch.actions, batch.next_observations, self.cfg
         assert batch.costs is not None
+        old = state
         q, cost = old.critic_target(s, a).amin(0), old.cost_critic_target(s, a).amax(0)  # [B]
         y = batch.rewards + batch.discount * old.value(s2)
         y_cost = batch.costs + cfg.cost_discount * batch.bootstrap_mask * old.cost_value(s2)

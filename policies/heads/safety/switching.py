@@ -1,4 +1,4 @@
-"""A head that switches between several policies, so that the cost of an episode stays in a limit."""
+"""A head that switches between policies, to keep the cost of an episode within a limit."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def test_the_bundle_acts_alike_in_numpy_and_torch_and_for_another_limit(tmp_path
         pair = [policies.load(path, runtime=each, target_cost=limit) for each in ("numpy", "torch")]
         np.testing.assert_allclose(*map(play, pair), atol=1e-5)
         assert np.abs(play(pair[0]) - play(numpy)).max() > 0.1
+    _, state = numpy.act(np.zeros(5, np.float32))
     with pytest.raises(ValueError, match="reads the costs of its episode"):
-        state = numpy.act(np.zeros(5, np.float32))[1]
         numpy.act(np.zeros(5, np.float32), state)
 
 
