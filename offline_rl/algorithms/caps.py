@@ -18,6 +18,7 @@ Differs: from the authors' code (yassineCh/CAPS:osrl/algorthims/capsiql.py). Its
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -27,6 +28,7 @@ from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.actor_critic import ActorCritic, ActorCriticConfig
 from offline_rl.algorithms.common.base import (
     DATA_THEN_ONLINE,
+    Algorithm,
     Metrics,
     Network,
     State,
@@ -64,15 +66,9 @@ class Config(CostConfig, ActorCriticConfig):
     batch_size: Count = 512  # transitions per update; `batch_size=` sets it too
 
 
-class Online(schedule.OneBuffer):
-    """Defaults: IQL's."""
-
-    config_changes: ClassVar = {"decay_updates": None}
-
-
 class CAPS(ActorCritic):
     Config: type = Config
-    Online: type = Online
+    Online: type = schedule.OneBuffer
     mode = DATA_THEN_ONLINE
     extra_columns = ("costs",)
     targets: ClassVar = {"critic_target": "critic", "cost_critic_target": "cost_critic"}
@@ -101,6 +97,13 @@ class CAPS(ActorCritic):
         if None in options.values():
             raise ValueError("target_cost and episode_steps are null. Set them, or pass a task.")
         return SwitchingActor(*arguments, **options, noise=cfg.exploration_noise)
+
+    def for_phase(self, phase: str) -> Algorithm:
+        """Return the algorithm for `phase`; online, the policy's learning rate is constant."""
+        algorithm = super().for_phase(phase)
+        if phase == schedule.ONLINE:
+            algorithm.cfg = replace(algorithm.cfg, decay_updates=None)
+        return algorithm
 
     def optimizers(self) -> dict[str, Adam]:
         cfg, decay = self.cfg, self.cfg.decay_updates
