@@ -70,6 +70,7 @@ class CAPS(ActorCritic):
     Config: type = Config
     Online: type = schedule.OneBuffer
     mode = DATA_THEN_ONLINE
+    follows_card = False  # the cards' shifts of rewards are for reward_scale=1
     extra_columns = ("costs",)
     targets: ClassVar = {"critic_target": "critic", "cost_critic_target": "cost_critic"}
     acts = ("policy", "critic", "cost_critic")
