@@ -107,6 +107,7 @@ SEQUENCE = {
     "episode_steps": 12,
 }
 SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "num_warmup_updates": 8}
+LIMITED = SEQUENCE | {"episode_steps": 16, "target_cost": 5.0, "dropout": 0.0}
 DENOISING = {
     "n_obs_steps": 2,
     "horizon": 4,
@@ -483,6 +484,33 @@ CASES = (
         SEQUENCE,
         variant="dropout",
         aims=("actions",),
+    ),
+    Case(
+        "cdt",
+        "osrl",
+        "osrl/algorithms/cdt.py",
+        config=LIMITED,
+        aims=("actions",),
+    ),
+    Case(
+        "cdt",
+        "osrl",
+        "osrl/algorithms/cdt.py",
+        config=LIMITED,
+        phase="act",
+        variant="acting",
+        aims=("observations",),
+    ),
+    Case(
+        "cdt",
+        "osrl",
+        "osrl/common/dataset.py",
+        config=LIMITED
+        | {"augmentation": 0.5, "degree": 2, "max_return": 500.0, "max_decrease": 60.0}
+        | {"as_released": True},
+        phase="augment",
+        variant="episodes",
+        aims=("mc_returns", "mc_costs"),
     ),
     Case("lb_sac", "corl", "algorithms/offline/lb_sac.py", SOFT, adapted=(EPSILON, CRITICS)),
     Case("lb_sac", "lb_sac", "lb_sac/sac.py", SOFT, adapted=(EPSILON, CRITICS)),
