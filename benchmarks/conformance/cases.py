@@ -511,6 +511,7 @@ CASES = (
         phase="augment",
         variant="episodes",
         aims=("mc_returns", "mc_costs"),
+        updates=2,  # with equal numbers of new episodes
     ),
     Case("lb_sac", "corl", "algorithms/offline/lb_sac.py", SOFT, adapted=(EPSILON, CRITICS)),
     Case("lb_sac", "lb_sac", "lb_sac/sac.py", SOFT, adapted=(EPSILON, CRITICS)),

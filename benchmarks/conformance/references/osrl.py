@@ -58,11 +58,10 @@ def vae_links(vae: Any) -> list[Link]:
 
 def cdt(job: Job) -> Learner:
     """Return the learner, a rollout in an episode (`act`), or the new episodes (`augment`)."""
-    if job.phase == "augment":
-        sys.modules["oapackage"] = Pareto("oapackage")
-        return Learner([], partial(new_episodes, load(job), job.config))
-    c, log = job.config, Log()
-    module, torch.float = load(job), torch.float64
+    sys.modules["oapackage"] = Pareto("oapackage")
+    c, log, torch.float = job.config, Log(), torch.float64
+    loaded = load(job)
+    module = loaded if hasattr(loaded, "CDT") else job.load("osrl/algorithms/cdt.py")
     model = module.CDT(
         OBS,
         ACT,
@@ -102,7 +101,8 @@ def cdt(job: Job) -> Learner:
         t.rollout(model, episode, c["target_return"] / c["return_scale"], c["target_cost"])
         return {"actions": np.stack(episode.actions)}
 
-    return Learner(transformer_links(model), act if job.phase == "act" else update)
+    phases = {"update": update, "act": act, "augment": partial(new_episodes, loaded, c)}
+    return Learner(transformer_links(model), phases[job.phase])
 
 
 def transformer_links(model: Any) -> list[Link]:

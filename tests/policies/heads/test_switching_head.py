@@ -37,7 +37,9 @@ def value(critic: Critic, s: np.ndarray, a: np.ndarray) -> list[float]:
     return critic(*inputs)[:, 0].tolist()
 
 
-def chosen(head: SwitchingActor, s: np.ndarray, spent: float, step: int) -> tuple[int, bool]:
+def select_by_hand(
+    head: SwitchingActor, s: np.ndarray, spent: float, step: int
+) -> tuple[int, bool]:
     """Return the head that must act, by loops, and True if at least one head is admissible."""
     n = max(STEPS - step, 1)
     evenly = [max(LIMIT - spent, 0) / n * DISCOUNT**k for k in range(n)]  # cost of each step
@@ -63,7 +65,7 @@ def test_the_admissible_policy_of_highest_return_acts_else_the_one_of_lowest_cos
         assert chunk.shape == (count, 1, 2)
         actions = head.policy(torch.from_numpy(s)).reshape(count, HEADS, 2)
         for b in range(count):
-            case = chosen(head, s[b], spent[b], step)
+            case = select_by_hand(head, s[b], spent[b], step)
             torch.testing.assert_close(chunk[b, 0], actions[b, case[0]])
             cases.add(case)
         cost = random.choice([0.0, 0.0, 2.0], count)

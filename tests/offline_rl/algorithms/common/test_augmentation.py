@@ -23,7 +23,7 @@ def episodes(count: int = 60) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_new_episodes_repeat_near_steps_of_no_higher_cost() -> None:
-    """Of the pairs with the same nearest episode, one has it, others have one of similar return."""
+    """One of the pairs with the same nearest episode has it, others have one of similar return."""
     costs, returns = episodes()
     own, random = np.stack([costs, returns], 1), np.random.default_rng(0)
     new = np.stack([random.uniform(0, 30, 40), random.uniform(150, 400, 40)], 1)
