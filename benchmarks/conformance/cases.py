@@ -49,6 +49,7 @@ REPOSITORIES = {  # key of the command: repository, commit
     "qam": ("ColinQiyangLi/qam", "f93efd22520a79f6819f458dffe9c075eacc786f"),
     "qc": ("ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653"),
     "idql": ("philippe-eecs/IDQL", "7582571ce686c77b4ee0f592dd639ab8151295fa"),
+    "fisor": ("ZhengYinan-AIR/FISOR", "2097e8bbc96ef49183f22cb2a1b05948b5859ec0"),
     "offlinerl_kit": (
         "yihaosun1124/OfflineRL-Kit",
         "e3ce69793766d02660217d4dfc0af4693a5531bd",
@@ -559,6 +560,15 @@ CASES = (
         config=IDQL,
         phase="online",
         variant="online",
+    ),
+    Case(
+        "fisor",
+        "fisor",
+        "jaxrl5/agents/fisor/fisor.py",
+        tuple(f"{name}_{k}" for k in range(2) for name in IDQL_DRAWS),
+        IDQL | {"policy_updates": 2, "critic_rows": 5},
+        adapted=("values are trained on the first 256 rows -> 5 rows",),
+        aims=("rewards", "discount"),
     ),
     *(
         Case(
