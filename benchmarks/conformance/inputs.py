@@ -55,7 +55,6 @@ def batch(update: int, discount: float, lead: tuple[int, ...] = (BATCH,)) -> Arr
         "next_observations": rng.standard_normal((*lead, OBS)),
         "next_actions": rng.uniform(-0.99, 0.99, (*lead, ACT)),
         "mc_returns": rng.standard_normal(lead),
-        "costs": (rng.uniform(size=lead) < 1 / 3).astype(np.float64),
     }
     return columns | {"discount": discount * (1 - columns["terminated"])}
 
