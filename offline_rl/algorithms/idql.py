@@ -160,12 +160,12 @@ class IDQL(ActorCritic):
         return state, metrics | value_metrics
 
     def update_policy(
-        self, state: State, batch: Batch, weight: Tensor | float = 1.0
+        self, state: State, batch: Batch, weight: Tensor | None = None
     ) -> tuple[State, Tensor]:
         """Update the policy and its moving average; also return the loss, 0-d.
 
-        The loss is the squared error of the predicted noise, summed over the action dimensions and
-        weighted by `weight`, [B].
+        The loss is the squared error of the predicted noise, summed over the action dimensions.
+        weight: [B], of each transition; None: all are 1.
         """
         x, times, noise = diffusion_targets(  # [1, B, 1, A], [1, B]
             state.random, batch.actions[:, None], 1, self.alphas, "epsilon"
@@ -173,7 +173,8 @@ class IDQL(ActorCritic):
 
         def policy_loss(model: Network) -> Tensor:
             prediction = model(batch.observations[:, None], x, times, state.random)
-            return (weight * (prediction - noise).square().sum(-1)[0, :, 0]).mean()
+            error = (prediction - noise).square().sum(-1)  # [1, B, 1]
+            return (error if weight is None else weight[:, None] * error).mean()
 
         state, loss = minimize(state, "model", policy_loss)
         return soft_update(state, "policy", "model", self.cfg.policy_tau), loss
