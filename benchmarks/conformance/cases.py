@@ -920,6 +920,20 @@ CASES = (
             "the reference reports no loss except the VAE's",
         ),
     ),
+    *(
+        Case(
+            "coptidice",
+            "osrl",
+            "osrl/algorithms/coptidice.py",
+            ("observation_noise", "action_noise"),
+            {"as_released": True, "target_cost": 2.0, "episode_steps": 300, "alpha": alpha}
+            | {"initial_share": 0.05},
+            variant=variant,
+            adapted=("noise is scaled by the data's standard deviation -> the batch's",),
+            aims=("rewards", "costs", "discount"),
+        )
+        for variant, alpha in (("", 0.5), ("close", 5.0))
+    ),
 )
 # one case per set of inputs; its numbers are recorded
 RECORDED_CASES = tuple({case.inputs: case for case in reversed(CASES)}.values())

@@ -39,7 +39,7 @@ from offline_rl.replay.batch import Batch
 from offline_rl.replay.columns import timesteps
 from offline_rl.utils.options import Count, NonNegative, Number, Positive, frozen
 from policies.heads.gaussian import TanhGaussianActor
-from policies.networks.mlp import Scalar
+from policies.networks.mlp import Activation, Scalar
 
 
 @frozen
@@ -55,6 +55,7 @@ class Config(LimitConfig):
     critic_lr: Rate = 1e-4  # learning rate of nu and chi
     multiplier_lr: Rate = 1e-4  # learning rate of the multiplier and of the bound's temperature
     hidden: Sizes = (256, 256)  # units of each hidden layer
+    activation: Activation = "relu"  # activation between layers of all networks
     initial_share: Fraction | None = None  # share of first steps in the data; null: computed
     batch_size: Count = 512  # transitions per update; `batch_size=` sets it too
     reward_scale: Number = 0.1
@@ -79,9 +80,9 @@ class COptiDICE(ActorCritic):
         return dataset, replace(self.cfg, initial_share=share)
 
     def networks(self) -> dict[str, nn.Module]:
-        obs, hidden = self.spec.observation_dim, self.cfg.hidden
         networks: dict[str, nn.Module] = {"policy": self.build(TanhGaussianActor)}
-        networks |= {name: Critic(obs, 0, hidden) for name in ("nu", "chi")}
+        shape = self.spec.observation_dim, 0, self.cfg.hidden
+        networks |= {k: Critic(*shape, activation=self.cfg.activation) for k in ("nu", "chi")}
         return networks | {name: Scalar(1.0) for name in ("raw_multiplier", "raw_temperature")}
 
     def optimizers(self) -> dict[str, Adam]:
