@@ -73,6 +73,7 @@ class Case:
     draws: tuple[str, ...] = ()  # names of our random draws in an update, in order
     config: Mapping[str, Any] = field(default_factory=dict)  # options other than network sizes
     online: Mapping[str, Any] = field(default_factory=dict)  # options of online training
+    shifts: Mapping[str, float] = field(default_factory=dict)  # numbers added to initial parameters
     phase: str = "update"
     variant: str = ""  # distinguishes cases with the same algorithm and repository
     adapted: tuple[str, ...] = ()  # differences removed by changing the reference
@@ -86,7 +87,8 @@ class Case:
     @property
     def inputs(self) -> str:
         """Return a key of all inputs. Cases with equal keys must have the same numbers."""
-        options = sorted(self.config.items()), sorted(self.online.items())
+        options = [sorted(x.items()) for x in (self.config, self.online)]
+        options += [sorted(self.shifts.items())] if self.shifts else []
         return repr((self.algorithm, *options, self.draws, self.phase, self.updates))
 
 
@@ -197,6 +199,9 @@ MODEL: dict[str, Any] = {"members": 3, "elites": 2, "real_share": 0.5}
 ANNEALED = "the actor's learning rate falls every 1,000 updates -> every update"
 SINGLE = "predictions in float32 -> float64"
 STEPS = tuple(f"{name}_{k}" for k in range(3) for name in ("action", "member", "noise"))
+RELEASED = {"as_released": True, "target_cost": 1.0, "episode_steps": 300}
+# moves the values of cost critics to the limit
+COSTS = {f"{name}/net.biases.2": 0.75 for name in ("cost_critic", "cost_critic_target")}
 CASES = (
     Case(
         "diffusion_policy",
@@ -934,6 +939,24 @@ CASES = (
         )
         for variant, alpha in (("", 0.5), ("close", 5.0))
     ),
+    Case(
+        "cpq",
+        "osrl",
+        "osrl/algorithms/cpq.py",
+        ("vae", "next", "next_cost", "ood", "policy"),
+        RELEASED | {"multiplier_lr": 0.01},
+        shifts=COSTS,
+        aims=("rewards", "discount", "costs"),
+    ),
+    Case(
+        "bcq_lag",
+        "osrl",
+        "osrl/algorithms/bcql.py",
+        ("vae", "next", "next_cost", "proposed"),
+        RELEASED,
+        shifts=COSTS,
+        aims=("rewards", "discount", "costs"),
+    ),
 )
 # one case per set of inputs; its numbers are recorded
 RECORDED_CASES = tuple({case.inputs: case for case in reversed(CASES)}.values())
@@ -942,5 +965,6 @@ WITHOUT = {  # algorithms without a case, and the reason
     "one_step": "its loss equals that of rl100's one-step head (see its row); a test checks this",
     "mbpo": "jannerm/mbpo needs TensorFlow 1; mbpo shares fit, rollouts and updates with mopo",
     "sparse_policy": "a test compares its fit, in common/models/sparse.py, with pysindy (STLSQ)",
+    "sac_lag": "liuzuxin/FSRL differs (see its docstring); a test compares it with plain PyTorch",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

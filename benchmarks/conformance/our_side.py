@@ -336,6 +336,7 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
     with float64_mode():
         algorithm = make(case)
         start = parameters(algorithm, case.algorithm)
+        start |= {name: start[name] + shift for name, shift in case.shifts.items()}
         arrays: Arrays = {f"params/{name}": x for name, x in start.items()}
         params: dict[str, dict[str, Tensor]] = {}
         for name, x in start.items():

@@ -16,6 +16,7 @@ from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
 KINDS = (*ACTORS, "SparseActor", "DiffusionActor", "EditedActor", "SteeredActor", "BestOfN")
+KINDS = (*KINDS, "PerturbedActor")
 DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]
 
@@ -85,6 +86,7 @@ def make_head(kind: str, arguments: Mapping[str, Any], weights: Weights) -> Nump
         "BestOfN": BestOfN,
         "DiffusionActor": DenoisingActor,
         "EditedActor": EditedActor,
+        "PerturbedActor": PerturbedActor,
         "SparseActor": SparseActor,
         "SteeredActor": SteeredActor,
     }
@@ -319,6 +321,24 @@ class BestOfN(NumpyNetwork):
             values = values / self._temperature - np.log(-np.log(uniform))  # Gumbel noise
         best = values.argmax(1) + self._count * np.arange(len(values))
         return chunks[best]
+
+
+class PerturbedActor(NumpyNetwork):
+    """A decoded action plus a residual; see `policies.heads.residual.PerturbedActor`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        options = arguments["policy_arguments"]
+        self._decoder = Perceptron(subtree(weights, "vae.decoder."), "relu")
+        self._residual = Perceptron(subtree(weights, "policy.trunk."), options["activation"])
+        self._scale = weights["policy.scale"]
+        self.noise_shape = (2 * options["actions"],)
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        s = observations[:, -1]
+        base = np.tanh(self._decoder(np.concatenate([s, noise.clip(-0.5, 0.5)], -1)))
+        residual = self._scale * np.tanh(self._residual(np.concatenate([s, base], -1)))
+        actions: np.ndarray = (base + residual).clip(-1, 1)
+        return actions[:, None]
 
 
 def sinusoids(time: float, size: int) -> np.ndarray:
