@@ -110,7 +110,7 @@ class COptiDICE(ActorCritic):
         w = ratio(self.residual(state.nu, batch, reward) / cfg.alpha)  # [B]
 
         def chi_loss(chi: Network) -> LossAndMetrics:  # the weights v favor high residuals
-            ell = self.initial(chi, batch) + w * self.residual(chi, batch, batch.costs)  # [B]
+            ell = self.initial_value(chi, batch) + w * self.residual(chi, batch, batch.costs)  # [B]
             log_v = (ell / temperature).log_softmax(0) + math.log(len(ell))
             v = log_v.exp()  # [B], mean 1
             bound = {"cost": (v * w * batch.costs).mean()}
@@ -118,7 +118,7 @@ class COptiDICE(ActorCritic):
 
         def nu_loss(nu: Network) -> Tensor:
             e = self.residual(nu, batch, reward)
-            return (self.initial(nu, batch) + ratio_loss(e, cfg.alpha)).mean()
+            return (self.initial_value(nu, batch) + ratio_loss(e, cfg.alpha)).mean()
 
         state, chi_value, bound = minimize(state, "chi", chi_loss)
         slack, excess = cfg.cost_bound - bound["divergence"], bound["cost"] - self.limit
@@ -157,7 +157,7 @@ class COptiDICE(ActorCritic):
         following = batch.discount * lowest(function, batch.next_observations)
         return reward + following - lowest(function, batch.observations)
 
-    def initial(self, function: Network, batch: Batch) -> Tensor:
+    def initial_value(self, function: Network, batch: Batch) -> Tensor:
         """Return terms [B] whose mean is that of (1 - gamma) F over initial states."""
         is_first = (batch.timesteps == 0).float()
         value = lowest(function, batch.observations) * is_first / self.cfg.initial_share

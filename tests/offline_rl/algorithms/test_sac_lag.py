@@ -57,7 +57,7 @@ def test_two_updates_equal_plain_pytorch():
 
     for count in range(2):
         batch, random = with_costs(count), Recorded(count)
-        s, a, r, _, s2 = doubles(batch)[:5]
+        s, a, _, _, s2 = doubles(batch)
         noise2, noise = random.normal((32, 2)).double(), random.normal((32, 2)).double()
         alpha = log_alpha.exp().detach()
         with torch.no_grad():
