@@ -49,6 +49,7 @@ REPOSITORIES = {  # key of the command: repository, commit
     "qam": ("ColinQiyangLi/qam", "f93efd22520a79f6819f458dffe9c075eacc786f"),
     "qc": ("ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653"),
     "idql": ("philippe-eecs/IDQL", "7582571ce686c77b4ee0f592dd639ab8151295fa"),
+    "fisor": ("ZhengYinan-AIR/FISOR", "2097e8bbc96ef49183f22cb2a1b05948b5859ec0"),
     "offlinerl_kit": (
         "yihaosun1124/OfflineRL-Kit",
         "e3ce69793766d02660217d4dfc0af4693a5531bd",
@@ -617,6 +618,15 @@ CASES = (
         phase="online",
         variant="online",
     ),
+    Case(
+        "fisor",
+        "fisor",
+        "jaxrl5/agents/fisor/fisor.py",
+        tuple(f"{name}_{k}" for k in range(2) for name in IDQL_DRAWS),
+        IDQL | {"policy_updates": 2, "critic_rows": 5},
+        adapted=("values are trained on the first 256 rows -> 5 rows",),
+        aims=("rewards", "discount"),
+    ),
     *(
         Case(
             "diffusion_ql",
@@ -966,6 +976,20 @@ CASES = (
             "the reference reports no loss except the VAE's",
         ),
     ),
+    *(
+        Case(
+            "coptidice",
+            "osrl",
+            "osrl/algorithms/coptidice.py",
+            ("observation_noise", "action_noise"),
+            {"as_released": True, "target_cost": 2.0, "episode_steps": 300, "alpha": alpha}
+            | {"initial_share": 0.05},
+            variant=variant,
+            adapted=("noise is scaled by the data's standard deviation -> the batch's",),
+            aims=("rewards", "costs", "discount"),
+        )
+        for variant, alpha in (("", 0.5), ("close", 5.0))
+    ),
     Case(
         "cpq",
         "osrl",
@@ -992,5 +1016,6 @@ WITHOUT = {  # algorithms without a case, and the reason
     "one_step": "its loss equals that of rl100's one-step head (see its row); a test checks this",
     "mbpo": "jannerm/mbpo needs TensorFlow 1; mbpo shares fit, rollouts and updates with mopo",
     "sparse_policy": "a test compares its fit, in common/models/sparse.py, with pysindy (STLSQ)",
+    "sac_lag": "liuzuxin/FSRL differs (see its docstring); a test compares it with plain PyTorch",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

@@ -289,6 +289,13 @@ class EditedActor(NumpyNetwork):
         return edited.clip(-1, 1)
 
 
+AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "min": lambda q: q.min(0),
+    "mean": lambda q: q.mean(0),
+    "least_max": lambda q: -q.max(0),
+}
+
+
 class BestOfN(NumpyNetwork):
     """One of N samples, selected by critics; see `policies.heads.best_of_n.BestOfN`."""
 
@@ -298,7 +305,7 @@ class BestOfN(NumpyNetwork):
         critic = arguments["critic_arguments"]
         self._critic = Perceptron(subtree(weights, "critic.net."), critic["activation"], critic)
         self._count, self._temperature = arguments["num_samples"], arguments["temperature"]
-        self._aggregate = np.min if arguments["aggregate"] == "min" else np.mean
+        self._aggregate = AGGREGATES[arguments["aggregate"]]
         options = options.get("flow_arguments", options)
         self._n_action_steps = options.get("n_action_steps", options.get("horizon", 1))
         shape = self._policy.noise_shape
@@ -311,7 +318,7 @@ class BestOfN(NumpyNetwork):
         chunks = self._policy.sample(s, noise.reshape(len(s), *self._policy.noise_shape))
         executed = chunks[:, : self._n_action_steps].reshape(len(s), -1)
         q = self._critic(np.concatenate([s.reshape(len(s), -1), executed], -1))  # [E, B * N, 1]
-        values = self._aggregate(q[..., 0], axis=0).reshape(-1, self._count)  # [B, N]
+        values = self._aggregate(q[..., 0]).reshape(-1, self._count)  # [B, N]
         if self._temperature:
             uniform = normal_cdf(selection_noise).clip(1e-7, 1 - 1e-7)
             values = values / self._temperature - np.log(-np.log(uniform))  # Gumbel noise

@@ -16,7 +16,6 @@ from benchmarks.conformance.inputs import ACT, OBS, WIDTH
 from benchmarks.conformance.job import UNUSED, Job, Learner, Link, swap_axes
 from benchmarks.conformance.torch_side import Layer, link, mlp, two_heads
 
-
 SIDE = "torch_side"
 
 
@@ -74,6 +73,33 @@ def vae_links(vae: Any) -> list[Link]:
     """Return links from a VAE to ours."""
     links = two_heads("vae/encoder", (vae.e1, vae.e2), vae.mean, vae.log_std)
     return links + mlp("vae/decoder", (vae.d1, vae.d2, vae.d3))
+
+
+def coptidice(job: Job) -> Learner:
+    """Return the learner. The noise on the policy's data is scaled by the batch's deviation."""
+    module, c, sizes = load(job), job.config, [WIDTH, WIDTH]
+    options = {"a_hidden_sizes": sizes, "c_hidden_sizes": sizes, "num_nu": 2, "num_chi": 2}
+    options |= {"gamma": c["discount"], "alpha": c["alpha"], "cost_ub_epsilon": c["cost_bound"]}
+    options |= {"cost_limit": c["target_cost"], "episode_len": c["episode_steps"]}
+    model = module.COptiDICE(OBS, ACT, 1.0, "softchi", c["initial_share"], 1.0, 1.0, **options)
+    trainer = module.COptiDICETrainer(
+        model, None, log := Log(), c["actor_lr"], c["critic_lr"], c["multiplier_lr"]
+    )
+    links = actor_links(model.actor)
+    links += critic_links("nu", model.nu_network.q_nets)
+    links += critic_links("chi", model.chi_network.q_nets)
+    for name, scalar in (("multiplier", model.lmbda), ("temperature", model.tau)):
+        links.append(link(f"raw_{name}/value", scalar))
+    names = {"nu_loss": "nu_loss", "chi_loss": "chi_loss", "policy_loss": "actor_loss"}
+    names |= {"multiplier": "lmbda"}
+
+    def update(b: Any) -> dict[str, float]:
+        model.observations_std = b.observations.std(0, correction=0)
+        model.actions_std = b.actions.std(0, correction=0)
+        trainer.train_one_step([*columns(b), (b.timesteps == 0).double()])
+        return {ours: log[f"loss/{theirs}"] for ours, theirs in names.items()}
+
+    return Learner(links, update, ["observation_noise", "action_noise", UNUSED])
 
 
 def settings(job: Job) -> dict[str, Any]:
