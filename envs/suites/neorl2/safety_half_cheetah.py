@@ -9,7 +9,6 @@ import numpy as np
 
 from envs.outcomes import Outcomes, library, never
 from envs.suites.locomotion import HalfCheetah, control_penalty
-from envs.vector import Step
 
 SPEED_LIMIT = 3.2096  # m/s
 DT_S = 0.05  # s per step; five simulation steps
@@ -22,14 +21,11 @@ class SafetyHalfCheetah(HalfCheetah):
     """
 
     hidden_positions = 0
+    speed_limit = SPEED_LIMIT
+    cost_limits = (20.0, 40.0, 80.0)  # as in DSRL's velocity tasks; NeoRL-2 has none
 
     def reward(self, speed: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return limited_reward(speed, actions)
-
-    def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
-        step = super()._step(actions, indices)
-        step.infos["cost"] = (step.infos["x_velocity"] > SPEED_LIMIT).astype(np.float64)
-        return step
 
 
 def limited_reward(speed: Any, actions: Any) -> Any:
