@@ -7,8 +7,9 @@
     {mujoco} stand for the card's environment and the version of the installed MuJoCo.
   hosts: servers. If a suite lists them, a file is given as its path on the servers. A host with
     `only` has only the files that match these patterns (`*`: anything).
-  cards: the other fields of each Card, by name. `data_of: <card>` takes the files of an earlier card. If a name contains `{task}`, the entry stands for
+  cards: the other fields of each Card, by name. If a name contains `{task}`, the entry stands for
     one card for each value in `tasks`. The first one is listed; the others are its variants.
+    `data_of: <card>` instead of `files` uses the files of a card that is read before.
 A damaged or misspelled entry raises a CardError with the file and the card.
 """
 
@@ -115,6 +116,9 @@ class Card:
     env: str | None = None  # None: data only
     reference: Reference | None = None
     max_episode_steps: int | None = None
+    cost_limits: tuple[
+        float, ...
+    ] = ()  # published limits on an episode's cost; (): not constrained
     preprocessing: dict[str, float] = field(default_factory=dict)  # applied before training
     # columns to negate or swap in a mirror image; see offline_rl/data/augment/mirror.py
     mirror: dict[str, dict[str, list | str | dict[int, float]]] = field(default_factory=dict)
@@ -206,8 +210,17 @@ def _card(
         )
         reference = check_types(Reference(**fields))
     rest = {k: v for k, v in entry.items() if k not in ("files", "reference", "data_of")}
+    rest |= {"cost_limits": check_limits(entry["cost_limits"])} if "cost_limits" in entry else {}
     card = Card(name=name, suite=suite_name, files=files, reference=reference, **(shared | rest))
     return check_types(card)
+
+
+def check_limits(limits: Iterable[float]) -> tuple[float, ...]:
+    """Return the limits on the cost of an episode. Raises ValueError if they do not increase."""
+    limits = tuple(limits)
+    if any(limit < 0 for limit in limits) or sorted({*limits}) != [*limits]:
+        raise ValueError(f"cost_limits is {limits}. Use increasing numbers of at least 0.")
+    return limits
 
 
 def _file(folder: str, hosts: Iterable[dict[str, Any]], fields: str | dict[str, Any]) -> File:

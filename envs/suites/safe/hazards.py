@@ -19,11 +19,11 @@ from envs.suites.mazes import ant_spec
 HALF = 2.4  # half the width of the walled square that the agent's center can reach
 RADIUS = 0.4  # of a hazard
 GOAL = 0.2  # a goal is reached within this distance
-APART = 1.1  # minimum distance between the centers of two hazards
+APART = 1.05  # minimum distance between the centers of two hazards
 CLEAR = 0.15  # minimum distance of starts and goals from the edge of a hazard
 LEG = 1.0  # minimum distance of a new goal
 RANGE = 3.0  # distance from a hazard's edge at which the lidar reads 0
-NUM_HAZARDS, NUM_BINS = 7, 16
+NUM_HAZARDS, NUM_BINS = 9, 16
 
 
 class Hazards(MujocoVectorEnv):
@@ -179,7 +179,7 @@ class PointHazards(Hazards):
     """Point moved by two forces. Observation [22]; at most 1 m/s, reached with a lag of 0.3 s."""
 
     unit_m = 1.0
-    max_episode_steps = 300
+    max_episode_steps = 400
     threads_help = False
 
     def agent(self) -> Any:
