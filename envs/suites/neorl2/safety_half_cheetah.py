@@ -22,7 +22,6 @@ class SafetyHalfCheetah(HalfCheetah):
 
     hidden_positions = 0
     speed_limit = SPEED_LIMIT
-    cost_limits = (20.0, 40.0, 80.0)  # as in DSRL's velocity tasks; NeoRL-2 has none
 
     def reward(self, speed: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return limited_reward(speed, actions)
@@ -44,6 +43,11 @@ def is_too_fast(s: Any, a: Any, s2: Any) -> Any:
     return speed(s, a, s2) > SPEED_LIMIT
 
 
+def cost(s: Any, a: Any, r: Any, s2: Any) -> Any:
+    """Return 1 above the speed limit, else 0."""
+    return 1.0 * is_too_fast(s, a, s2)
+
+
 def reward(s: Any, a: Any, s2: Any) -> Any:
     """Return the reward of transitions."""
     return limited_reward(speed(s, a, s2), a)
@@ -51,3 +55,4 @@ def reward(s: Any, a: Any, s2: Any) -> Any:
 
 ENVS = {"neorl2/SafetyHalfCheetah": SafetyHalfCheetah}
 OUTCOMES = {"neorl2/SafetyHalfCheetah": Outcomes({"task": never, "published": is_too_fast}, reward)}
+COSTS = {"neorl2/SafetyHalfCheetah": cost}

@@ -13,28 +13,37 @@ from envs.outcomes import CostFunction
 from envs.suites.locomotion import OUTCOMES as OUTCOMES_OF_RUNNERS
 from envs.suites.locomotion import HalfCheetah, Hopper, Runner, Walker2d, control_penalty
 
-COST_LIMITS = (20.0, 40.0, 80.0)
+
+class VelocityRunner(Runner):
+    """Runner with a speed limit."""
+
+    speed_limit: float
+    cost_limits: tuple[float, ...] = (20.0, 40.0, 80.0)
+
+    def x(self, indices: np.ndarray) -> np.ndarray:
+        """Return the distances [B] m from the origin along x, which are not observed."""
+        return self._qpos[indices, 0]
 
 
-class HalfCheetahVelocity(HalfCheetah):
+class HalfCheetahVelocity(VelocityRunner, HalfCheetah):
     """Half-cheetah with a speed limit."""
 
-    speed_limit, cost_limits = 3.2096, COST_LIMITS
+    speed_limit = 3.2096
 
 
-class HopperVelocity(Hopper):
+class HopperVelocity(VelocityRunner, Hopper):
     """Hopper with a speed limit."""
 
-    speed_limit, cost_limits = 0.7402, COST_LIMITS
+    speed_limit = 0.7402
 
 
-class Walker2dVelocity(Walker2d):
+class Walker2dVelocity(VelocityRunner, Walker2d):
     """Walker2d with a speed limit."""
 
-    speed_limit, cost_limits = 2.3415, COST_LIMITS
+    speed_limit = 2.3415
 
 
-class Pace(Runner):
+class Pace(VelocityRunner):
     """Training task of the controller `pace`: run, but not faster than a commanded speed.
 
     Observation: the runner's, then the command as a share of the speed limit. Each episode draws
@@ -73,22 +82,22 @@ class HopperPace(Pace, HopperVelocity):
     """Hopper with a commanded speed."""
 
 
-def speed_cost(kind: type[Runner]) -> CostFunction:
+def speed_cost(kind: type[VelocityRunner]) -> CostFunction:
     """Return the cost of a transition as a function of its reward and action.
 
     The reward of these runners is speed + alive bonus - control cost, so they determine the speed.
     """
-    limit = kind.speed_limit
-    assert limit is not None
 
     def cost(s: Any, a: Any, r: Any, s2: Any) -> Any:
         speed = r - kind.alive_bonus + control_penalty(a, kind.control_cost)
-        return 1.0 * (speed > limit)
+        return 1.0 * (speed > kind.speed_limit)
 
     return cost
 
 
-RUNNERS = {  # class of the task, and the task without a limit
+RUNNERS: dict[
+    str, tuple[type[VelocityRunner], str]
+] = {  # class of the task, and the task without a limit
     "safe/HalfCheetahVelocity": (HalfCheetahVelocity, "HalfCheetah-v4"),
     "safe/HopperVelocity": (HopperVelocity, "Hopper-v4"),
     "safe/Walker2dVelocity": (Walker2dVelocity, "Walker2d-v4"),
