@@ -30,27 +30,31 @@ class Budgeted(ABC):
         self.limits = np.linspace(highest_limit, 0, env.num_envs)
         self.spent = np.zeros(env.num_envs)  # cost of the episode
         self.boldness = self._rng.uniform(0.3, 1, env.num_envs)  # share of bold times
-        self.wants_bold = np.zeros(env.num_envs, bool)
+        self._wants_bold = np.zeros(env.num_envs, bool)
 
     def __call__(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """Return actions [B, A] for observations [B, O] of the environments `indices`."""
         self.spent[indices] += self.last_costs(observations, indices)
-        bold = self.wants_bold[indices] & (self.spent[indices] < self.limits[indices])
-        actions = self.act(observations, indices, bold)
+        actions = self.act(observations, indices)
         actions = actions + self.noise * self._rng.standard_normal(actions.shape)
         return actions.clip(-1, 1).astype(np.float32)
 
     def choose(self, indices: np.ndarray) -> None:
-        """Choose at random whether the next times of these environments are bold."""
-        self.wants_bold[indices] = self._rng.uniform(size=len(indices)) < self.boldness[indices]
+        """Choose at random whether these environments are bold from now on."""
+        self._wants_bold[indices] = self._rng.uniform(size=len(indices)) < self.boldness[indices]
+
+    def is_bold(self, indices: np.ndarray) -> np.ndarray:
+        """Return True where the controller is bold, [B]."""
+        has_budget = self.spent[indices] < self.limits[indices]
+        return np.asarray(self._wants_bold[indices] & has_budget)
 
     @abstractmethod
     def last_costs(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """Return the costs [B] of the last step."""
 
     @abstractmethod
-    def act(self, observations: np.ndarray, indices: np.ndarray, bold: np.ndarray) -> np.ndarray:
-        """Return actions [B, A] without noise. bold: [B] bool."""
+    def act(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        """Return actions [B, A] without noise."""
 
 
 class HazardWalk(Budgeted):
@@ -73,7 +77,7 @@ class HazardWalk(Budgeted):
     def last_costs(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
         return (observations[:, -NUM_BINS:] > 1).any(1)
 
-    def act(self, observations: np.ndarray, indices: np.ndarray, bold: np.ndarray) -> np.ndarray:
+    def act(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
         places = observations[:, :2].astype(np.float64)
         targets = self._targets(places, indices)
         unit, hazards = self.env.unit_m, self.env.hazards[indices]
@@ -81,7 +85,8 @@ class HazardWalk(Budgeted):
             avoid(p / unit, t / unit, h / unit, self.margin) * unit
             for p, t, h in zip(places, targets, hazards, strict=True)
         ]
-        return self.toward(observations, np.where(bold[:, None], targets - places, around))
+        bold = self.is_bold(indices)[:, None]
+        return self.toward(observations, np.where(bold, targets - places, around))
 
     def _targets(self, places: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """Return the goals, or the places of running detours, [B, 2] m. Start new legs."""
@@ -145,14 +150,14 @@ class PaceRun(Budgeted):
         self._x[indices] = x
         return speed > self.env.speed_limit
 
-    def act(self, observations: np.ndarray, indices: np.ndarray, bold: np.ndarray) -> np.ndarray:
+    def act(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
         new = indices[self._remaining[indices] == 0]
         self.choose(new)
         for commands, span in zip(self._commands, (self.CAREFUL, self.BOLD), strict=True):
             commands[new] = self._rng.uniform(*span, len(new))
         self._remaining[new] = self._rng.integers(50, 200, len(new))
         self._remaining[indices] -= 1
-        commands = self._commands[bold.astype(int), indices]
+        commands = self._commands[self.is_bold(indices).astype(int), indices]
         return self.policy(np.concatenate([observations, commands[:, None]], 1).astype(np.float32))
 
 

@@ -7,7 +7,9 @@ Differs: the package ignores seeds and draws from NumPy's global generator. Here
 the episode.
 """
 
+import sys
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any
 
@@ -61,14 +63,18 @@ class Bullet(LoopVectorEnv):
 
 def make(task: str) -> gymnasium.Env:
     """Return one environment, without a time limit. Raises ValueError without the packages."""
-    try:
-        import bullet_safety_gym
-    except ModuleNotFoundError as error:
-        raise ValueError(f"bullet/{task} needs bullet_safety_gym ({error}). {INSTALL}") from error
-    gymnasium.register_envs(bullet_safety_gym)
-    with warnings.catch_warnings():  # its spaces mix float32 and float64
-        warnings.filterwarnings("ignore", message="overflow encountered in cast")
-        env = gymnasium.make(f"Safety{task}-v0", disable_env_checker=True).unwrapped
+    # The package redirects standard streams, which fails for those of notebooks and of pytest.
+    with redirect_stdout(sys.__stdout__), redirect_stderr(sys.__stderr__):
+        try:
+            import bullet_safety_gym
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"bullet/{task} needs bullet_safety_gym ({error}). Install it with: {INSTALL}"
+            ) from error
+        gymnasium.register_envs(bullet_safety_gym)
+        with warnings.catch_warnings():  # its spaces mix float32 and float64
+            warnings.filterwarnings("ignore", message="overflow encountered in cast")
+            env = gymnasium.make(f"Safety{task}-v0", disable_env_checker=True).unwrapped
     return rescale_actions(SeededResets(env))
 
 
