@@ -336,7 +336,7 @@ def _d4rl_task(name: str) -> Task:
     reference = card.reference
     if reference is not None:
         reference = replace(reference, environment=f"{env_id} of the d4rl package, as installed")
-    return Task(name, name, card, reference, card.max_episode_steps)
+    return Task(name, name, card, reference, card.max_episode_steps, cost_limits=card.cost_limits)
 
 
 def _import_old_gym() -> Any:
