@@ -372,6 +372,7 @@ CASES = (
         aims=("observations",),
     ),
     Case("bc", "corl", "algorithms/offline/any_percent_bc.py", aims=("actions",)),
+    Case("bc_safe", "osrl", "osrl/algorithms/bc.py", aims=("actions",)),
     Case("td3", "td3", "TD3.py", ("noise",)),
     Case("td3_bc", "td3_bc", "TD3_BC.py", ("noise",)),
     Case("td3_bc", "corl", "algorithms/offline/td3_bc.py", ("noise",)),

@@ -9,10 +9,23 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.conformance.job import Job, Link
+from benchmarks.conformance.inputs import ACT, OBS, WIDTH
+from benchmarks.conformance.job import Job, Learner, Link
 from benchmarks.conformance.torch_side import mlp, two_heads
 
 SIDE = "torch_side"
+
+
+def bc_safe(job: Job) -> Learner:
+    module, log = load(job), Log()
+    model = module.BC(OBS, ACT, 1.0, [WIDTH, WIDTH])
+    trainer = module.BCTrainer(model, None, log, job.config["lr"])
+
+    def update(b: Any) -> dict[str, float]:
+        trainer.train_one_step(b.observations, b.actions)
+        return {"policy_loss": log["loss/actor_loss"]}
+
+    return Learner(mlp("policy/trunk", model.actor), update)
 
 
 class Log(dict[str, float]):
