@@ -34,8 +34,8 @@ environment. Without `qualities=`, `generate` makes all data sets of a recipe; `
 makes the one that `task=` and `type=` select.
 """
 NATIVE_NOTE = """Each of these is a task: `offline-rl train task=<name>`. Train online, or on a file
-given with `dataset=`. Some environments need an extra (`box2d`, `robotics`, `pusht`, `ogbench`);
-the error message names it.
+given with `dataset=`. Some environments need an extra (`box2d`, `robotics`, `pusht`, `ogbench`)
+or Bullet-Safety-Gym; the error message names it.
 """
 GENERATED_NOTE = """A recipe that trains an agent generates the same bytes on the same processor
 with the same versions (`made_with` in the card). Another processor rounds differently, so the agent
