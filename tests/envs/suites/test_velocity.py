@@ -80,3 +80,17 @@ def test_a_controller_commands_careful_speeds_after_its_limit() -> None:
     bold = np.array(commands) > 0.95
     assert bold.tolist() == [[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
     assert run.spent.tolist() == [3, 3, 3]
+
+
+def test_the_costs_of_neorl2s_half_cheetah_follow_from_its_rewards() -> None:
+    env = envs.make_vector("neorl2/SafetyHalfCheetah", 2)
+    env.reset([0, 1])
+    for data, speed in zip(env._data, (5.0, 1.0), strict=True):
+        data.qvel[0] = speed
+    step = env.step(np.zeros((2, 6)))
+    assert step.infos["x_velocity"][0] > 3.2096 > step.infos["x_velocity"][1]
+    assert step.rewards[0] == -100
+    assert step.infos["cost"].tolist() == [1, 0]
+    costs = COSTS["neorl2/SafetyHalfCheetah"](None, None, step.rewards, None)
+    assert costs.tolist() == [1, 0]
+    assert envs.task("neorl2/SafetyHalfCheetah").cost_limits == (20, 40, 80)
