@@ -1,5 +1,7 @@
 """Runners with a speed limit: costs from positions, commands, and the data's costs."""
 
+import gymnasium
+import mujoco
 import numpy as np
 import pytest
 
@@ -40,6 +42,38 @@ def test_a_step_above_the_speed_limit_costs_one(runner: str) -> None:
     assert {*costs} == {0, 1}
     assert envs.task(f"safe/{runner}Velocity").cost_limits == (20, 40, 80)
     assert envs.task(f"safe/{runner}Velocity").cost_limit == 40
+
+
+@pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
+@pytest.mark.parametrize(("runner", "limit"), [("Ant", 2.6222), ("Swimmer", 0.2282)])
+def test_ant_and_swimmer_have_a_limit_in_the_plane(runner: str, limit: float) -> None:
+    """Compare with Gymnasium's v4, to the bit, and its infos of both velocities."""
+    theirs = gymnasium.make(f"{runner}-v4")
+    if runner == "Ant" and mujoco.mj_version() >= 3005000:
+        theirs.unwrapped.model.geom_margin /= 2  # type: ignore[attr-defined]
+    env, rng = ENVS[f"safe/{runner}Velocity"](1), np.random.default_rng(0)
+    costs = []
+    for seed in range(3):
+        observation, _ = theirs.reset(seed=seed)
+        ours = env.reset([seed])
+        assert ours.shape == (1, len(observation))
+        np.testing.assert_array_equal(ours[0], observation.astype(np.float32))
+        for data in (theirs.unwrapped.data, env._data[0]):  # type: ignore[attr-defined]
+            data.qvel[:2] += 0.9 * limit
+        for _ in range(25):
+            action = rng.uniform(-1, 1, env.action_dim)
+            observation, reward, terminated, _, info = theirs.step(action)
+            step = env.step(action[None])
+            np.testing.assert_array_equal(step.observations[0], observation.astype(np.float32))
+            assert step.rewards[0] == pytest.approx(reward, abs=1e-12)
+            assert step.terminated[0] == terminated
+            speed = np.hypot(info["x_velocity"], info["y_velocity"])
+            assert step.infos["cost"][0] == (speed > limit)
+            costs.append(step.infos["cost"][0])
+            if terminated:
+                break
+    assert {*costs} == {0, 1}
+    assert envs.task(f"dsrl_data:{runner}Velocity").env_id == f"safe/{runner}Velocity"
 
 
 def test_running_faster_than_commanded_costs_three_per_meter_per_second() -> None:
