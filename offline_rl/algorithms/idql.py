@@ -43,7 +43,7 @@ from offline_rl.algorithms.common.config import (
     Sizes,
     Tau,
 )
-from offline_rl.algorithms.common.critics import Critic, Value
+from offline_rl.algorithms.common.critics import Critic, Value, reduce_q
 from offline_rl.algorithms.common.in_sample import expectile_loss
 from offline_rl.algorithms.common.noising.targets import diffusion_targets
 from offline_rl.algorithms.common.optim import Adam, cosine
@@ -152,7 +152,7 @@ class IDQL(ActorCritic):
         if self.trains_policy:
             state, metrics["policy_loss"] = minimize(state, "model", self.model_loss(state, batch))
             state = soft_update(state, "policy", "model", self.cfg.policy_tau)
-        q = state.critic_target(s, a).amin(0)  # [B]
+        q = reduce_q(state, state.critic_target(s, a))  # [B]
 
         def value_loss(value: Network) -> Tensor:
             return expectile_loss(q - value(s), self.cfg.expectile).mean()
