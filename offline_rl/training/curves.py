@@ -90,7 +90,8 @@ class Curves:
         """Write a row of metrics for each seed, and report seeds that diverged.
 
         means: means of the algorithm's metrics, [S]. broken: indices of seeds whose parameters or
-        actions are NaN or infinite. collector: its returns and successes are written and cleared.
+        actions are NaN or infinite. collector: its returns, successes and costs are written, and
+        cleared.
         """
         env_steps = moment.done.env_steps
         for s, (folder, tracker) in enumerate(zip(self.folders, self._trackers, strict=True)):
@@ -99,7 +100,7 @@ class Curves:
             if collector is not None and env_steps:
                 values["data/env_steps"] = env_steps
                 outcomes: dict[str, list[Any]] = {"return": collector.finished[s]}
-                outcomes["success"] = collector.success[s]
+                outcomes |= {"success": collector.success[s], "cost": collector.costs[s]}
                 for name, episodes in outcomes.items():
                     if episodes:
                         values[f"data/{name}"] = float(np.mean(episodes))

@@ -271,11 +271,11 @@ def test_a_seed_that_fails_repeatedly_leaves_the_step_of_the_other_seed_complete
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
 
 
-@pytest.mark.parametrize("more", [{}, {"mc_returns": ()}])
+@pytest.mark.parametrize("more", [{}, {"mc_costs": ()}])
 def test_costs_of_each_step_are_stored_online(
     make_collector: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    """The cost is the distance from 0. With returns, it is added at the end of the episode."""
+    """The cost is the distance from 0. With costs to go, it is added at the end of the episode."""
     monkeypatch.setattr(Walk, "info", staticmethod(lambda x: {"cost": abs(x)}))
     collector, _ = make_collector(needs={"costs": (), **more})
     walk(collector, 21)
@@ -284,6 +284,11 @@ def test_costs_of_each_step_are_stored_online(
         after = np.concatenate([e["next_observations"] for e in walked(found.actions, seed)])
         place = after[:, 0] * SCALE[0] + MEAN[0]
         np.testing.assert_allclose(found.extras["costs"], np.abs(place), atol=1e-5)
+        lengths = [e["truncated"].size for e in walked(found.actions, seed)]
+        sums = [x.sum() for x in np.split(np.abs(place), np.cumsum(lengths)[:-1])]
+        ended = len(collector.finished[s])
+        np.testing.assert_allclose(collector.costs[s], sums[:ended], atol=1e-5)
+        assert ended > 1
     assert (collector.buffer.hidden > 0).any() == bool(more)
     assert (collector.buffer.sizes == 21).all() == (not more)
 
@@ -294,6 +299,33 @@ def test_an_environment_without_the_needed_costs_is_refused(
     collector, _ = make_collector(needs={"costs": ()})
     with pytest.raises(UserError, match="the environment returns no info 'cost'"):
         collector.step()
+
+
+def test_a_negative_cost_is_refused(make_collector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Walk, "info", staticmethod(lambda x: {"cost": -0.5}))
+    collector, _ = make_collector(needs={"costs": ()})
+    with pytest.raises(UserError, match=r"a cost of -0\.5\. A cost is at least 0"):
+        collector.step()
+
+
+def test_costs_survive_a_resume_within_episodes(
+    make_collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Costs to go are computed after the resume from the costs of steps before it."""
+    monkeypatch.setattr(Walk, "info", staticmethod(lambda x: {"cost": abs(x)}))
+    needs = {"costs": (), "mc_costs": ()}
+    collector, _ = make_collector(needs=needs)
+    while collector.steps < 10 or not (collector.episodes.lengths > 0).all():
+        collector.step()
+    again, _ = make_collector(needs=needs)
+    restore(again, collector)
+    for each in (collector, again):
+        each.costs = [[], []]
+        walk(each, 21)
+    for name, values in collector.buffer.tensors().items():
+        assert torch.equal(again.buffer.tensors()[name], values), name
+    assert again.costs == collector.costs
+    assert all(again.costs)
 
 
 def test_a_cost_of_nan_drops_only_its_episode(
