@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Discount
+from offline_rl.algorithms.common.safety.guardian import GuardianConfig
 from offline_rl.utils.options import Count, NonNegative, frozen
 
 Limit = Annotated[NonNegative | None, BUILT]
@@ -25,7 +26,7 @@ class LimitConfig(BaseConfig):
 
 
 @frozen
-class CostConfig(LimitConfig):
+class CostConfig(LimitConfig, GuardianConfig):
     """Options of methods with a cost critic. A run takes null values from its task."""
 
     episode_steps: Steps = None  # steps that the limit is for; null: the task's time limit
