@@ -44,10 +44,10 @@ class Guardian:
             raise ValueError(f"{self.kind!r} is not a kind of guardian. Use kde or neighbor")
         if len(pairs) != 2 or self.width.shape != (observations,) or pairs[1] <= observations:
             raise ValueError(f"the guardian's points {list(pairs)} do not fit its observations")
-        if not self.bandwidth > 0 or not 1 <= self.neighbor <= pairs[0]:
-            raise ValueError(
-                f"the guardian's bandwidth={self.bandwidth} or neighbor={self.neighbor} is invalid"
-            )
+        if not self.bandwidth > 0:
+            raise ValueError(f"the guardian's bandwidth={self.bandwidth} is not above 0")
+        if self.kind == "neighbor" and not 1 <= self.neighbor <= pairs[0]:
+            raise ValueError(f"the guardian has no neighbor={self.neighbor} among {pairs[0]} pairs")
 
     def scaled(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Return pairs in the coordinates of `points`, [B, O + A] float64.

@@ -76,7 +76,7 @@ def guarded(dataset: Dataset, cfg: Any, *, has_costs: bool) -> Dataset:
     observations = dataset.observations[: dataset.num_rows]
     inside, _ = guardian.in_distribution(observations, dataset.actions)
     penalty = np.where(inside, 0, cfg.ood_penalty).astype(np.float32)
-    note = f"{1 - inside.mean():.1%} of the rows are out of distribution (guardian={cfg.guardian})"
+    note = f"{(~inside).mean():.1%} of the rows are out of distribution (guardian={cfg.guardian})"
     dataset = replace(dataset, notes=(*dataset.notes, note))
     if has_costs:
         costs = dataset.extras["costs"] + penalty
