@@ -14,8 +14,9 @@ from offline_rl.evaluation.evaluate import bundles
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
 from offline_rl.utils.modules import import_extra
-from offline_rl.utils.options import Checked, Count, build, options_signature
+from offline_rl.utils.options import Checked, Count, NonNegative, build, options_signature
 from policies import BundleError, bundle
+from policies.golden import seal, verify_golden, with_arguments
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 READ = ("guardian_rows", "guardian_quantile")  # read with a guardian
@@ -27,7 +28,7 @@ class ExportOptions(Checked):
 
     run: str  # a policy bundle, the folder of a seed, or the folder of a run
     format: Literal["onnx", "none"] = (
-        "onnx"  # graph to add; policies.load(…, runtime="onnx") runs it. none: only a guardian
+        "onnx"  # graph to add; policies.load(…, runtime="onnx") runs it. none: no graph
     )
     guardian: Literal["none", "kde", "neighbor"] = (
         "none"  # score to add that says whether a state and an action are like the data's
@@ -35,6 +36,9 @@ class ExportOptions(Checked):
     dataset: str | None = None  # guardian: card or file of the data; null: the policy's
     guardian_rows: Count = 2_000  # guardian: random rows of the data that it compares with
     guardian_quantile: Quantile = 0.05  # guardian: share of the data's rows outside
+    # limit on the cost of an episode, for policies that take one; default: the bundle's. It is
+    # fixed in the graph, and the bundle stores it
+    target_cost: NonNegative | None = None
 
 
 def export(**keys: Any) -> list[str]:
@@ -45,9 +49,11 @@ def export(**keys: Any) -> list[str]:
     options = build(ExportOptions, keys)
     if options.guardian == "none":
         given = [name for name in ("dataset", *READ) if name in keys]
-        if given or options.format == "none":
-            name = given[0] if given else "format"
-            raise UserError(f"{name}={keys[name]} needs a guardian. Set guardian=kde or neighbor.")
+        if options.format == "none" and options.target_cost is None:
+            given.append("format")
+        if given:
+            name = f"{given[0]}={keys[given[0]]}"
+            raise UserError(f"{name} needs a guardian. Set guardian=kde or guardian=neighbor.")
     for module in NEEDED if options.format == "onnx" else ():
         import_extra(module, "export", "export")
     results = dict[Path, tuple[bundle.Bundle, str]]()
@@ -68,6 +74,9 @@ def with_additions(policy: bundle.Bundle, options: ExportOptions) -> tuple[bundl
     Raises UserError and BundleError.
     """
     parts = []
+    if options.target_cost is not None:
+        policy = with_limit(policy, options.target_cost)
+        parts.append(f"target_cost={options.target_cost:g}")
     if options.format == "onnx":
         from policies.export import export_bundle
 
@@ -82,7 +91,7 @@ def with_additions(policy: bundle.Bundle, options: ExportOptions) -> tuple[bundl
         if spec.single_vector is None or sizes != (spec.observation_dim, spec.action_dim):
             raise UserError(
                 f"{data.path or data.name} has {sizes[0]} observed numbers and {sizes[1]} actions, "
-                f"which are not those of {policy!r}. Use the data of its task."
+                f"which are not those of the policy. Use the data of its task."
             )
         policy = replace(policy, guardian=guardian)
         parts.append(f"guardian {options.guardian} of {len(guardian.points):,} rows")
@@ -98,6 +107,18 @@ def guardian_data(policy: bundle.Bundle, source: str | None) -> Dataset:
     if source is None and known is None:
         raise UserError("The bundle does not name its data. Give it with dataset=<card or file>.")
     return load_dataset(source or str(known))
+
+
+def with_limit(policy: bundle.Bundle, target_cost: float | None) -> bundle.Bundle:
+    """Return `policy` with another target cost and a new golden output. Raises BundleError.
+
+    target_cost: None returns `policy` unchanged.
+    """
+    if target_cost is None:
+        return policy
+    changed = with_arguments(policy, {"target_cost": target_cost})
+    verify_golden(policy, "torch")  # a new golden output would hide damaged weights
+    return seal(replace(changed, golden=None, graphs={}))
 
 
 export.__signature__ = options_signature(export, ExportOptions)  # type: ignore[attr-defined]

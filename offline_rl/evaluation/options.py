@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Checked, Count, Number
+from offline_rl.utils.options import Checked, Count, NonNegative, Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,19 @@ class EvaluateOptions(Checked):
     episodes: Count | Literal["all"] = 100  # per bundle, fixed seeds; all: each initial state once
     eval_envs: Count | None = None  # environments open at a time; 1 if only one can exist
     target_return: Number | None = None  # target of return-conditioned policies; default: bundle's
+    # limit on the cost of an episode, for policies that take one; default: the bundle's. A list
+    # evaluates each bundle with each limit
+    target_cost: NonNegative | list[NonNegative] | None = None
     base: str | None = None  # module:function of a residual policy's base, if the bundle lacks it
     json: bool = False  # print JSON instead of a table
+
+
+def head_arguments(
+    target_return: float | None = None, target_cost: float | None = None
+) -> dict[str, float]:
+    """Return the arguments of the head that replace those stored in a bundle; without None."""
+    targets = {"target_return": target_return, "target_cost": target_cost}
+    return {name: value for name, value in targets.items() if value is not None}
 
 
 def check_task(keys: Mapping[str, Any]) -> None:
