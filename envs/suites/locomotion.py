@@ -21,6 +21,7 @@ class Runner(MujocoVectorEnv):
     control_cost: float  # coefficient of the sum of squared actions
     reset_noise: float  # half-width of the uniform noise on the initial positions, m or rad
     alive_bonus = 0.0
+    speed_limit: float | None = None  # m/s; info `cost` is 1 in a step above it, else 0
     hidden_positions = 1  # x
     max_episode_steps = 1000
     camera = "track"
@@ -59,7 +60,10 @@ class Runner(MujocoVectorEnv):
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         qpos, qvel = self._qpos[indices], self._qvel[indices]
         speed = self.speed(indices, before)
-        return self.reward(speed, actions), ~self.healthy(qpos, qvel), {"x_velocity": speed}
+        infos = {"x_velocity": speed}
+        if self.speed_limit is not None:
+            infos["cost"] = (speed > self.speed_limit).astype(np.float64)
+        return self.reward(speed, actions), ~self.healthy(qpos, qvel), infos
 
 
 class Hopper(Runner):

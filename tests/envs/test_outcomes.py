@@ -170,6 +170,7 @@ def test_only_the_tasks_whose_published_function_differs_have_two():
     two = {name for name, outcomes in OUTCOMES.items() if "published" in outcomes.ends}
     runners = {f"env:{n}-{v}" for n in ("Hopper", "Walker2d", "HalfCheetah") for v in ("v4", "v5")}
     runners |= {"Hopper-v4", "Walker2d-v4", "HalfCheetah-v4"}
+    runners |= {f"safe/{n}Velocity" for n in ("Hopper", "Walker2d", "HalfCheetah")}
     ants = {name for name in NATIVE if name.startswith("AntMaze")}
     assert two == runners | ants | {"neorl2/Simglucose", "neorl2/SafetyHalfCheetah"}
 
