@@ -104,7 +104,7 @@ def guardian_data(policy: bundle.Bundle, source: str | None) -> Dataset:
     Raises UserError.
     """
     known = policy.provenance.get("dataset") or policy.provenance.get("task")
-    if source is None and known is None:
+    if source is None and known in (None, "none"):
         raise UserError("The bundle does not name its data. Give it with dataset=<card or file>.")
     return load_dataset(source or str(known))
 
