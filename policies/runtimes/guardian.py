@@ -1,4 +1,4 @@
-"""In-distribution score of observations and actions, with numpy alone.
+"""Guardians: scores that say how much a state and an action are like the data, in numpy alone.
 
 A guardian compares a pair of observation and action with a sample of the data's pairs. Scores below
 a quantile of the data's own scores are out of distribution. Yan et al., 2025, arXiv:2505.16242
@@ -28,7 +28,7 @@ CHUNK = 4096  # rows that are compared with the sample at once
 
 @dataclass(frozen=True)
 class Guardian:
-    """In-distribution score with a threshold. Scores are computed in float64."""
+    """A score with a threshold. Scores are computed in float64."""
 
     kind: Kind
     points: np.ndarray  # [N, O + A]: the data's sampled pairs; observations are scaled

@@ -175,7 +175,7 @@ def test_every_bundle_of_a_run_is_exported(tmp_path, capsys) -> None:
 
 
 def test_a_guardian_of_the_data_is_added_to_a_bundle(tmp_path) -> None:
-    """Without graphs, no exporter is needed. The guardian is that of the data set's rows."""
+    """The guardian is that of the data set's rows. No exporter is needed without graphs."""
     rng = np.random.default_rng(0)
     s, a = np.float32(rng.normal(size=(200, 1))), np.float32(rng.uniform(-1, 1, (200, 1)))
     ends = np.arange(200) % 20 == 19

@@ -42,7 +42,7 @@ def made_data() -> Dataset:
 
 @KINDS
 def test_rows_out_of_distribution_cost_more_or_earn_less(kind: Any) -> None:
-    """With a quantile of 0.05, the ten outliers are among at most about 5 % of the rows."""
+    """The ten outliers are among the rows that a quantile of 0.05 flags."""
     data = made_data()
     options = {"guardian": kind, "guardian_rows": 100, "ood_penalty": 3.0}
     costly = guarded(data, algorithm_class("iql").Config(**options), has_costs=True)
