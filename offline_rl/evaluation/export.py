@@ -36,9 +36,7 @@ class ExportOptions(Checked):
     dataset: str | None = None  # guardian: card or file of the data; null: the policy's
     guardian_rows: Count = 2_000  # guardian: random rows of the data that it compares with
     guardian_quantile: Quantile = 0.05  # guardian: share of the data's rows outside
-    # limit on the cost of an episode, for policies that take one; default: the bundle's. It is
-    # fixed in the graph, and the bundle stores it
-    target_cost: NonNegative | None = None
+    target_cost: NonNegative | None = None  # cost limit to store in the bundle; default: unchanged
 
 
 def export(**keys: Any) -> list[str]:

@@ -20,9 +20,10 @@ class EvaluateOptions(Checked):
     episodes: Count | Literal["all"] = 100  # per bundle, fixed seeds; all: each initial state once
     eval_envs: Count | None = None  # environments open at a time; 1 if only one can exist
     target_return: Number | None = None  # target of return-conditioned policies; default: bundle's
-    # limit on the cost of an episode, for policies that take one; default: the bundle's. A list
-    # evaluates each bundle with each limit
-    target_cost: NonNegative | list[NonNegative] | None = None
+    target_cost: NonNegative | list[NonNegative] | None = (
+        None  # cost limit of policies that take one, or a list of limits; default: the bundle's
+    )
+    best: Literal["safe"] | None = None  # safe: policies of the best safe evaluations, not the last
     base: str | None = None  # module:function of a residual policy's base, if the bundle lacks it
     json: bool = False  # print JSON instead of a table
 
