@@ -122,6 +122,10 @@ class SteeredEpisodes(ComposedEpisodes):
         self.inner.add_rewards(rewards, rows)
         super().add_rewards(rewards, rows)
 
+    def add_costs(self, costs: np.ndarray, rows: np.ndarray | None = None) -> None:
+        self.inner.add_costs(costs, rows)
+        super().add_costs(costs, rows)
+
     def draw_noise(self, rows: np.ndarray) -> np.ndarray:
         """Take a step of the steering policy. Its action replaces the initial noise."""
         present = map_channels(lambda x: x[rows, -1], self._history)

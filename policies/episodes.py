@@ -23,14 +23,18 @@ from policies import channels, noise
 from policies.channels import Observations
 
 Memory = Mapping[str, Any]  # arrays or tensors [R, …] by name; see `policies.heads.head`
-REWARDS = "rewards"  # entry of the memory: [R], sum of the raw rewards since the last decision
+# entries of the memory: [R], sum of the raw rewards or costs since the last decision
+REWARDS, COSTS = "rewards", "costs"
 # (observations [R, n_obs_steps, *obs], memory, noise [R, *noise_shape], episode indices [R]) ->
 # chunks [R, chunk_size, A], whose first action is for the present step, and the next memory
 Decide = Callable[
     [Observations, Memory, np.ndarray, np.ndarray], tuple[np.ndarray, Mapping[str, Any]]
 ]
 # names of the arrays [B, …] that `state` returns; checkpoints store them under these names
-STATE = ("seeds", "decisions", "rewards", "is_new", "_taken", "_chunks", "_sums", "_counts")
+STATE = (
+    *("seeds", "decisions", "rewards", "costs", "is_new"),
+    *("_taken", "_chunks", "_sums", "_counts"),
+)
 HISTORY, MEMORY = "observations", "memory"  # names of the other entries of `state`
 
 
@@ -76,7 +80,8 @@ class RunningEpisodes:
             rows = self._all = np.arange(count)
             self.seeds = np.empty(count, np.int64)  # [B], one per episode
             self.decisions = np.empty(count, np.int64)  # [B], decisions so far in the episode
-            self.rewards = np.empty(count, np.float32)  # [B], sum since the last decision
+            # [B], sums since the last decision
+            self.rewards, self.costs = np.empty(count, np.float32), np.empty(count, np.float32)
             self.is_new = np.empty(count, bool)  # [B], True before the first observation
             self.memory: Memory = {}  # [B, …] by name
             self._history: Observations | None = None  # [B, n_obs_steps, *obs]
@@ -86,7 +91,8 @@ class RunningEpisodes:
             self._sums = np.zeros((count, 0, 0))  # [B, chunk_size, A]
             self._counts = np.zeros((count, 0), np.int64)  # [B, chunk_size]
         self._store_memory(self.initial_memory(count), rows)
-        self.seeds[rows], self.decisions[rows], self.rewards[rows] = seeds, 0, 0
+        self.seeds[rows], self.decisions[rows] = seeds, 0
+        self.rewards[rows] = self.costs[rows] = 0
         self._taken[rows], self.is_new[rows] = self.n_action_steps, True
         self._sums[rows], self._counts[rows] = 0, 0
 
@@ -98,8 +104,13 @@ class RunningEpisodes:
         return episodes
 
     def state(self, rows: np.ndarray) -> dict[str, Any]:
-        """Return a copy of the state of the episodes `rows` [R], without empty arrays."""
+        """Return a copy of the state of the episodes `rows` [R], without empty arrays.
+
+        The sum of costs is included if the policy reads costs.
+        """
         columns = {name: getattr(self, name) for name in STATE} | {MEMORY: self.memory}
+        if COSTS not in self.memory:
+            del columns[COSTS]
         columns |= {} if self._history is None else {HISTORY: self._history}
         flat = channels.flatten(columns)
         return {name: x[rows] for name, x in flat.items() if np.prod(x.shape[1:])}
@@ -122,6 +133,11 @@ class RunningEpisodes:
         """Add the raw rewards [R] of the last actions. New episodes ignore them."""
         rows = self._all if rows is None else rows
         self.rewards[rows] += np.where(self.is_new[rows], 0, rewards)
+
+    def add_costs(self, costs: np.ndarray, rows: np.ndarray | None = None) -> None:
+        """Add the raw costs [R] of the last actions. New episodes ignore them."""
+        rows = self._all if rows is None else rows
+        self.costs[rows] += np.where(self.is_new[rows], 0, costs)
 
     def observe(self, observations: Observations, rows: np.ndarray | None = None) -> None:
         """Append the present observations [B, *obs] to the observation histories.
@@ -161,12 +177,12 @@ class RunningEpisodes:
         numbers = self.draw_noise(rows) if noise is None else noise
         observations = channels.map_channels(lambda x: self._select(x, rows), self._history)
         memory = {name: self._select(x, rows) for name, x in self.memory.items()}
-        if REWARDS in memory:
-            memory[REWARDS] = self.rewards[rows]
+        sums = {REWARDS: self.rewards, COSTS: self.costs}
+        memory |= {name: values[rows] for name, values in sums.items() if name in memory}
         chunks, next_memory = self.decide(observations, memory, numbers, rows)
         self._store_memory(next_memory, rows)
         self.decisions[rows] += 1
-        self.rewards[rows] = 0
+        self.rewards[rows] = self.costs[rows] = 0
         if self.temporal_ensemble_coeff is None:
             return chunks
         return self._ensemble(chunks, rows, self.temporal_ensemble_coeff)

@@ -33,17 +33,18 @@ class Player:
         self._single = np.ndim(seed) == 0
         self._episodes.reset(np.atleast_1d(seed))
 
-    def step(self, observation: Observation, reward: Any = None) -> np.ndarray:
+    def step(self, observation: Observation, reward: Any = None, cost: Any = None) -> np.ndarray:
         """Return the action [A] to execute after the present observation [*obs].
 
         With B episodes, observations are [B, *obs] and actions [B, A].
         reward: raw reward of the previous action. Return-conditioned policies need it.
+        cost: raw cost of the previous action. Policies with a cost budget need it.
         """
         observations, single = self.policy.check_observations(observation)
         count, episodes = channels.size(observations), self._episodes
         if single is not self._single or count != len(episodes.seeds):
             expected = "one episode" if self._single else f"{len(episodes.seeds)} episodes"
             raise ValueError(f"{count} observations, but reset started {expected}")
-        self.policy.add_rewards(episodes, reward)
+        self.policy.add_feedback(episodes, reward, cost)
         actions = episodes.step(observations)
         return actions[0] if single else actions

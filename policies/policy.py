@@ -10,7 +10,7 @@ import numpy as np
 from policies.arrays import as_array
 from policies.bundle import Bundle, BundleError
 from policies.channels import map_channels, size
-from policies.episodes import REWARDS, RunningEpisodes
+from policies.episodes import COSTS, REWARDS, RunningEpisodes
 from policies.normalizer import Normalizer
 from policies.runtimes.network import Inputs, Memory, Network
 from policies.spec import Spec
@@ -29,7 +29,7 @@ class Policy(Protocol):
         ...
 
     def act(
-        self, observation: Observation, state: Any = None, reward: Any = None
+        self, observation: Observation, state: Any = None, reward: Any = None, cost: Any = None
     ) -> tuple[np.ndarray, Any]:
         """Return a chunk of actions for an observation, and the next state.
 
@@ -37,6 +37,7 @@ class Policy(Protocol):
         state: the state that the previous call returned; None at the start of an episode.
         reward: raw reward of the previous action, a number or [B]. Policies that read rewards need
         it, except in the first call of an episode.
+        cost: raw cost of the previous action, likewise for policies that read costs.
 
         The chunk is [chunk_size, A] or [B, chunk_size, A]. Actions are in [-1, 1], or in the
         environment's units if the policy was loaded with `units=True`.
@@ -45,16 +46,17 @@ class Policy(Protocol):
         ...
 
 
-def refuse_rewards(policy: Any, place: str) -> None:
-    """Raise BundleError if `policy` reads rewards.
+def refuse_feedback(policy: Any, place: str) -> None:
+    """Raise BundleError if `policy` reads rewards or costs.
 
-    place: where the policy would act without rewards, for example "a robot".
+    place: where the policy would act without them, for example "a robot".
     """
-    if getattr(policy, "needs_rewards", False):
-        raise BundleError(
-            f"a {policy.bundle.kind} reads the rewards of its episode, but {place} does not get "
-            "rewards. Use a policy that reads only observations"
-        )
+    for name in (REWARDS, COSTS):
+        if getattr(policy, f"needs_{name}", False):
+            raise BundleError(
+                f"a {policy.bundle.kind} reads the {name} of its episode, but {place} does not get "
+                f"{name}. Use a policy that reads only observations"
+            )
 
 
 class BundlePolicy:
@@ -68,7 +70,8 @@ class BundlePolicy:
         self.spec, self.bundle, self.network, self.units = bundle.spec, bundle, network, units
         memory = network.initial_memory(1)
         self.has_memory = bool(memory)  # True if it remembers the episode beyond its observations
-        self.needs_rewards = REWARDS in memory  # True if it reads the rewards of the episode
+        # True if it reads the rewards, or the costs, of the episode
+        self.needs_rewards, self.needs_costs = REWARDS in memory, COSTS in memory
         # True if an action depends on the present observation only
         self.is_stateless = not memory and self.spec.n_obs_steps == 1 and not network.noise_shape
 
@@ -103,7 +106,7 @@ class BundlePolicy:
         return self.network.module
 
     def act(
-        self, observation: Observation, state: Any = None, reward: Any = None
+        self, observation: Observation, state: Any = None, reward: Any = None, cost: Any = None
     ) -> tuple[np.ndarray, Any]:
         """See `Policy.act`. The result is deterministic.
 
@@ -128,7 +131,7 @@ class BundlePolicy:
             )
         else:
             state = state.fork()
-        self.add_rewards(state, reward)
+        self.add_feedback(state, reward, cost)
         state.observe(rows)
         chunk = state.predict_chunk()
         return (chunk[0] if single else chunk), state
@@ -150,22 +153,29 @@ class BundlePolicy:
             "temporal_ensemble_coeff": self.spec.temporal_ensemble_coeff,
         }
 
-    def add_rewards(self, episodes: RunningEpisodes, reward: Any) -> None:
-        """Add the raw rewards of the last actions to `episodes` if the policy reads rewards.
+    def add_feedback(self, episodes: RunningEpisodes, reward: Any, cost: Any) -> None:
+        """Add the raw rewards and costs of the last actions to `episodes` if the policy reads them.
 
-        reward: a number or [B]; ignored before the first step. Raises ValueError.
+        reward, cost: a number or [B]; ignored before the first step. Raises ValueError.
         """
-        if not self.needs_rewards or episodes.is_new.all():
+        if episodes.is_new.all():
             return
-        if reward is None:
+        if self.needs_rewards:
+            episodes.add_rewards(self._check_feedback("reward", reward, len(episodes.seeds)))
+        if self.needs_costs:
+            episodes.add_costs(self._check_feedback("cost", cost, len(episodes.seeds)))
+
+    def _check_feedback(self, name: str, value: Any, count: int) -> np.ndarray:
+        """Return the rewards or costs of the last actions, [count]. Raises ValueError."""
+        if value is None:
             raise ValueError(
-                f"a {self.bundle.kind} reads the rewards of its episode. After the first call, "
-                "pass the reward of the previous action: act(observation, state, reward=…)"
+                f"a {self.bundle.kind} reads the {name}s of its episode. After the first call, "
+                f"pass the {name} of the previous action: act(observation, state, {name}=…)"
             )
-        values, count = as_array(reward, np.float32).reshape(-1), len(episodes.seeds)
+        values = as_array(value, np.float32).reshape(-1)
         if len(values) != count or not np.isfinite(values).all():
-            raise ValueError(f"reward: expected {count} finite numbers, found {reward!r}")
-        episodes.add_rewards(values)
+            raise ValueError(f"{name}: expected {count} finite numbers, found {value!r}")
+        return values
 
     def decide(
         self, observations: Observation, memory: Memory, noise: np.ndarray

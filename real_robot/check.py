@@ -16,7 +16,7 @@ import numpy as np
 
 from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, load
-from policies.policy import BundlePolicy, refuse_rewards
+from policies.policy import BundlePolicy, refuse_feedback
 from real_robot.control.kinematics import forward
 from real_robot.control.observing import action_order, goals, observer, offset, places
 from real_robot.robot import Code, Limits, Reading, Robot, RobotSpec, Status
@@ -79,7 +79,7 @@ def check(
     if bundle is not None:
         try:
             policy = load(bundle, runtime=runtime)
-            refuse_rewards(policy, "a robot")
+            refuse_feedback(policy, "a robot")
         except BundleError as error:
             raise UserError(str(error)) from None
         _check_names(policy.spec, spec)

@@ -55,6 +55,7 @@ REPOSITORIES = {  # key of the command: repository, commit
     ),
     "coplanner": ("si0wang/COPlanner", "35a4b8a29a1dcfca1677d0b08ac169cc6c6cffe8"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
+    "osrl": ("liuzuxin/OSRL", "03a4586463690566ec8d7830ca4027b46d4ad02f"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
 SILENT = "the reference does not report its losses"

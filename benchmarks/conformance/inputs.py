@@ -59,6 +59,12 @@ def batch(update: int, discount: float, lead: tuple[int, ...] = (BATCH,)) -> Arr
     return columns | {"discount": discount * (1 - columns["terminated"])}
 
 
+def costs(update: int, lead: tuple[int, ...] = (BATCH,)) -> np.ndarray:
+    """Return the costs of transitions, [*lead]; about half of them are 0."""
+    rng = np.random.RandomState([SEED, update, 6])
+    return rng.uniform(size=lead) * (rng.uniform(size=lead) < 1 / 2)
+
+
 def is_end(next_observations: Any) -> Any:
     """Return a mask of the transitions that end an episode of a dynamics model, [...]."""
     return next_observations[..., 0] > 0.5

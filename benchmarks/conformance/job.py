@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.conformance.inputs import Arrays
 
-ABSENT = """absl clu d4rl dateutil dm_control dm_env gtimer gym h5py imageio loguru matplotlib
-mujoco_py neorl pyrallis ray sklearn tensorboardX tianshou tqdm wandb"""
+ABSENT = """absl clu d4rl dateutil dm_control dm_env fsrl gtimer gym gymnasium h5py imageio loguru
+matplotlib mujoco_py neorl oapackage pyrallis ray sklearn tensorboardX tianshou tqdm wandb"""
 
 
 class StandIn(MetaPathFinder, Loader):

@@ -154,6 +154,8 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
     if "timesteps" in algorithm.extra_columns:
         return inputs.windows(update, full=bool(case.draws))
     columns = inputs.batch(update, algorithm.cfg.discount)
+    if "costs" in algorithm.extra_columns:
+        columns["costs"] = inputs.costs(update)
     if "expert" in algorithm.extra_columns:
         expert = inputs.batch(update + inputs.EXPERT, algorithm.cfg.discount)
         columns |= {f"expert/{name}": x for name, x in expert.items()}

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from offline_rl.algorithms.common.base import Network
 from offline_rl.engine.trace import trace
+from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
 from policies import channels
 from policies.channels import Observations
@@ -22,6 +23,10 @@ from policies.heads.schedules import sample
 from policies.networks.precision import in_float32
 
 EXPLORATION = 1 << 33  # separates the random numbers of exploration from those of updates
+NO_COSTS = (
+    "the environment returns no info 'cost', but a {kind} reads the costs of its episode. Add the "
+    "cost to the info of every step."
+)
 
 
 class StackedPolicy:
@@ -30,9 +35,9 @@ class StackedPolicy:
     A call maps observations [S, batch, *obs] and a step to actions [S, batch, A]. It computes in
     float32, independent of the engine's precision.
 
-    `reset` starts episodes, and `observe` passes the raw rewards of the last actions. Both have an
-    effect only for policies with a memory, an observation history, noise or chunks. The memory
-    stays on the device.
+    `reset` starts episodes, and `observe` passes the raw rewards and costs of the last actions.
+    Both have an effect only for policies with a memory, an observation history, noise or chunks.
+    The memory stays on the device.
 
     The policies act with the current parameters or, after `snapshot`, with a copy of them.
     """
@@ -54,7 +59,8 @@ class StackedPolicy:
         {channel: shape}. Other arguments: see `Engine.stacked_policy`.
         """
         self.module, self.device, self.batch = module, device, batch
-        self.has_memory, self.shape = module.has_memory, (len(seeds), batch)
+        self.has_memory, self.needs_costs = module.has_memory, module.needs_costs
+        self.shape = len(seeds), batch
         self._step, self._rows = 0, np.arange(len(seeds) * batch)
         self.live, structure = tree_flatten(params)
         self.leaves = [x.to(device) for x in self.live]
@@ -154,10 +160,19 @@ class StackedPolicy:
             }
             self._episodes.load(self._rows[s * self.batch : (s + 1) * self.batch], state)
 
-    def observe(self, rewards: Tensor) -> None:
-        """Store the raw rewards of the last actions, [S, batch]; finished episodes are ignored."""
-        if self._episodes is not None and self.has_memory:
-            self._episodes.add_rewards(rewards.flatten().cpu().numpy())
+    def observe(self, rewards: Tensor, costs: Tensor | None = None) -> None:
+        """Store the raw rewards and costs of the last actions, [S, batch] each.
+
+        Finished episodes are ignored. costs: None if the environment reports none. Raises UserError
+        if the policy reads costs.
+        """
+        if self._episodes is None or not self.has_memory:
+            return
+        self._episodes.add_rewards(rewards.flatten().cpu().numpy())
+        if self.needs_costs:
+            if costs is None:
+                raise UserError(NO_COSTS.format(kind=type(self.module).__name__))
+            self._episodes.add_costs(costs.flatten().cpu().numpy())
 
     def __call__(self, observations: Observations, step: int = 0) -> Tensor:
         self._step = step

@@ -23,6 +23,7 @@ from offline_rl.data.specs import (
     spec_of,
     stated_spec,
 )
+from offline_rl.engine.acting import NO_COSTS
 from offline_rl.evaluation.compare import Difference, difference, note_on
 from offline_rl.evaluation.held_out import HeldOutErrors, held_out_errors
 from offline_rl.evaluation.options import EvaluateOptions, check_task
@@ -282,17 +283,20 @@ def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) 
     if len(seeds) > env.num_envs:
         starts = range(0, len(seeds), env.num_envs)
         return Episodes.joined([play(policy, env, seeds[k : k + env.num_envs]) for k in starts])
-    player, rewards = Player(policy), None
+    player = Player(policy)
+    feedback: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
     convert = action_conversion(policy.spec, env, "the policy")
     player.reset(seeds)
 
     def act(observations: Observations) -> np.ndarray:
-        actions = player.step(observations, rewards)
+        actions = player.step(observations, *feedback)
         return actions if convert is None else convert(actions)
 
-    def observe(last: np.ndarray) -> None:
-        nonlocal rewards
-        rewards = last
+    def observe(rewards: np.ndarray, costs: np.ndarray | None) -> None:
+        nonlocal feedback
+        if policy.needs_costs and costs is None:
+            raise UserError(NO_COSTS.format(kind=policy.bundle.kind))
+        feedback = rewards, costs
 
     raw = channels.identity(env.observation_shape)  # a bundle's policy normalizes its inputs
     return rollout(env, act, raw, seeds, observe)

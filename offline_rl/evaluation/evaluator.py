@@ -124,8 +124,11 @@ class Evaluator:
             broken.update((non_finite + group.start).tolist())
             return actions.nan_to_num(0, 0, 0).reshape(len(group) * count, -1).numpy()
 
-        def observe(rewards: np.ndarray) -> None:
-            self._policies.observe(to_all_seeds(rewards.astype(np.float32)))
+        def observe(rewards: np.ndarray, costs: np.ndarray | None) -> None:
+            self._policies.observe(
+                to_all_seeds(rewards.astype(np.float32)),
+                None if costs is None else to_all_seeds(costs.astype(np.float32)),
+            )
 
         seeds = np.tile(starts, len(group))
         self._policies.reset(to_all_seeds(seeds).numpy().ravel())

@@ -91,11 +91,12 @@ def action_error(policy: BundlePolicy, data: Dataset, path: Path) -> float:
     ends = np.asarray(data.episode_ends)
     starts, player, total = ends + 1 - lengths, Player(policy), 0.0
     player.reset(np.arange(len(starts)))
-    rewards = None
+    feedback: list[np.ndarray | None] = [None, None]  # rewards and costs of the last step
+    columns = data.rewards, data.extras.get("costs")
     for step in range(int(lengths.max())):
         rows = np.minimum(starts + step, ends)  # an episode that is over repeats its last row
         try:
-            actions = player.step(channels.take(data.observations, rows), rewards)
+            actions = player.step(channels.take(data.observations, rows), *feedback)
         except ValueError as error:
             raise UserError(f"{path} does not fit {data.name}: {error}.") from None
         running = step < lengths
@@ -106,5 +107,5 @@ def action_error(policy: BundlePolicy, data: Dataset, path: Path) -> float:
             )
         difference = actions[running].astype(np.float64) - data.actions[rows[running]]
         total += float(np.square(difference).sum())
-        rewards = np.asarray(data.rewards[rows], np.float64)
+        feedback = [None if x is None else np.asarray(x[rows], np.float64) for x in columns]
     return total / data.actions.size

@@ -16,6 +16,7 @@ import numpy as np
 import envs
 from envs import faults
 from offline_rl.data.specs import action_conversion
+from offline_rl.engine.acting import NO_COSTS
 from offline_rl.evaluation.evaluate import bundles, load, task_of
 from offline_rl.evaluation.options import check_task
 from offline_rl.utils.errors import UserError
@@ -107,12 +108,14 @@ def play_episode(
     """Play an episode, yield an image of every `every`-th step, and append a line to `lines`."""
     observation, _ = call(env, "reset", seed=seed)
     player.reset(seed)
-    total, steps, reward, over = 0.0, 0, None, False
+    total, steps, reward, cost, over = 0.0, 0, None, None, False
     yield render(env)
     while not over:
-        action = player.step(channels.map_channels(policy_input, observation), reward)
+        action = player.step(channels.map_channels(policy_input, observation), reward, cost)
         action = action if convert is None else convert(action)
-        observation, reward, terminated, truncated, _ = call(env, "step", action)
+        observation, reward, terminated, truncated, infos = call(env, "step", action)
+        if (cost := infos.get("cost")) is None and player.policy.needs_costs:
+            raise UserError(NO_COSTS.format(kind=player.policy.bundle.kind))
         total, steps, over = total + float(reward), steps + 1, terminated or truncated
         if over or steps % every == 0:
             yield render(env)

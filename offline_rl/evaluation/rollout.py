@@ -11,13 +11,15 @@ import numpy as np
 import envs
 from envs import Task, VectorEnv
 from envs.adapters import SUCCESS
-from envs.faults import check_finite
+from envs.faults import Broken, check_finite
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import channels
 from policies.channels import Observations
 
 Act = Callable[[Observations], np.ndarray]  # normalized observations [B, *obs] -> actions [B, A]
+# called with the raw rewards [B] and the raw costs [B] of a step; None: no costs are reported
+Observe = Callable[[np.ndarray, np.ndarray | None], None]
 
 
 class Episodes(NamedTuple):
@@ -76,13 +78,14 @@ def rollout(
     act: Act,
     normalizer: Callable[[Observations], Observations],
     seeds: np.ndarray,
-    observe: Callable[[np.ndarray], None] | None = None,
+    observe: Observe | None = None,
 ) -> Episodes:
     """Play one episode from each seed, each in its own environment, in parallel.
 
-    seeds: [B], at most `env.num_envs`. observe: called after each step with the raw rewards, [B],
-    which are 0 for finished episodes; policies with memory use them. Raises Broken if the
-    environment returns NaN or an infinity.
+    seeds: [B], at most `env.num_envs`. observe: called after each step with the raw rewards and
+    costs, [B] each, which are 0 for finished episodes; policies with memory use them. The costs are
+    None if the environment reports none. Raises Broken if the environment returns NaN or an
+    infinity.
     """
     count = len(seeds)
     running = np.arange(count)
@@ -95,17 +98,28 @@ def rollout(
         actions = act(normalizer(observations))
         step = env.step(actions[running], running)
         check_finite("step", step.observations, step.rewards)
+        last_costs = step.infos.get("cost")
+        if last_costs is not None and not np.isfinite(last_costs).all():
+            raise Broken("step returned a cost that is NaN or infinite")
         returns[running] += step.rewards
         lengths[running] += step.infos.get("steps", 1)  # a decision may take several steps
         if observe is not None:
-            rewards = np.zeros(count)
-            rewards[running] = step.rewards
-            observe(rewards)
+            observe(
+                spread(step.rewards, running, count),
+                None if last_costs is None else spread(last_costs, running, count),
+            )
         info_keys |= step.infos.keys()
         for key in SUCCESS & step.infos.keys():
             success[running] |= step.infos[key].astype(bool)
-        costs[running] += step.infos.get("cost", 0.0)
+        costs[running] += 0.0 if last_costs is None else last_costs
         channels.assign(observations, running, step.observations)
         running = running[~(step.terminated | step.truncated)]
     reported = (success if info_keys & SUCCESS else None, costs if "cost" in info_keys else None)
     return Episodes(returns, lengths, *reported, np.asarray(seeds))
+
+
+def spread(values: np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
+    """Return an array [count] with `values` at `indices` and 0 elsewhere."""
+    array = np.zeros(count)
+    array[indices] = values
+    return array

@@ -44,7 +44,7 @@ from policies.composed import (
 )
 from policies.episodes import Memory, RunningEpisodes
 from policies.heads.residual import steering_problem
-from policies.policy import BundlePolicy, refuse_rewards
+from policies.policy import BundlePolicy, refuse_feedback
 from policies.spec import VECTOR
 
 EPISODES = 256  # demonstrations that are labeled in parallel
@@ -380,7 +380,7 @@ def load_bundle_base(source: str) -> Base:
         raise UserError(f"base={source} is a folder. {remedy}.")
     try:
         policy = policies.load(source)
-        refuse_rewards(policy, "a base")
+        refuse_feedback(policy, "a base")
     except BundleError as error:
         raise UserError(f"base={source}: {error}") from None
     if policy.has_memory:

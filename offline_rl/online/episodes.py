@@ -46,13 +46,15 @@ class Episodes:
         self.infos = {name: np.zeros((count, longest), np.float32) for name in info_columns}
         self.decided = np.zeros(count, np.int64)  # lengths at the start of the last decision
         self.last_rewards = np.zeros(count, np.float32)  # raw, of the last decision
+        self.last_costs = np.zeros(count, np.float32)  # likewise
+        self.reports_costs = True  # False if the last step reported no costs
         self.terminated, self.truncated = np.zeros((2, count), bool)  # by the last decision
 
     def begin_decision(self) -> None:
         """Start a decision: store where it starts, and reset what its steps report."""
         self.decided = self.lengths.copy()
         self.terminated[:] = self.truncated[:] = False
-        self.last_rewards[:] = 0
+        self.last_rewards[:] = self.last_costs[:] = 0
 
     def start(self, rows: np.ndarray, observations: Observations) -> None:
         """Store the first raw observations of the episodes of `rows`."""
@@ -71,6 +73,9 @@ class Episodes:
         self.rewards[rows, t] = self.transform.apply_to_rewards(rewards)
         self.returns[rows] += rewards
         self.last_rewards[rows] = rewards
+        self.reports_costs = all("cost" in step.infos for step in steps)
+        if self.reports_costs:
+            self.last_costs[rows] = np.concatenate([step.infos["cost"] for step in steps])
         self.terminated[rows] = np.concatenate([step.terminated for step in steps])
         self.truncated[rows] = np.concatenate([step.truncated for step in steps])
         success = np.concatenate([success_of(step) for step in steps])

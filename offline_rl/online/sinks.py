@@ -139,8 +139,11 @@ class ReplaySink(Sink):
         if self.appends_steps and len(rows):
             self.buffer.append(rows, episodes.transitions(rows, episodes.decided[rows]))
         if self.policy.has_memory:
-            rewards = torch.from_numpy(episodes.last_rewards.copy()).unflatten(0, self.shape)
-            self.policy.observe(rewards.to(self.engine.device))
+            rewards, costs = (
+                torch.from_numpy(x.copy()).unflatten(0, self.shape).to(self.engine.device)
+                for x in (episodes.last_rewards, episodes.last_costs)
+            )
+            self.policy.observe(rewards, costs if episodes.reports_costs else None)
 
     def drop_episode(self, episodes: Episodes, row: int) -> None:
         if self.appends_steps:

@@ -28,7 +28,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from policies.channels import map_channels
-from policies.episodes import REWARDS
+from policies.episodes import COSTS, REWARDS
 from policies.heads.schedules import Table
 from policies.networks.dropout import Random
 from policies.networks.encoders import ObservationEncoder
@@ -62,12 +62,18 @@ class Head(nn.Module):
         """True if the memory has the entry "rewards", so that decisions depend on rewards."""
         return REWARDS in self.initial_memory(1)
 
+    @property
+    def needs_costs(self) -> bool:
+        """True if the memory has the entry "costs", so that decisions depend on costs."""
+        return COSTS in self.initial_memory(1)
+
     def initial_memory(self, batch: int) -> Memory:
         """Return the memory at the start of `batch` episodes.
 
         A head that reads rewards has the entry "rewards", [B]: zeros at the start of an episode.
         Before each decision, the caller overwrites it with the sum of the raw rewards since the
-        previous decision.
+        previous decision. A head that reads costs has the entry "costs", likewise. If it needs the
+        cost of the complete episode, it keeps the sum in an entry of its own.
         """
         return {}
 

@@ -17,7 +17,7 @@ import numpy as np
 from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, channels, load
 from policies.episodes import RunningEpisodes
-from policies.policy import refuse_rewards
+from policies.policy import refuse_feedback
 from real_robot.control.observing import goals, observer, observes_channels
 from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.session import (
@@ -63,7 +63,7 @@ class Inference:
     ) -> None:
         """Match policy and robot. Raises UserError if they do not fit."""
         try:
-            refuse_rewards(policy, "a robot")
+            refuse_feedback(policy, "a robot")
         except BundleError as error:
             raise UserError(str(error)) from None
         spec = policy.spec

@@ -70,6 +70,7 @@ def dataset(rows: int = 300, seed: int = 0) -> Dataset:
         ends & (np.arange(rows) % 60 == 29),
         ends & (np.arange(rows) % 60 != 29),
         draw.normal(size=(rows, 5)),
+        extras={"costs": (np.arange(rows) % 3 == 0).astype(np.float32)},
     )
 
 

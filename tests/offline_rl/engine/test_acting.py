@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from offline_rl.engine.acting import StackedPolicy
+from offline_rl.utils.errors import UserError
 from policies import noise
 from policies.heads.best_of_n import BestOfN
 from policies.heads.head import Head
@@ -18,7 +19,7 @@ EPISODES = np.array([5, 6, 7])  # seeds of each policy's episodes
 
 
 class Everything(Head):
-    """A head with history, memory, rewards, noise and chunks of three actions, two executed."""
+    """A head with history, memory, rewards, costs, noise and chunks: two of three are executed."""
 
     n_obs_steps, chunk_size, n_action_steps, noise_shape = 2, 3, 2, (2,)
 
@@ -27,13 +28,15 @@ class Everything(Head):
         self.scale = nn.Parameter(torch.rand(()))
 
     def initial_memory(self, batch: int) -> dict[str, Tensor]:
-        return {"total": torch.ones(batch, 2), "rewards": torch.zeros(batch)}
+        zeros = {name: torch.zeros(batch) for name in ("rewards", "costs")}
+        return {"total": torch.ones(batch, 2)} | zeros
 
     def decide(self, observations: Tensor, memory: Any, noise: Tensor) -> Any:
-        total = memory["total"] + observations.sum(1) + memory["rewards"][:, None]
+        feedback = memory["rewards"] - 3 * memory["costs"]
+        total = memory["total"] + observations.sum(1) + feedback[:, None]
         steps = torch.arange(3.0)[:, None]
         chunk = self.scale * (total + noise)[:, None] + steps
-        return chunk, {"total": total, "rewards": memory["rewards"]}
+        return chunk, memory | {"total": total}
 
 
 class BestRecurrent(BestOfN):
@@ -64,7 +67,7 @@ class Alone:
     def __init__(self, head: Head, seed: int) -> None:
         self.head, self.seed, self.decisions = head, seed, 0
         self.memory, self.seen, self.chunk = head.initial_memory(1), list[Tensor](), list[Tensor]()
-        self.rewards = 0.0
+        self.rewards = self.costs = 0.0
 
     def step(self, observation: Tensor) -> Tensor:
         self.seen.append(observation)
@@ -75,13 +78,14 @@ class Alone:
             numbers = noise.normal(
                 np.array([self.seed]), np.array([self.decisions]), self.head.noise_shape
             )
-            if "rewards" in self.memory:
-                self.memory["rewards"] = torch.tensor([self.rewards])
+            for name in self.memory.keys() & {"rewards", "costs"}:
+                self.memory[name] = torch.tensor([getattr(self, name)])
             with torch.no_grad():
                 chunk, self.memory = self.head.decide(
                     torch.stack(past)[None], self.memory, torch.from_numpy(numbers)
                 )
             self.chunk, self.rewards = [*chunk[0, : self.head.n_action_steps]], 0.0
+            self.costs = 0.0
             self.decisions += 1
         return self.chunk.pop(0)
 
@@ -105,9 +109,21 @@ def test_a_head_with_memory_acts_in_each_episode_as_if_alone(make: Any, seeds: i
                 other.restore_memory(s, stacked.memory(s))
             stacked = other
         observations, rewards = torch.randn(seeds, 3, 2), torch.randn(seeds, 3)
+        costs = torch.rand(seeds, 3)
         expected = [a.step(o) for a, o in zip(alone, observations.flatten(0, 1), strict=True)]
         actions = stacked(observations, step)
         torch.testing.assert_close(actions.flatten(0, 1), torch.stack(expected))
-        stacked.observe(rewards)
-        for each, reward in zip(alone, rewards.flatten().tolist(), strict=True):
-            each.rewards += reward
+        stacked.observe(rewards, costs)
+        feedback = zip(rewards.flatten().tolist(), costs.flatten().tolist(), strict=True)
+        for each, (reward, cost) in zip(alone, feedback, strict=True):
+            each.rewards, each.costs = each.rewards + reward, each.costs + cost
+
+
+def test_a_policy_that_reads_costs_is_refused_in_an_environment_without_costs() -> None:
+    _, stacked = make_policy(Everything, 1)
+    stacked(torch.zeros(1, 3, 2))
+    with pytest.raises(UserError, match="no info 'cost', but a Everything reads the costs"):
+        stacked.observe(torch.zeros(1, 3))
+    _, other = make_policy(KINDS[1], 1)  # this policy reads no costs
+    other(torch.zeros(1, 3, 2))
+    other.observe(torch.zeros(1, 3))

@@ -1,0 +1,1 @@
+"""Shared parts of constrained methods: cost limits and Lagrange multipliers."""
