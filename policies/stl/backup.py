@@ -92,6 +92,10 @@ def backup_mismatch(deployed: BundlePolicy, backup: BundlePolicy) -> str | None:
     mine, theirs = backup.spec, deployed.spec
     if (problem := mine.mismatch(theirs)) is not None:
         return f"the backup does not fit the deployed policy: {problem}"
+    for name in ("observation_names", "action_names"):
+        a, b = getattr(mine, name), getattr(theirs, name)
+        if a and b and a != b:
+            return f"the backup does not fit the deployed policy: {name} are {a}, here they are {b}"
     if any((a != b).any() for a, b in zip(mine.action_bounds, theirs.action_bounds, strict=True)):
         return (
             f"the backup does not fit the deployed policy: its action range is "

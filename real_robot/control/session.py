@@ -64,6 +64,9 @@ class Session:
     changes: Mapping[str, Any] = field(default_factory=dict)  # options of the adapter
     bundle: str | None = None  # path of the policy bundle
     runtime: str = "auto"  # runtime of the bundle
+    backup: str | None = None  # path of the backup policy's bundle
+    # when the backup acts: the fields of `policies.stl.backup.Switch`
+    switch: Mapping[str, Any] = field(default_factory=dict)
     # .npy file of joint positions to play back instead of a policy, [N, J]
     plan: str | None = None
     armed: bool = True  # False: torque is switched off, and the operator moves the robot by hand
