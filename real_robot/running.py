@@ -118,8 +118,8 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
     limits, rules = read_limits(cfg.limits)
     machine = make(robot, adapter=cfg.adapter, **changes)
     rate_hz = control_rate(machine.spec, cfg.rate_hz)
-    check(machine, bundle, rate_hz=rate_hz, limits=limits, runtime=cfg.runtime)
     switch = _check_backup(cfg, machine, rate_hz, limits)
+    check(machine, bundle, rate_hz=rate_hz, limits=limits, runtime=cfg.runtime)
     policy = read_bundle(bundle).spec
     steps = offset(policy) if cfg.offset is None else cfg.offset
     if steps is not None and not abs(steps) <= policy.chunk_size:

@@ -11,7 +11,7 @@ import torch
 from offline_rl.data import Dataset
 from offline_rl.runs.run import runs_of
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import build, coerce
+from offline_rl.utils.options import build, coerce, parse_options
 from policies.arrays import as_array
 
 
