@@ -115,6 +115,9 @@ class Card:
     env: str | None = None  # None: data only
     reference: Reference | None = None
     max_episode_steps: int | None = None
+    cost_limits: tuple[
+        float, ...
+    ] = ()  # published limits on an episode's cost; (): not constrained
     preprocessing: dict[str, float] = field(default_factory=dict)  # applied before training
     # columns to negate or swap in a mirror image; see offline_rl/data/augment/mirror.py
     mirror: dict[str, dict[str, list | str | dict[int, float]]] = field(default_factory=dict)
@@ -194,8 +197,17 @@ def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, An
         reference = check_types(Reference(**fields))
     shared = {key: suite[key] for key in ("layout", "source", "license")}
     rest = {key: value for key, value in entry.items() if key not in ("files", "reference")}
+    rest |= {"cost_limits": check_limits(entry["cost_limits"])} if "cost_limits" in entry else {}
     card = Card(name=name, suite=suite_name, files=files, reference=reference, **(shared | rest))
     return check_types(card)
+
+
+def check_limits(limits: Iterable[float]) -> tuple[float, ...]:
+    """Return the limits on the cost of an episode. Raises ValueError if they do not increase."""
+    limits = tuple(limits)
+    if any(limit < 0 for limit in limits) or sorted({*limits}) != [*limits]:
+        raise ValueError(f"cost_limits is {limits}. Use increasing numbers of at least 0.")
+    return limits
 
 
 def _file(folder: str, hosts: Iterable[dict[str, Any]], fields: str | dict[str, Any]) -> File:

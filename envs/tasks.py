@@ -18,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from envs import suites
 from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, rescale_actions, select_keys
-from envs.cards import Card, Reference, UnknownName, cards
+from envs.cards import Card, Reference, UnknownName, cards, check_limits
 from envs.faults import USER_ERRORS, describe_error
 from envs.instances import instances_of
 from envs.outcomes import Outcomes
@@ -42,6 +42,7 @@ class Registration:
     max_episode_steps: int
     reference: Reference | None
     outcomes: Outcomes | None = None
+    cost_limits: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,14 @@ class Task:
     max_episode_steps: int | None = None
     observation_keys: tuple[str, ...] = ()  # keys to use of a Dict observation; empty: all keys
     success_timing: str | None = None  # OGBench: when success is judged; see `suites.ogbench`
+    cost_limits: tuple[
+        float, ...
+    ] = ()  # published limits on an episode's cost; (): not constrained
+
+    @property
+    def cost_limit(self) -> float | None:
+        """Middle one of the cost limits, the lower of two; None if the task is not constrained."""
+        return self.cost_limits[(len(self.cost_limits) - 1) // 2] if self.cost_limits else None
 
     @property
     def outcomes(self) -> Outcomes | None:
@@ -115,19 +124,30 @@ def task(name: str) -> Task:
         return Task(name)
     if name in _registered:
         registration = _registered[name]
-        return Task(name, name, None, registration.reference, registration.max_episode_steps)
+        return Task(
+            name,
+            name,
+            None,
+            registration.reference,
+            registration.max_episode_steps,
+            cost_limits=registration.cost_limits,
+        )
     if name.startswith("env:"):
-        return Task(name, name, max_episode_steps=_gymnasium_spec(name).max_episode_steps)
+        spec = _gymnasium_spec(name)
+        limits = limits_of(spec.entry_point)
+        return Task(name, name, max_episode_steps=spec.max_episode_steps, cost_limits=limits)
     if name.startswith("d4rl:"):
         return _d4rl_task(name)
     if name in NATIVE and name not in cards():
-        made = Task(name, name, max_episode_steps=episode_limit(NATIVE[name]))
+        steps, limits = episode_limit(NATIVE[name]), limits_of(NATIVE[name])
+        made = Task(name, name, max_episode_steps=steps, cost_limits=limits)
         return _with_timing(made, default_timing(name))
     if name not in cards():
         remedy = "Use env:<id> for a Gymnasium environment, or task=none for data alone."
         raise UnknownName("task", name, names(), remedy=remedy)
     card = cards()[name]
-    made = Task(name, card.env, card, card.reference, card.max_episode_steps)
+    limits = card.cost_limits or limits_of(NATIVE.get(card.env or ""))
+    made = Task(name, card.env, card, card.reference, card.max_episode_steps, cost_limits=limits)
     return _with_timing(made, default_timing(card.env))
 
 
@@ -158,6 +178,19 @@ def episode_limit(environment: Callable[..., VectorEnv]) -> int | None:
     return keywords.get("max_episode_steps") or getattr(kind, "max_episode_steps", None)
 
 
+def limits_of(environment: object) -> tuple[float, ...]:
+    """Return the attribute `cost_limits` of an environment's class; () if it has none.
+
+    environment: the class, a `partial` of it, or its name as `module:class`, which is not imported.
+    Raises ValueError for limits that do not increase.
+    """
+    if isinstance(environment, str):
+        module, _, name = environment.partition(":")
+        environment = getattr(sys.modules.get(module), name, None)
+    kind = environment.func if isinstance(environment, partial) else environment
+    return check_limits(getattr(kind, "cost_limits", ()))
+
+
 def names() -> list[str]:
     """Return every name that `task` accepts, except the forms `env:…` and `d4rl:…`."""
     return list(dict.fromkeys([*cards(), *NATIVE, *_registered, "none"]))
@@ -170,16 +203,20 @@ def register(
     max_episode_steps: int,
     reference: Reference | None = None,
     outcomes: Outcomes | None = None,
+    cost_limits: Sequence[float] = (),
 ) -> None:
     """Register `name` as a task.
 
     make: called as `make(**kwargs)`; builds an environment with bounded Box actions.
     outcomes: termination and reward as functions, for model-based methods.
-    Raises ValueError if the name is taken.
+    cost_limits: limits on the undiscounted cost of an episode, in increasing order. The environment
+    then reports the cost of each step as info `cost`.
+    Raises ValueError if the name is taken, or if the limits do not increase.
     """
     if name in names():
         raise ValueError(f"task '{name}' exists already. Choose another name.")
-    _registered[name] = Registration(make, max_episode_steps, reference, outcomes)
+    limits = check_limits(cost_limits)
+    _registered[name] = Registration(make, max_episode_steps, reference, outcomes, limits)
 
 
 def make(
@@ -297,7 +334,7 @@ def _d4rl_task(name: str) -> Task:
     reference = card.reference
     if reference is not None:
         reference = replace(reference, environment=f"{env_id} of the d4rl package, as installed")
-    return Task(name, name, card, reference, card.max_episode_steps)
+    return Task(name, name, card, reference, card.max_episode_steps, cost_limits=card.cost_limits)
 
 
 def _import_old_gym() -> Any:

@@ -34,8 +34,7 @@ def open_bundle(
 
     arguments: new values for constructor arguments of the head.
     """
-    for name in arguments.keys() - bundle.arguments.keys():
-        raise BundleError(f"a {bundle.kind} has no argument {name}")
+    changed = with_arguments(bundle, arguments)
     policy, _ = verify_golden(bundle, runtime)
     composed = None if bundle.base is None else compose(policy, runtime)
     if composed is not None and bundle.golden is not None and bundle.golden.composed is not None:
@@ -47,12 +46,18 @@ def open_bundle(
                 f"an exported {bundle.kind} has fixed arguments. To change "
                 f"{', '.join(arguments)}, load it with runtime='torch'"
             )
-        changed = replace(bundle, arguments={**bundle.arguments, **arguments})
         policy, _ = run_golden(changed, runtime)
     if composed is not None:
         return ComposedPolicy(policy, composed.base, units=units)
     policy.units = units
     return policy
+
+
+def with_arguments(bundle: Bundle, arguments: Mapping[str, Any]) -> Bundle:
+    """Return `bundle` with new values for constructor arguments of its head. Raises BundleError."""
+    for name in arguments.keys() - bundle.arguments.keys():
+        raise BundleError(f"a {bundle.kind} has no argument {name}. Remove {name}=")
+    return replace(bundle, arguments={**bundle.arguments, **arguments})
 
 
 def compose(policy: BundlePolicy, runtime: str) -> ComposedPolicy:

@@ -264,6 +264,13 @@ class Dataset:
         """Return the undiscounted sum of rewards of each episode, [E] float64."""
         return np.add.reduceat(self.rewards.astype(np.float64), self.episode_starts)
 
+    def episode_costs(self) -> np.ndarray:
+        """Return the undiscounted sum of costs of each episode, [E] float64.
+
+        Raises KeyError if the data has no costs.
+        """
+        return np.add.reduceat(self.extras["costs"].astype(np.float64), self.episode_starts)
+
     def monte_carlo_returns(self, discount: float, tail: np.ndarray | None = None) -> np.ndarray:
         """Return G_t = r_t + discount * G_{t+1} within each episode, [N] float32.
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ from offline_rl.data.specs import (
     stated_spec,
 )
 from offline_rl.engine.acting import NO_COSTS
+from offline_rl.evaluation import specifications
 from offline_rl.evaluation.compare import Difference, difference, note_on
+from offline_rl.evaluation.constrained import HEADER as CONSTRAINED
+from offline_rl.evaluation.constrained import LEGEND, LESS_NEEDED, Limits, Result, rows_of
 from offline_rl.evaluation.held_out import HeldOutErrors, held_out_errors
-from offline_rl.evaluation.options import EvaluateOptions, check_task
+from offline_rl.evaluation.options import EvaluateOptions, check_task, head_arguments
 from offline_rl.evaluation.rollout import Episodes, evaluation_seeds, rollout
 from offline_rl.evaluation.saved import save
 from offline_rl.online.composed import attach_base
@@ -34,12 +38,20 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import num_cores
 from offline_rl.utils.options import build, format_value, options_signature
 from offline_rl.utils.seeds import EVALUATION_SEED
-from offline_rl.utils.text import at_a_time, format_mean_std, table, wrap_text
+from offline_rl.utils.text import (
+    at_a_time,
+    format_fitting_table,
+    format_mean_std,
+    table,
+    terminal_width,
+    wrap_text,
+)
 from offline_rl.utils.trees import to_json_values
-from policies import Player, bundle, channels
+from policies import Bundle, Player, bundle, channels
 from policies.channels import Observations
 from policies.composed import needs_base
 from policies.policy import BundlePolicy
+from policies.stl.signals import SignalReader
 
 STARTS = {  # result of `LoopVectorEnv.classify_starts` -> how episodes start, for the user
     "seeded": "started from seeds {first} to {last}",
@@ -55,12 +67,24 @@ class Evaluation:
 
     task: Task
     runs: dict[str, list[Path]]  # run as given by the user -> bundles of the run
-    episodes: dict[Path, Episodes]  # bundle -> episodes of its policy
+    # target cost -> bundle -> episodes of its policy; the key None stands for the bundles' own
+    by_target: dict[float | None, dict[Path, Episodes]]
+    limits: dict[tuple[Path, float | None], Limits]  # cost limits of each bundle and target cost
     options: EvaluateOptions
     start_kind: str  # how episodes start, a key of STARTS
     notes: list[str]
     saved: list[Path]  # files with the evaluations
     not_saved: str | None = None  # why the evaluations could not be saved
+
+    @property
+    def episodes(self) -> dict[Path, Episodes]:
+        """Bundle -> episodes of its policy, with the first target cost."""
+        return next(iter(self.by_target.values()))
+
+    @property
+    def constrained(self) -> list[Result]:
+        """Results of each run at each cost limit; [] without costs or limits."""
+        return constrained_results(self.task, self.by_target, self.limits, self.runs)
 
     @property
     def returns(self) -> dict[Path, np.ndarray]:
@@ -70,44 +94,60 @@ class Evaluation:
     @property
     def scores(self) -> dict[Path, np.ndarray]:
         """Bundle -> the normalized score of every episode, [E]; empty without score references."""
-        return {path: values["score"] for path, values in self._measures() if "score" in values}
+        measures = self._measures(self.episodes)
+        return {path: values["score"] for path, values in measures if "score" in values}
 
     @property
     def differences(self) -> list[Difference]:
         """Differences of every other run from the first, in each measure that all runs have."""
-        values, (first, *others) = dict(self._measures()), self.runs
-        return [
-            difference(
-                run,
-                first,
-                measure,
-                *({seed_of(p): values[p][measure] for p in self.runs[r]} for r in (run, first)),
-                start_kind=self.start_kind,
-            )
-            for run in others
-            for measure in next(iter(values.values()))
-        ]
+        first, *others = self.runs
+        found = list[Difference]()
+        for target, played in self.by_target.items():
+            values = dict(self._measures(played))
+            at = "" if len(self.by_target) == 1 else f", target_cost={target:g}"
+            found += [
+                difference(
+                    run,
+                    first,
+                    measure + at,
+                    *({seed_of(p): values[p][measure] for p in self.runs[r]} for r in (run, first)),
+                    start_kind=self.start_kind,
+                )
+                for run in others
+                for measure in next(iter(values.values()))
+            ]
+        return found
 
-    def _measures(self) -> Iterator[tuple[Path, dict[str, np.ndarray]]]:
+    def _measures(
+        self, played: Mapping[Path, Episodes]
+    ) -> Iterator[tuple[Path, dict[str, np.ndarray]]]:
         """Yield each bundle with {measure: value of each episode, [E]}, such as "score"."""
-        for path, e in self.episodes.items():
+        for path, e in played.items():
             scored = self.task.reference is not None
             measures = {"score": self.task.score(e.returns, e.success)} if scored else {}
             measures = measures or {"return": e.returns}
-            if all(other.success is not None for other in self.episodes.values()):
+            if all(other.success is not None for other in played.values()):
                 measures["success %"] = 100.0 * np.asarray(e.success)
+            if all(other.costs is not None for other in played.values()):
+                measures["cost"] = np.asarray(e.costs)
             yield path, measures
 
     def __str__(self) -> str:
         every = self.options.episodes == "all"
         if self.options.json:
-            return as_json(self.task, self.episodes, self.differences)
+            return as_json(self.task, self.by_target, self.differences, self.constrained)
         lines = [
             as_text(
-                self.task, self.episodes, every=every, start_kind=self.start_kind, runs=self.runs
+                self.task, self.by_target, every=every, start_kind=self.start_kind, runs=self.runs
             ),
             *(f"Note: {note}." for note in self.notes),
         ]
+        if body := rows_of(self.constrained):
+            names = "limit", "safe", "normalized cost", "unsafe %", "target cost"
+            legend = (wrap_text(f"{name}: {LEGEND[name]}") for name in names)
+            width = terminal_width()
+            lines += ["", format_fitting_table(CONSTRAINED, body, width, LESS_NEEDED), "", *legend]
+        lines += specifications.lines_of(self.by_target, self.options.stl)
         if len(self.runs) > 1:
             differences = self.differences
             note = wrap_text(note_on(differences, self.start_kind, every=every))
@@ -137,12 +177,22 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
         )
     if not paths:
         raise UserError("run=[] names no run. Give a bundle, or the folder of a run.")
+    specifications.check_backup_options(options)
     start_kind, target = "seeded", options.target_return
+    costs = options.target_cost if isinstance(options.target_cost, list) else [options.target_cost]
+    if not costs or len(set(costs)) < len(costs):
+        raise UserError(
+            f"target_cost={format_value(costs)} must name at least one limit, and each limit once."
+        )
     if options.dataset is not None:
-        for key in ("task", "episodes", "eval_envs", "base"):
+        for key in ("task", "episodes", "eval_envs", "base", "stl", "backup"):
             if key in keys:
                 raise UserError(f"{key}= needs an environment, but dataset= uses none. Remove one.")
-        arguments = {} if target is None else {"target_return": target}
+        if len(costs) > 1:
+            raise UserError(
+                f"target_cost={format_value(costs)}: with dataset=, give a single limit."
+            )
+        arguments = head_arguments(target, costs[0])
         read = {path: read_policy(path, arguments) for path in paths}
         return held_out_errors(read, options.dataset, as_json=options.json)
     try:
@@ -156,25 +206,88 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
         ) as env:
             if isinstance(env, LoopVectorEnv) and task.env_id not in NATIVE:
                 start_kind = env.classify_starts()
-            arguments = {} if target is None else {"target_return": target}
-            loaded = {path: load(path, task, env, arguments, options.base) for path in paths}
-            played = {path: play(policy, env, seeds) for path, policy in loaded.items()}
+            loaded = {
+                cost: {
+                    path: specifications.with_backup(
+                        load(path, task, env, head_arguments(target, cost), options.base),
+                        options,
+                        env,
+                    )
+                    for path in paths
+                }
+                for cost in costs
+            }
+            reader = specifications.signal_reader(options.stl, env)
+            played = {
+                cost: {path: play(policy, env, seeds, reader) for path, policy in by_path.items()}
+                for cost, by_path in loaded.items()
+            }
             shares = (
                 note_on_normalized_actions(p.spec, stated_spec(env), task.name)
-                for p in loaded.values()
+                for p in loaded[costs[0]].values()
             )
             notes = list(dict.fromkeys(note for note in shares if note is not None))
             if env.num_envs < count:
                 notes.append(f"{env.limit}. Evaluation ran {at_a_time(env.num_envs)}")
     except ValueError as error:  # BundleError, or an error of the environment
         raise UserError(str(error)) from None
+    episodes = [e for by_path in played.values() for e in by_path.values()]
+    if options.target_cost is not None and any(e.costs is None for e in episodes):
+        raise UserError(
+            f"target_cost={format_value(options.target_cost)}: {task.name} reports no costs. Use a "
+            "constrained task, or remove target_cost=."
+        )
+    limits = {
+        (path, cost): limits_of(policy.bundle, task)
+        for cost, by_path in loaded.items()
+        for path, policy in by_path.items()
+    }
     files, problem = list[Path](), None
     saved_keys = {"episodes": options.episodes, "target_return": target, "base": options.base}
+    saved_keys |= specifications.saved_keys(options)
     try:
-        files += [save(path, loaded[path].bundle, task, saved_keys, played[path]) for path in paths]
+        for cost, path in product(costs, paths):
+            keys, judged = saved_keys | {"target_cost": cost}, limits[path, cost]
+            files.append(save(path, bundle.read(path), task, keys, played[cost][path], judged))
     except UserError as error:  # if the folder is not writable, only show the results
         problem = str(error)
-    return Evaluation(task, runs, played, options, start_kind, notes, files, problem)
+    return Evaluation(task, runs, played, limits, options, start_kind, notes, files, problem)
+
+
+def limits_of(policy: Bundle, task: Task) -> Limits:
+    """Return the cost limits by which a policy is judged in `task`."""
+    target = policy.arguments.get("target_cost", policy.provenance.get("target_cost"))
+    return Limits.of({"target_cost": target, "cost_limits": task.cost_limits})
+
+
+def constrained_results(
+    task: Task,
+    by_target: Mapping[float | None, Mapping[Path, Episodes]],
+    limits: Mapping[tuple[Path, float | None], Limits],
+    runs: Mapping[str, Sequence[Path]],
+) -> list[Result]:
+    """Return the results of each run at each cost limit; see `Evaluation` for the arguments.
+
+    The bundles of a run are its training seeds. Policies of one run that were trained for different
+    limits are separate results.
+    """
+    results = dict[tuple[str, float | None, float], list[Path]]()
+    names = dict(zip(runs, relative_names(list(runs)), strict=True))
+    found = list[Result]()
+    for cost, played in by_target.items():
+        results.clear()
+        for run, path in ((run, path) for run, of_run in runs.items() for path in of_run):
+            if played[path].costs is not None:
+                judged = limits[path, cost]
+                for limit in judged.all:
+                    results.setdefault((run, judged.target_cost, limit), []).append(path)
+        for (run, target, limit), paths in results.items():
+            episodes = [played[path] for path in paths]
+            scores: list[float | None] = [None] * len(episodes)
+            if task.reference is not None:
+                scores = [float(task.score(e.returns, e.success).mean()) for e in episodes]
+            found.append(Result(names[run], limit, target, episodes, scores))
+    return found
 
 
 def seed_of(path: Path) -> int:
@@ -273,23 +386,32 @@ def read_policy(path: Path, arguments: Mapping[str, Any]) -> BundlePolicy:
         raise UserError(f"{'' if str(path) in str(error) else f'{path}: '}{error}") from None
 
 
-def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) -> Episodes:
+def play(
+    policy: BundlePolicy,
+    env: VectorEnv,
+    seeds: np.ndarray | None = None,
+    reader: SignalReader | None = None,
+) -> Episodes:
     """Play one episode from every seed. Of each chunk, `n_action_steps` actions are executed.
 
     seeds: by default the fixed evaluation seeds, one per environment. If there are more seeds than
-    environments, the episodes are played in groups.
+    environments, the episodes are played in groups. reader: see `rollout`.
     """
     seeds = EVALUATION_SEED + np.arange(env.num_envs) if seeds is None else seeds
     if len(seeds) > env.num_envs:
         starts = range(0, len(seeds), env.num_envs)
-        return Episodes.joined([play(policy, env, seeds[k : k + env.num_envs]) for k in starts])
+        groups = [seeds[k : k + env.num_envs] for k in starts]
+        return Episodes.joined([play(policy, env, group, reader) for group in groups])
     player = Player(policy)
     feedback: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
     convert = action_conversion(policy.spec, env, "the policy")
     player.reset(seeds)
 
+    log = specifications.BackupLog(player.episodes)
+
     def act(observations: Observations) -> np.ndarray:
         actions = player.step(observations, *feedback)
+        log.add()
         return actions if convert is None else convert(actions)
 
     def observe(rewards: np.ndarray, costs: np.ndarray | None) -> None:
@@ -299,12 +421,12 @@ def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) 
         feedback = rewards, costs
 
     raw = channels.identity(env.observation_shape)  # a bundle's policy normalizes its inputs
-    return rollout(env, act, raw, seeds, observe)
+    return log.completed(rollout(env, act, raw, seeds, observe, reader))
 
 
 def as_text(
     task: Task,
-    played: Mapping[Path, Episodes],
+    by_target: Mapping[float | None, Mapping[Path, Episodes]],
     *,
     every: bool = False,
     start_kind: str = "seeded",
@@ -312,10 +434,29 @@ def as_text(
 ) -> str:
     """Return the table of results for the terminal.
 
-    every: True if the episodes start once from each initial state of the task. start_kind: a key
-    of STARTS. runs: run -> bundles of the run; by default all bundles are one run.
+    by_target: see `Evaluation`. every: True if the episodes start once from each initial state of
+    the task. start_kind: a key of STARTS. runs: run -> bundles of the run; by default all bundles
+    are one run.
     """
+    body = [cells for item in by_target.items() for cells in rows_of_target(task, *item, runs)]
+    seeds = next(iter(next(iter(by_target.values())).values())).seeds
+    count = f"Mean ± standard deviation over {len(seeds)} episodes (ddof 0)"
+    how = STARTS[start_kind].format(first=seeds[0], last=seeds[-1])
+    notes = [f"{count}, {'one from each initial state' if every else how}."]
+    raw = "The task has no score references: these are raw returns."
+    notes.append(wrap_text(task.reference.in_words()) if task.reference else raw)
+    return "\n".join([task.name, "", table(HEADER, body), "", *notes])
+
+
+def rows_of_target(
+    task: Task,
+    target: float | None,
+    played: Mapping[Path, Episodes],
+    runs: Mapping[str, Sequence[Path]] | None,
+) -> list[list[str]]:
+    """Return the rows of all bundles with one target cost, and the means of runs with several."""
     body, scores = [], dict[Path, np.ndarray]()
+    suffix = "" if target is None else f", target_cost={target:g}"
     for path, e in played.items():
         score = ""
         if task.reference is not None:
@@ -323,21 +464,15 @@ def as_text(
             score = format_mean_std(scores[path], 1)
         success = "" if e.success is None else f"{100 * e.success.mean():.0f}"
         cost = "" if e.costs is None else format_mean_std(e.costs, 1)
-        body.append([str(path), score, format_mean_std(e.returns), success, cost])
+        body.append([f"{path}{suffix}", score, format_mean_std(e.returns), success, cost])
     runs = runs or {"": list(played)}
     for run, paths in runs.items():
         means = [played[path].returns.mean() for path in paths]
         score = format_mean_std([scores[path].mean() for path in paths], 1) if scores else ""
         where = f" in {run}" if len(runs) > 1 else ""
-        name = f"mean of {len(means)} bundles{where} ± std over bundles"
+        name = f"mean of {len(means)} bundles{where} ± std over bundles{suffix}"
         body += [[name, score, format_mean_std(means), "", ""]] if len(means) > 1 else []
-    seeds = next(iter(played.values())).seeds
-    count = f"Mean ± standard deviation over {len(seeds)} episodes (ddof 0)"
-    how = STARTS[start_kind].format(first=seeds[0], last=seeds[-1])
-    notes = [f"{count}, {'one from each initial state' if every else how}."]
-    raw = "The task has no score references: these are raw returns."
-    notes.append(wrap_text(task.reference.in_words()) if task.reference else raw)
-    return "\n".join([task.name, "", table(HEADER, body), "", *notes])
+    return body
 
 
 def as_table(differences: Sequence[Difference], *, every: bool = False) -> str:
@@ -367,20 +502,32 @@ def interval_text(interval: tuple[float, float] | None) -> str:
 
 
 def as_json(
-    task: Task, played: Mapping[Path, Episodes], differences: Sequence[Difference] = ()
+    task: Task,
+    by_target: Mapping[float | None, Mapping[Path, Episodes]],
+    differences: Sequence[Difference] = (),
+    constrained: Sequence[Result] = (),
 ) -> str:
     """Return the evaluation as JSON."""
     rows = []
-    for path, e in played.items():
+    entries = ((t, path, e) for t, played in by_target.items() for path, e in played.items())
+    for target, path, e in entries:
         scores = task.score(e.returns, e.success) if task.reference else None
         row = {"bundle": str(path), "mean_return": e.returns.mean(), "std_return": e.returns.std()}
         row["score"] = None if scores is None else scores.mean()
         row["std_score"] = None if scores is None else scores.std()
         row["success"] = None if e.success is None else e.success.mean()
         row["cost"] = None if e.costs is None else e.costs.mean()
+        if e.costs is not None:
+            row |= {"target_cost": target, "costs": e.costs, "lengths": e.lengths}
+        row |= specifications.numbers(e)
         rows.append({**row, "returns": e.returns, "seeds": e.seeds})
     reference = asdict(task.reference) if task.reference else None
     content = {"task": task.name, "score_reference": reference, "bundles": rows}
+    if constrained:
+        content["constrained"] = [
+            {"run": result.label, "target_cost": result.target_cost, **result.numbers()}
+            for result in constrained
+        ]
     if differences:
         content["differences"] = list(map(asdict, differences))
     return json.dumps(to_json_values(content), indent=2, allow_nan=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +11,9 @@ from offline_rl.evaluation.evaluate import bundles
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
 from offline_rl.utils.modules import import_extra
-from offline_rl.utils.options import Checked, build, options_signature
+from offline_rl.utils.options import Checked, NonNegative, build, options_signature
 from policies import BundleError, bundle
+from policies.golden import seal, verify_golden, with_arguments
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
@@ -23,6 +24,9 @@ class ExportOptions(Checked):
 
     run: str  # a policy bundle, the folder of a seed, or the folder of a run
     format: Literal["onnx"] = "onnx"  # graph to add; policies.load(…, runtime="onnx") runs it
+    # limit on the cost of an episode, for policies that take one; default: the bundle's. It is
+    # fixed in the graph, and the bundle stores it
+    target_cost: NonNegative | None = None
 
 
 def export(**keys: Any) -> list[str]:
@@ -39,7 +43,7 @@ def export(**keys: Any) -> list[str]:
     results = dict[Path, tuple[bundle.Bundle, float]]()
     for path in paths:
         try:
-            results[path] = export_bundle(bundle.read(path))
+            results[path] = export_bundle(with_limit(bundle.read(path), options.target_cost))
         except BundleError as error:
             where = "" if str(path) in str(error) else f"{path}: "
             raise UserError(f"{where}{error}") from None
@@ -49,6 +53,18 @@ def export(**keys: Any) -> list[str]:
         size = sum(map(len, with_graphs.graphs.values()))
         lines.append(f"{path}: ONNX of {size / 1e3:,.0f} kB, within {difference:.1e} of torch")
     return lines
+
+
+def with_limit(policy: bundle.Bundle, target_cost: float | None) -> bundle.Bundle:
+    """Return `policy` with another target cost and a new golden output. Raises BundleError.
+
+    target_cost: None returns `policy` unchanged.
+    """
+    if target_cost is None:
+        return policy
+    changed = with_arguments(policy, {"target_cost": target_cost})
+    verify_golden(policy, "torch")  # a new golden output would hide damaged weights
+    return seal(replace(changed, golden=None, graphs={}))
 
 
 export.__signature__ = options_signature(export, ExportOptions)  # type: ignore[attr-defined]

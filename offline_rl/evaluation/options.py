@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import Checked, Count, Number
+from offline_rl.utils.options import Checked, Count, NonNegative, Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,19 @@ class EvaluateOptions(Checked):
     margin: Number | None = None  # robustness below which the backup takes over; default: 0
     release: Number | None = None  # robustness at which it hands back; default: margin
     window: Count | None = None  # recent observations that the backup watches; default: 10
+    # limit on the cost of an episode, for policies that take one; default: the bundle's. A list
+    # evaluates each bundle with each limit
+    target_cost: NonNegative | list[NonNegative] | None = None
     base: str | None = None  # module:function of a residual policy's base, if the bundle lacks it
     json: bool = False  # print JSON instead of a table
+
+
+def head_arguments(
+    target_return: float | None = None, target_cost: float | None = None
+) -> dict[str, float]:
+    """Return the arguments of the head that replace those stored in a bundle; without None."""
+    targets = {"target_return": target_return, "target_cost": target_cost}
+    return {name: value for name, value in targets.items() if value is not None}
 
 
 def check_task(keys: Mapping[str, Any]) -> None:

@@ -18,11 +18,11 @@ from envs import faults
 from offline_rl.data.specs import action_conversion
 from offline_rl.engine.acting import NO_COSTS
 from offline_rl.evaluation.evaluate import bundles, load, task_of
-from offline_rl.evaluation.options import check_task
+from offline_rl.evaluation.options import check_task, head_arguments
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
 from offline_rl.utils.modules import import_extra
-from offline_rl.utils.options import Checked, Count, Number, build
+from offline_rl.utils.options import Checked, Count, NonNegative, Number, build
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import Player, channels
 from policies.spec import Conversion
@@ -41,6 +41,7 @@ class PlayOptions(Checked):
     episodes: Count = 1  # number of episodes, from the same seeds as in `evaluate`
     out: str | None = None  # video file (.mp4, .gif); default: play.mp4 or .gif next to the bundle
     target_return: Number | None = None  # target of return-conditioned policies; default: bundle's
+    target_cost: NonNegative | None = None  # limit on an episode's cost; default: the bundle's
     base: str | None = None  # module:function of a residual policy's base, if the bundle lacks it
 
 
@@ -61,8 +62,7 @@ def play(**keys: Any) -> list[str]:
     try:
         task = task_of(options.task, [bundle])
         vector = envs.make_vector(task, 1)
-        target = options.target_return
-        arguments = {} if target is None else {"target_return": target}
+        arguments = head_arguments(options.target_return, options.target_cost)
         policy = load(bundle, task, vector, arguments, options.base)
         convert = action_conversion(policy.spec, vector, str(bundle))
         rate_hz = min(vector.rate_hz or RATE_HZ, MAX_RATE_HZ)
@@ -108,7 +108,7 @@ def play_episode(
     """Play an episode, yield an image of every `every`-th step, and append a line to `lines`."""
     observation, _ = call(env, "reset", seed=seed)
     player.reset(seed)
-    total, steps, reward, cost, over = 0.0, 0, None, None, False
+    total, steps, reward, cost, costs, over = 0.0, 0, None, None, None, False
     yield render(env)
     while not over:
         action = player.step(channels.map_channels(policy_input, observation), reward, cost)
@@ -116,10 +116,12 @@ def play_episode(
         observation, reward, terminated, truncated, infos = call(env, "step", action)
         if (cost := infos.get("cost")) is None and player.policy.needs_costs:
             raise UserError(NO_COSTS.format(kind=player.policy.bundle.kind))
+        costs = costs if cost is None else float(cost) + (costs or 0.0)
         total, steps, over = total + float(reward), steps + 1, terminated or truncated
         if over or steps % every == 0:
             yield render(env)
-    lines.append(f"seed {seed}: return {total:.1f}, {steps:,} steps")
+    paid = "" if costs is None else f", cost {costs:.1f}"
+    lines.append(f"seed {seed}: return {total:.1f}{paid}, {steps:,} steps")
 
 
 def call(env: Any, method: str, *arguments: Any, **keys: Any) -> Any:

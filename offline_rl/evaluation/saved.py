@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from envs import Reference, Task
+from offline_rl.evaluation.constrained import UNLIMITED, Limits
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -25,6 +26,8 @@ from offline_rl.utils.options import build
 from offline_rl.utils.trees import to_json_values
 from offline_rl.version import __version__
 from policies import Bundle, BundleError, bundle
+
+MAX_VALUE = 60  # characters of an option's value in the name of a file
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class SavedEvaluation:
     reference: Reference | None
     episodes: Episodes
     policy: str  # checksum of the policy
+    limits: Limits  # cost limits by which it is judged
 
     @property
     def score(self) -> float | None:
@@ -54,7 +58,14 @@ class SavedEvaluation:
             return False
 
 
-def save(path: Path, policy: Bundle, task: Task, keys: Mapping[str, Any], played: Episodes) -> Path:
+def save(
+    path: Path,
+    policy: Bundle,
+    task: Task,
+    keys: Mapping[str, Any],
+    played: Episodes,
+    limits: Limits = UNLIMITED,
+) -> Path:
     """Write the evaluation of the bundle at `path`. Raises UserError if that fails."""
     options = {"task": task.name, **{k: v for k, v in keys.items() if v is not None}}
     file = path.with_name(f"{path.stem}.evaluation.{name_of(options)}.json")
@@ -66,14 +77,23 @@ def save(path: Path, policy: Bundle, task: Task, keys: Mapping[str, Any], played
         "commit": hardware.current_commit(),
         **played._asdict(),
     }
+    if played.costs is not None:
+        content |= limits.to_json()
     write_json(file, to_json_values(content))
     return file
 
 
 def name_of(keys: Mapping[str, Any]) -> str:
     """Return the part of the file name that differs between the evaluations of a bundle."""
-    rest = [f"{k}_{v}" for k, v in sorted(keys.items()) if k not in ("task", "episodes")]
+    rest = [f"{k}_{_short(v)}" for k, v in sorted(keys.items()) if k not in ("task", "episodes")]
     return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([keys["task"], str(keys["episodes"]), *rest]))
+
+
+def _short(value: Any) -> str:
+    """Return a value as text. Of a long one, the start and a checksum: names of files are short."""
+    text = str(value)
+    checksum = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 9]}-{checksum}"
 
 
 def saved_evaluations(path: Path) -> list[SavedEvaluation]:
@@ -88,7 +108,8 @@ def read(file: Path) -> SavedEvaluation:
         values = content["score_reference"]
         reference = None if values is None else build(Reference, values, f"{file}: ")
         keys, policy = dict(content["keys"]), content["policy_sha256"]
-        return SavedEvaluation(file, keys, reference, Episodes.from_row(content), policy)
+        episodes, limits = Episodes.from_row(content), Limits.of(content)
+        return SavedEvaluation(file, keys, reference, episodes, policy, limits)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{file} is not a saved evaluation: {error!r}. Remove it, or evaluate again."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from offline_rl.evaluation.options import EvaluateOptions
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.text import table
+from policies.episodes import RunningEpisodes
 from policies.policy import BundlePolicy
-from policies.stl.backup import BackupPolicy, Switch
+from policies.stl.backup import BackupEpisodes, BackupPolicy, Switch
 from policies.stl.formula import parse
 from policies.stl.signals import SignalReader
 
@@ -69,6 +70,27 @@ def with_backup(
         raise UserError(f"backup={options.backup}: {error}.") from None
 
 
+class BackupLog:
+    """Record of the steps in which a backup policy acts; without a backup policy, it is empty."""
+
+    def __init__(self, episodes: RunningEpisodes) -> None:
+        self._episodes = episodes if isinstance(episodes, BackupEpisodes) else None
+        self._acted = list[np.ndarray]()  # [B] per step
+
+    def add(self) -> None:
+        """Add the present step."""
+        if self._episodes is not None:
+            self._acted.append(self._episodes.active.copy())
+
+    def completed(self, played: Episodes) -> Episodes:
+        """Return the episodes with the number of steps of the backup policy."""
+        if self._episodes is None:
+            return played
+        acted = np.stack(self._acted)  # [T, B], also for episodes that have ended
+        running = np.arange(len(acted))[:, None] < played.lengths
+        return played._replace(backup_steps=(acted & running).sum(0))
+
+
 def saved_keys(options: EvaluateOptions) -> dict[str, Any]:
     """Return the options of a formula and a backup policy that an evaluation saves."""
     return {name: getattr(options, name) for name in ("stl", "backup", *BACKUP_OPTIONS)}
@@ -103,11 +125,19 @@ def backup_share(episodes: Episodes) -> float | None:
     return float(episodes.backup_steps.sum() / episodes.lengths.sum())
 
 
-def lines_of(played: Iterable[tuple[str, Episodes]], formula: str | None) -> list[str]:
-    """Return the lines of a formula's table, one row per bundle; [] without a formula."""
+def lines_of(
+    by_target: Mapping[float | None, Mapping[Path, Episodes]], formula: str | None
+) -> list[str]:
+    """Return the lines of a formula's table, one row per bundle; [] without a formula.
+
+    by_target: target cost -> bundle -> episodes.
+    """
     if formula is None:
         return []
-    body = [[label, *cells(episodes)] for label, episodes in played]
+    body = []
+    for target, played in by_target.items():
+        suffix = "" if target is None else f", target_cost={target:g}"
+        body += [[f"{path}{suffix}", *cells(episodes)] for path, episodes in played.items()]
     return ["", f"stl: {formula}", "", table(HEADER, body), "", LEGEND]
 
 

@@ -83,8 +83,9 @@ class Collector:
             # seeds whose policy returned NaN or infinity; these numbers are replaced by 0
             self.broken = set[int]()
             self.finished: list[list[float]] = [[] for _ in engine.seeds]  # returns, per seed
-            # success of finished episodes, per seed, if the environment reports it
+            # success and costs of finished episodes, per seed, if the environment reports them
             self.success: list[list[bool]] = [[] for _ in engine.seeds]
+            self.costs: list[list[float]] = [[] for _ in engine.seeds]
             self._start_episodes(np.arange(count))
         except BaseException:
             close_quietly(self)
@@ -210,6 +211,7 @@ class Collector:
             self.sink.end_episode(episodes, row)
         self.finished[s].append(float(episodes.returns[row]))
         self.success[s] += [bool(episodes.succeeded[row])] if episodes.succeeded[row] >= 0 else []
+        self.costs[s] += [float(episodes.costs[row])] if episodes.reports_costs else []
         episodes.mishaps[row] = 0
 
     def _start_episodes(self, rows: np.ndarray) -> None:

@@ -35,7 +35,7 @@ class Episodes:
         self.seeds = np.zeros(count, np.int64)
         self.lengths = np.zeros(count, np.int64)  # steps so far
         self.mishaps = np.zeros(count, np.int64)  # failed episodes since the last complete one
-        self.returns = np.zeros(count)  # of raw rewards
+        self.returns, self.costs = np.zeros((2, count))  # sums of raw rewards and of costs
         self.succeeded = np.zeros(count, np.int8)  # 1: at any step, 0: never, -1: not reported
         self.observations = channels.map_channels(
             lambda shape: np.zeros((count, longest + 1, *shape), channels.dtype(shape)),
@@ -59,7 +59,7 @@ class Episodes:
     def start(self, rows: np.ndarray, observations: Observations) -> None:
         """Store the first raw observations of the episodes of `rows`."""
         channels.assign(self.observations, (rows, 0), self.transform.normalizer(observations))
-        self.returns[rows], self.succeeded[rows] = 0, -1
+        self.returns[rows], self.costs[rows], self.succeeded[rows] = 0, 0, -1
 
     def record(self, rows: np.ndarray, t: int | np.ndarray, steps: Sequence[Step]) -> None:
         """Store the results of the actions `t` of the episodes of `rows`.
@@ -76,6 +76,7 @@ class Episodes:
         self.reports_costs = all("cost" in step.infos for step in steps)
         if self.reports_costs:
             self.last_costs[rows] = np.concatenate([step.infos["cost"] for step in steps])
+            self.costs[rows] += self.last_costs[rows]
         self.terminated[rows] = np.concatenate([step.terminated for step in steps])
         self.truncated[rows] = np.concatenate([step.truncated for step in steps])
         success = np.concatenate([success_of(step) for step in steps])
@@ -112,10 +113,18 @@ def success_of(step: Step) -> np.ndarray:
 
 
 def required_info(step: Step, column: str) -> np.ndarray:
-    """Return the info that becomes the batch column `column`, [B]. Raises UserError."""
+    """Return the info that becomes the batch column `column`, [B].
+
+    Raises UserError if it is missing, or if a cost is negative.
+    """
     if (info := COLUMNS[column].info) not in step.infos:
         raise UserError(
             f"the environment returns no info {info!r}, but the algorithm learns from {column}. "
             "Add it to the info of every step."
+        )
+    if column == "costs" and (lowest := step.infos[info].min()) < 0:
+        raise UserError(
+            f"the environment returned a cost of {lowest:g}. A cost is at least 0. Correct the "
+            f"info {info!r}."
         )
     return step.infos[info]

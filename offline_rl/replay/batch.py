@@ -31,6 +31,7 @@ class Batch:
     # These columns are present if the algorithm requires them. `columns.COLUMNS` declares them.
     mc_returns: Tensor | None = None  # [B], Monte Carlo returns
     costs: Tensor | None = None  # [B]
+    mc_costs: Tensor | None = None  # [B], undiscounted cost to the end of the episode
     next_actions: Tensor | None = None  # [B, A]; the last row of an episode repeats its action
     held_out: Tensor | None = None  # [B], 1 for validation rows, on which models are not fitted
     timesteps: Tensor | None = None  # [B], index of the step within its episode, from 0

@@ -30,12 +30,24 @@ class Column:
     over_steps: Literal["first", "last", "sum", "discounted"]
     make: Maker | None = None  # computes the column from a data set; None: computed elsewhere
     info: str = ""  # key in `infos` of each environment step; empty: needs complete episodes
+    source: str = ""  # column that `make` reads, if that is one of `infos`
     of_actions: bool = False  # a row has the shape [A]; otherwise it is a number
 
 
 def costs(data: Dataset) -> np.ndarray:
     """Return the cost of each step, [N]. Raises KeyError if the data has none."""
     return data.extras["costs"]
+
+
+def mc_costs(data: Dataset) -> np.ndarray:
+    """Return the undiscounted cost from each step to the end of its episode, [N] float32.
+
+    Raises KeyError if the data has no costs.
+    """
+    each = costs(data).astype(np.float64)
+    spent = np.cumsum(each)
+    totals = np.repeat(spent[data.episode_ends], data.episode_lengths())
+    return (totals - spent + each).astype(np.float32)
 
 
 def steps(data: Dataset) -> np.ndarray:
@@ -72,6 +84,7 @@ COLUMNS = {
     "rewards": Column("discounted"),  # a column of every data set
     "mc_returns": Column("first"),  # each algorithm defines its own Monte Carlo returns
     "costs": Column("discounted", costs, info="cost"),
+    "mc_costs": Column("first", mc_costs, source="costs"),
     "held_out": Column("first", held_out),
     "next_actions": Column("last", next_actions, of_actions=True),
     "timesteps": Column("first", timesteps),
@@ -83,12 +96,18 @@ def columns(needs: Iterable[str], data: Dataset, mc_returns: Maker) -> dict[str,
     """Compute the columns that `needs` lists. The entry "expert" is skipped: it is no column."""
     makers = {name: column.make for name, column in COLUMNS.items() if column.make is not None}
     makers["mc_returns"] = mc_returns
-    return {name: makers[name](data) for name in needs if name != "expert"}
+    return {name: makers[name](data) for name in with_sources(needs)}
+
+
+def with_sources(needs: Iterable[str]) -> list[str]:
+    """Return the columns that `needs` lists, and the columns from which they are computed."""
+    names = [name for name in needs if name != "expert"]
+    return list(dict.fromkeys([*names, *(COLUMNS[n].source for n in names if COLUMNS[n].source)]))
 
 
 def shapes(needs: Iterable[str], action_dim: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of one row of each of these columns."""
-    return {name: (action_dim,) * COLUMNS[name].of_actions for name in needs if name != "expert"}
+    return {name: (action_dim,) * COLUMNS[name].of_actions for name in with_sources(needs)}
 
 
 def reported(names: Iterable[str]) -> dict[str, str]:

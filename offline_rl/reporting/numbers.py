@@ -76,10 +76,10 @@ def _sort_value(value: float | None) -> float:
     return -math.inf if value is None else value
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = COLUMNS) -> str:
     """Return the rows as a CSV table with a header; an unknown number is an empty cell."""
     text = io.StringIO()
-    sheet = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    sheet = csv.DictWriter(text, columns, lineterminator="\n")
     sheet.writeheader()
     sheet.writerows(rows)
     return text.getvalue()

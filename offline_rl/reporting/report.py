@@ -19,7 +19,7 @@ from offline_rl.reporting.published import PublishedScore, published_scores
 from offline_rl.reporting.runs import BEHAVIOR, Seed, behavior, collect, groups, key_of
 from offline_rl.reporting.statistics import MIN_CONVERGENCE, convergence_text
 from offline_rl.reporting.summary import Summary, share_text, summarize
-from offline_rl.reporting.tables import dynamics, evaluated
+from offline_rl.reporting.tables import constrained, dynamics, evaluated
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build, options_signature
@@ -78,6 +78,7 @@ class Report:
     rows: list[dict[str, Any]]  # one row of numbers for each algorithm on each task
     files: list[Path]  # written files
     text: str
+    constrained: list[dict[str, Any]]  # one row for each algorithm and cost limit of each task
 
     def __str__(self) -> str:
         return self.text
@@ -107,6 +108,11 @@ def report(
         lines = [wrap_text(note, min(width, 100)) for note in notes]
         text += [title, "", format_fitting_table(HEADER, body, width, LESS_NEEDED), "", *lines, ""]
         page += [f"## {title}", table(HEADER, body, markdown=True), *notes]
+        if body := constrained.rows_of(seeds):
+            columns += shown_columns(constrained.HEADER, body)
+            shown = format_fitting_table(constrained.HEADER, body, width, constrained.LESS_NEEDED)
+            text += ["At each cost limit", "", shown, ""]
+            page += ["### At each cost limit", table(constrained.HEADER, body, markdown=True)]
         if body := evaluated.rows_of(seeds):
             columns += shown_columns(evaluated.HEADER, body)
             shown = format_fitting_table(evaluated.HEADER, body, width, evaluated.LESS_NEEDED)
@@ -139,17 +145,22 @@ def report(
             page += [f"### {task}", table(online.HEADER, body, markdown=True)]
         page += [online.explanation([row for body in bodies.values() for row in body])]
         page += [f"![Over environment steps]({written[0].name})"]
-    page += ["## Columns", format_legend(LEGEND | evaluated.LEGEND | dynamics.LEGEND, columns)]
+    legend = LEGEND | constrained.LEGEND | evaluated.LEGEND | dynamics.LEGEND
+    page += ["## Columns", format_legend(legend, columns)]
     rows = [numbers for seeds in tasks.values() for numbers in numbers_of(seeds)]
+    at_limits = [numbers for seeds in tasks.values() for numbers in constrained.numbers_of(seeds)]
     if options.format != "text":
         export = as_csv(rows) if options.format == "csv" else as_latex(rows)
         written.append(out / f"report.{EXTENSIONS[options.format]}")
         write_text(written[-1], export)
+        if at_limits and options.format == "csv":
+            written.append(out / "constrained.csv")
+            write_text(written[-1], as_csv(at_limits, constrained.COLUMNS))
     write_text(out / "report.md", "\n\n".join(page) + "\n")
     if options.format != "text":
-        return Report(rows, written, export.rstrip("\n"))
+        return Report(rows, written, export.rstrip("\n"), at_limits)
     text += ["report.md explains the columns.", "", *map(str, written)]
-    return Report(rows, written, "\n".join(text))
+    return Report(rows, written, "\n".join(text), at_limits)
 
 
 def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:

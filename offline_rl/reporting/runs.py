@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from envs import Reference
 from offline_rl.algorithms.common.registry import run_label
+from offline_rl.evaluation.constrained import UNLIMITED, Limits
+from offline_rl.evaluation.rollout import Episodes
 from offline_rl.reporting import compact
 from offline_rl.reporting.records import Record, of_folder, seed_folders
 from offline_rl.runs.folder import SUMS, SeedFolder, named_task
@@ -46,6 +50,7 @@ class Outcome:
     precision: str
     compiled: bool | None
     dataset_sha256: str | None
+    behavior_cost: float | None = None  # mean cost of the data's episodes; None without costs
 
     @property
     def updates(self) -> int:
@@ -99,7 +104,7 @@ class Seed:
     number: int
     path: Path
     config: dict[str, Any]  # flat: "hyper.tau" -> value
-    # "score" and "return" -> {clock: mean over the episodes}; `clocks` defines the clock
+    # "score", "return", "cost" -> {clock: mean over the episodes}; `clocks` defines the clock
     curves: dict[str, dict[int, float]]
     outcome: Outcome | None  # None if the seed is not finished
     machine: dict[str, Any]  # environment.json
@@ -107,6 +112,8 @@ class Seed:
     metrics: dict[str, Any] = field(default_factory=dict)  # last line of metrics.jsonl
     moments: dict[int, Moment] = field(default_factory=dict)  # env steps -> last evaluation there
     dynamics: DynamicsFit | None = None  # fit of the dynamics model, if it has one
+    last: Episodes | None = None  # episodes of the last evaluation; None without costs
+    limits: Limits = UNLIMITED  # cost limits by which the policy is judged
 
     @property
     def target(self) -> float | None:
@@ -132,12 +139,18 @@ def seed_of(record: Record, path: Path) -> Seed:
         curves = {
             "return": {t: number(r["eval/return"]) for t, r in timed},
             "score": {t: number(r["eval/score"]) for t, r in timed if "eval/score" in r},
+            "cost": {t: float(np.mean(r["costs"])) for t, r in timed if r.get("costs")},
         }
+        last = Episodes.from_row(rows[-1]) if rows and rows[-1].get("costs") else None
         acts = bool(config.get("num_env_steps"))
         moments = {int(r["env_steps"]): moment(r) for r in rows} if acts else {}
         file = path / "result.json"
         if record.result is not None:
-            values = {f.name: record.result[f.name] for f in fields(Outcome)}
+            values = {
+                f.name: record.result[f.name]
+                for f in fields(Outcome)
+                if f.name in record.result or f.default is MISSING
+            }
             if (reference := values["score_reference"]) is not None:
                 values["score_reference"] = build(Reference, reference, f"{file}: score_reference.")
             outcome = build(Outcome, values, f"{file}: ")
@@ -149,7 +162,8 @@ def seed_of(record: Record, path: Path) -> Seed:
         ) from None
     seed_number = int(path.name.removeprefix("seed_"))
     rest = (curves, outcome, record.environment, record.state, record.metrics, moments, fit)
-    return Seed(task, title, seed_number, path, config, *rest)
+    limits = Limits.of(record.result or {})
+    return Seed(task, title, seed_number, path, config, *rest, last, limits)
 
 
 def updates_before(config: dict[str, Any]) -> int:

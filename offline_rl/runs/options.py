@@ -18,6 +18,7 @@ from offline_rl.utils.options import (
     Checked,
     Count,
     FileFormat,
+    NonNegative,
     Positive,
     type_metadata,
 )
@@ -36,11 +37,14 @@ class Alias(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions(Checked):
-    """Options that name the algorithm, the task and the seeds."""
+    """Options that name the algorithm, the task with its cost limit, and the seeds."""
 
     role: ClassVar[Role] = IDENTITY
     algorithm: str  # a name such as iql, a Python file with your algorithm, or module:Class
     task: str  # a name from `offline-rl data list`, env:<Gymnasium id>, or none (no evaluation)
+    target_cost: Annotated[NonNegative | None, Alias("algorithm.target_cost")] = (
+        None  # limit on the undiscounted cost of an episode; default: the task's middle limit
+    )
     seeds: Annotated[int | list[int], LOCAL] = (
         1  # a count (3: seeds 0, 1, 2) or a list; all seeds train in parallel
     )

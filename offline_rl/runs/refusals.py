@@ -24,9 +24,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from offline_rl.algorithms.common.config import stackable_fields
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.algorithms.common.safety.costs import LimitConfig
 from offline_rl.algorithms.common.schedule import ONLINE, Fill, Interact, Learn, OnPolicy, Piece
 from offline_rl.data import Dataset
 from offline_rl.data.specs import describe_shape
+from offline_rl.replay.columns import with_sources
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from policies.heads.head import load_kinds
@@ -72,6 +74,24 @@ def wrong_keys(
         yield f"online.{next(iter(online))}= has no effect without num_env_steps="
 
 
+def no_limit_taken(options: TrainOptions, algorithm: type[Algorithm]) -> Iterator[str]:
+    """Yield an error message for a cost limit if the algorithm takes none."""
+    if options.target_cost is None or issubclass(algorithm.Config, LimitConfig):
+        return
+    configs = {name: algorithm_class(name).Config for name in algorithm_names()}
+    able = [name for name, config in configs.items() if issubclass(config, LimitConfig)]
+    yield (
+        f"target_cost={options.target_cost:g}: {options.algorithm} takes no cost limit. Remove it, "
+        f"or use {' or '.join(able)}."
+    )
+
+
+def reads_costs(algorithm: type[Algorithm]) -> bool:
+    """Return True if the algorithm learns from the costs of the data."""
+    columns = with_sources(algorithm.extra_columns)
+    return "costs" in columns or issubclass(algorithm.Config, LimitConfig)
+
+
 def not_stackable(algorithm: type[Algorithm], names: Sequence[str]) -> Iterator[str]:
     """Yield an error message for each of `names` that must be equal for stacked seeds."""
     for name in names:
@@ -108,6 +128,23 @@ def wrong_options(run: Any) -> Iterator[str]:
     budget, output, compile = run.budget, run.output, run.compute.compile
     updates, steps = budget.num_updates, budget.num_env_steps
     on_policy, needs_expert = issubclass(cls.Online, OnPolicy), "expert" in cls.extra_columns
+    cfg, task = run.method.cfg, run.task.name
+    if isinstance(cfg, LimitConfig) and cfg.target_cost is None:
+        yield (
+            f"{method} needs a cost limit, and task {task} has none. Set target_cost=<limit on the "
+            "undiscounted cost of an episode>."
+        )
+    if getattr(cfg, "episode_steps", 0) is None:
+        yield (
+            f"target_cost= is the limit of an episode, and task {task} has no time limit. Set "
+            "algorithm.episode_steps=<steps of an episode>."
+        )
+    n_step = run.method.interaction.online.n_step
+    if steps and n_step > 1 and reads_costs(cls):
+        yield (
+            f"online.n_step={n_step}: {method} needs n_step=1, because its cost critic has a "
+            "discount of its own. Remove it."
+        )
     if not output.name.strip("."):
         yield f"name={output.name!r} cannot be the name of a folder. Use another name=."
     if not output.out.strip():
@@ -246,11 +283,8 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
     """Yield an error message if the data lacks something that the algorithm needs. run: a Run."""
     method, name, cfg = run.method.name, data.path or data.name, run.method.cfg
     interaction, columns = run.method.interaction, learner.extra_columns
-    if "costs" in columns and "costs" not in data.extras:
-        yield (
-            f"{name} has no costs, which {method} needs. Use data with a column `costs`, such as "
-            "DSRL's."
-        )
+    if reads_costs(type(learner)):
+        yield from wrong_costs(name, method, data)
     if learner.unusable_rows(data) == data.num_rows or data.num_rows < 2:
         yield (
             f"{name} has {data.num_rows:,} rows, of which {data.usable.sum():,} have a next "
@@ -283,6 +317,26 @@ def wrong_data(run: Any, learner: Algorithm, data: Dataset) -> Iterator[str]:
         yield (
             f"online.n_step={interaction.online.n_step}: {method} needs n_step=1, because its "
             "targets use the action of the next step"
+        )
+
+
+def wrong_costs(name: str, method: str, data: Dataset) -> Iterator[str]:
+    """Yield an error message if the costs of the data are missing or cannot be costs."""
+    costs = data.extras.get("costs")
+    if costs is None:
+        yield (
+            f"{name} has no costs, which {method} needs. Use data with a column `costs`, such as "
+            "the data sets of DSRL."
+        )
+    elif costs.shape != (data.num_rows,):
+        yield (
+            f"{name}: costs has the shape {[*costs.shape]}. It needs one number per step, "
+            f"[{data.num_rows}]."
+        )
+    elif (wrong := np.flatnonzero(~((costs >= 0) & (costs < np.inf)))).size:
+        yield (
+            f"{name}: costs is {costs[wrong[0]]:g} in row {wrong[0]:,} ({wrong.size:,} such rows). "
+            "A cost is a finite number of at least 0. Correct the data."
         )
 
 

@@ -23,6 +23,7 @@ from offline_rl.algorithms.common.registry import (
     run_label,
     source_file,
 )
+from offline_rl.algorithms.common.safety.costs import LimitConfig
 from offline_rl.data import Dataset
 from offline_rl.data.load import known_cards
 from offline_rl.evaluation.options import check_task
@@ -205,6 +206,7 @@ def runs_of(keys: Mapping[str, Any], start: Start | None = None) -> list[Run]:
         )
     except ValueError as error:
         raise UserError(str(error)) from None
+    refuse(refusals.no_limit_taken(options, cls))
     for alias, key in aliases().items():
         prefix, _, name = key.partition(".")
         if (value := getattr(options, alias)) is not None:
@@ -224,7 +226,7 @@ def runs_of(keys: Mapping[str, Any], start: Start | None = None) -> list[Run]:
             in_memory=in_memory,
             checksums=code_checksum(options.algorithm),
         )
-        for suffix, method in methods_of(options, cls, hyper, online)
+        for suffix, method in methods_of(options, cls, hyper, online, task)
         for seed in seeds_of(options.seeds)
     ]
     for run in runs:
@@ -311,6 +313,7 @@ def methods_of(
     cls: type[Algorithm],
     hyper: Mapping[str, Any],
     online: Mapping[str, Any],
+    task: Task,
 ) -> list[tuple[str, Method]]:
     """Return the method of each setting, and the suffix of its run's name.
 
@@ -327,8 +330,9 @@ def methods_of(
     settings = dict[str, Method]()
     for values in product(*lists.values()):
         choice = dict(zip(lists, values, strict=True))
-        task = tuned_for(options.task, options.dataset)
-        cfg, row = algorithm_config(options.algorithm, task, {**hyper, **choice})
+        name = tuned_for(options.task, options.dataset)
+        cfg, row = algorithm_config(options.algorithm, name, {**hyper, **choice})
+        cfg = with_limits(cfg, task if name == options.task else envs.task(name))
         online_settings = interaction(options.algorithm, options.task, cfg, online)
         updates = max(1, int(options.num_env_steps * online_settings.online.utd))
         online_settings = replace(online_settings, num_updates=updates)
@@ -336,6 +340,14 @@ def methods_of(
     if not settings or len(settings) < prod(map(len, lists.values())):
         raise UserError(f"algorithm.{' and '.join(lists)}: the values of a list must be different")
     return list(settings.items())
+
+
+def with_limits(cfg: Any, task: Task) -> Any:
+    """Return the config with the task's cost limit and time limit in place of null values."""
+    limits = {"target_cost": task.cost_limit, "episode_steps": task.max_episode_steps}
+    options = {f.name for f in fields(cfg)} if isinstance(cfg, LimitConfig) else set()
+    missing = {k: v for k, v in limits.items() if k in options and getattr(cfg, k) is None}
+    return replace(cfg, **missing) if missing else cfg
 
 
 def tuned_for(task: str, dataset: str | None) -> str:

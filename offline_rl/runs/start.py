@@ -32,7 +32,7 @@ from offline_rl.runs.folder import (
     run_folder,
     seed_numbers,
 )
-from offline_rl.runs.options import DataOptions, EvaluationOptions
+from offline_rl.runs.options import DataOptions, EvaluationOptions, aliases
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_json_object
 from offline_rl.utils.options import format_value, to_python
@@ -185,8 +185,12 @@ def continued_keys(
     if algorithm == start.algorithm and kind.starts_online():
         # the policy is trained: no random warm-up
         keys |= {"online.warmup_steps": 0, "online.warmup_policy": "policy"}
-    if "batch_size" in passed:
-        keys.pop("algorithm.batch_size", None)  # batch_size sets the same option
+    if passed.get("task", config["task"]) != config["task"]:
+        for name in ("target_cost", "episode_steps"):  # the new task has its own
+            keys.pop(f"algorithm.{name}", None)
+    for alias, option in aliases().items():
+        if alias in passed:  # it sets the same option
+            keys.pop(option, None)
     return {**keys, **passed}
 
 

@@ -34,7 +34,7 @@ from offline_rl.runs.run import Run, differing_values, refuse_other
 from offline_rl.training.continuation import load_dynamics, load_start, load_transform
 from offline_rl.training.curves import Curves
 from offline_rl.training.prepare import Prepared, prepare
-from offline_rl.training.result import finish
+from offline_rl.training.result import finish, limits_of_run
 from offline_rl.training.sources import facts_of, sources_of
 from offline_rl.training.trackers import Tracker, tracker
 from offline_rl.training.trainer import Trainer
@@ -148,7 +148,11 @@ def assemble(
     for each in runs:
         store(prepared, each, choices, new=done is None)
     curves = Curves(
-        folders, run.task, open_tracker=partial(open_tracker, prepared, runs), show=show
+        folders,
+        run.task,
+        open_tracker=partial(open_tracker, prepared, runs),
+        show=show,
+        cost_limit=limits_of_run(run).single,
     )
     trainer = Trainer(
         engine,

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from envs import Task
 from offline_rl.algorithms.common.schedule import Piece
 from offline_rl.evaluation import specifications
+from offline_rl.evaluation.constrained import cost_metrics
 from offline_rl.evaluation.evaluator import Evaluation
 from offline_rl.online.collector import Collector
 from offline_rl.runs.folder import SeedFolder
@@ -41,13 +42,16 @@ class Curves:
         *,
         open_tracker: Callable[[int, Mapping[str, int]], Tracker] = no_tracker,
         show: bool = True,
+        cost_limit: float | None = None,
     ) -> None:
         """Create the curves. `open` opens the trackers.
 
-        task: scores the returns. open_tracker(s, first): creates the logger of seed s; first: step
-        of the first value to be logged in each phase, 0 if missing. show: print progress.
+        task: scores the returns. cost_limit: normalizes costs; None without one.
+        open_tracker(s, first): creates the logger of seed s; first: step of the first value to be
+        logged in each phase, 0 if missing. show: print progress.
         """
         self.folders, self.task, self.show = folders, task, show
+        self.cost_limit = cost_limit
         self.diverged: list[int | None] = [None] * len(folders)  # updates at divergence, per seed
         self._open_tracker, self._trackers = open_tracker, list[Tracker]()
         # None: tqdm hides the bar if there is no terminal
@@ -91,7 +95,8 @@ class Curves:
         """Write a row of metrics for each seed, and report seeds that diverged.
 
         means: means of the algorithm's metrics, [S]. broken: indices of seeds whose parameters or
-        actions are NaN or infinite. collector: its returns and successes are written and cleared.
+        actions are NaN or infinite. collector: its returns, successes and costs are written, and
+        cleared.
         """
         env_steps = moment.done.env_steps
         for s, (folder, tracker) in enumerate(zip(self.folders, self._trackers, strict=True)):
@@ -100,7 +105,7 @@ class Curves:
             if collector is not None and env_steps:
                 values["data/env_steps"] = env_steps
                 outcomes: dict[str, list[Any]] = {"return": collector.finished[s]}
-                outcomes["success"] = collector.success[s]
+                outcomes |= {"success": collector.success[s], "cost": collector.costs[s]}
                 for name, episodes in outcomes.items():
                     if episodes:
                         values[f"data/{name}"] = float(np.mean(episodes))
@@ -115,17 +120,21 @@ class Curves:
 
         moment, wall_seconds: when the evaluation started.
         """
-        scores = list[float]()
+        scores, costs = list[float](), list[float]()
         for s, (values, episodes) in enumerate(self._scored(evaluation)):
             if s in evaluation.broken:
                 self._report_divergence(s, moment)
             else:
                 scores.append(values.get("eval/score", values["eval/return"]))
+                costs += (
+                    [values["eval/normalized_cost"]] if "eval/normalized_cost" in values else []
+                )
             row = {**values, **episodes, "wall_seconds": round(wall_seconds, 1)}
             self.folders[s].append("evaluations", moment.row() | row)
             self._trackers[s].log(values, moment)
         word = "return" if self.task.reference is None else "score"
         line = f"{word} {np.mean(scores):.1f}" if scores else "all seeds diverged"
+        line += f", normalized cost {np.mean(costs):.2f}" if costs else ""
         self._bar.set_postfix_str(line)
         if self.show and self._bar.disable:  # no terminal: print a line instead of the bar
             print(f"{moment}: {line}", flush=True)
@@ -144,7 +153,7 @@ class Curves:
             if episodes.success is not None:
                 values["eval/success"] = float(episodes.success.mean())
             if episodes.costs is not None:
-                values["eval/cost"] = float(episodes.costs.mean())
+                values |= cost_metrics(episodes.costs, self.cost_limit)
             yield values | specifications.metrics(episodes), episodes._asdict()
 
     def _report_divergence(self, s: int, moment: Moment) -> None:

@@ -7,6 +7,7 @@ from offline_rl.algorithms.common.schedule import ONLINE, Interact
 from offline_rl.data import Dataset
 from offline_rl.data.specs import note_on_normalized_actions
 from offline_rl.replay.columns import reported
+from offline_rl.runs.refusals import reads_costs
 from offline_rl.runs.run import tuned_for
 from offline_rl.training.continuation import load_transform_and_spec
 from offline_rl.training.prepare import Prepared
@@ -31,6 +32,7 @@ def headline(prepared: Prepared) -> str:
         notes += f"\nthe dynamics model is loaded from {run.data.dynamics}"
     notes += too_few_steps_note(prepared) + warmup_note(prepared)
     notes += "".join(f"\n{note}" for note in data.notes) if data is not None else ""
+    notes += kept_note(prepared) + cost_notes(prepared)
     for dataset in (data, expert):
         notes += rows_left_out(prepared, dataset) if dataset is not None else ""
     composed = prepared.composed
@@ -53,6 +55,41 @@ def settings_source(algorithm: str, pattern: str | None) -> str:
     if pattern is None:
         return f"default settings ({file} has no row for this task)"
     return f"settings of row {pattern} of {file}"
+
+
+def kept_note(prepared: Prepared) -> str:
+    """Return a note with the size of the part of the data to train on; empty if it is all of it."""
+    data, part = prepared.dataset, prepared.data
+    if data is None or part is None or part.num_rows == data.num_rows:
+        return ""
+    return (
+        f"\nthe policy is trained on {part.num_episodes:,} of {data.num_episodes:,} episodes "
+        f"({part.num_rows:,} of {data.num_rows:,} rows)"
+    )
+
+
+def cost_notes(prepared: Prepared) -> str:
+    """Return notes on the cost limit and on costs from which little can be learned."""
+    run, data = prepared.run, prepared.dataset
+    limit, notes = getattr(run.method.cfg, "target_cost", None), list[str]()
+    if limit is not None:
+        limits = ", ".join(f"{each:g}" for each in run.task.cost_limits)
+        published = f" (the task's limits: {limits})" if limits else ""
+        notes.append(f"cost limit: {limit:g} per episode{published}")
+    if data is not None and reads_costs(run.method.cls):
+        costs = data.extras["costs"]
+        if not costs.any():
+            notes.append(
+                "no step of the data has a cost: the policy is that of the unconstrained method"
+            )
+        elif costs.all():
+            notes.append("every step of the data has a cost: safe behavior cannot be learned")
+        if limit is not None and (lowest := data.episode_costs().min()) > limit:
+            notes.append(
+                f"no episode of the data is within the cost limit (lowest cost: {lowest:g}): the "
+                "policy may exceed it"
+            )
+    return "".join(f"\n{note}" for note in notes)
 
 
 def rows_left_out(prepared: Prepared, data: Dataset) -> str:

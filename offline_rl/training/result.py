@@ -11,9 +11,11 @@ import numpy as np
 from envs import Reference
 from offline_rl.algorithms.common.registry import run_label
 from offline_rl.algorithms.common.schedule import ONLINE
+from offline_rl.data import Dataset
 from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.choices import Choices
 from offline_rl.evaluation.bundles import current_policy
+from offline_rl.evaluation.constrained import Limits
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.online.composed import without_base
 from offline_rl.runs.folder import SeedFolder
@@ -79,6 +81,18 @@ def final_score(folder: SeedFolder, reference: Reference, last: Episodes) -> flo
     return float(np.mean(curve[-reference.last_evaluations :])) if curve else score
 
 
+def behavior_cost(data: Dataset | None) -> dict[str, float]:
+    """Return the mean cost of the data's episodes as an entry of result.json; {} without costs."""
+    if data is None or "costs" not in data.extras:
+        return {}
+    return {"behavior_cost": float(data.episode_costs().mean())}
+
+
+def limits_of_run(run: Run) -> Limits:
+    """Return the cost limits by which a run's policies are judged."""
+    return Limits(getattr(run.method.cfg, "target_cost", None), run.task.cost_limits)
+
+
 def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choices) -> None:
     """Write the policy bundle, then result.json, which marks the seed as finished.
 
@@ -117,12 +131,14 @@ def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choi
         "mean_return": None if last is None else last.returns.mean(),
         "score": score,
         "behavior_return": behavior,
+        **behavior_cost(data),
         "behavior_score": (
             None
             if behavior is None or reference is None or reference.success
             else run.task.score(behavior).item()
         ),
         "success_timing": run.task.success_timing,
+        **limits_of_run(run).to_json(),
         "score_reference": None if reference is None else asdict(reference),
         "diverged_at": progress.diverged[s],
         "last_checkpoint": str(newest[-1].relative_to(folder.path)) if newest else None,

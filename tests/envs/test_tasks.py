@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,38 @@ def test_scores_are_d4rls_normalized_scores() -> None:
     assert envs.task("neorl2/Pipeline").score(429.0) == pytest.approx(69.25, abs=0.01)
     with pytest.raises(ValueError, match="no score references"):
         envs.task("env:Pendulum-v1").score([1.0])
+
+
+def test_a_tasks_cost_limit_is_the_middle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_registered", {})
+    for name, limits, middle in (("a", (), None), ("b", [3], 3), ("c", [3, 8], 3)):
+        envs.register(name, Line, max_episode_steps=4, cost_limits=limits)
+        assert envs.task(name).cost_limits == tuple(limits)
+        assert envs.task(name).cost_limit == middle
+    envs.register("d", Line, max_episode_steps=4, cost_limits=[0, 20, 40.5])
+    assert envs.task("d").cost_limit == 20
+    for wrong in ([20, 10], [-1, 5], [5, 5]):
+        with pytest.raises(ValueError, match=r"cost_limits is .*Use increasing numbers"):
+            envs.register("e", Line, max_episode_steps=4, cost_limits=wrong)
+
+
+def test_cost_limits_are_those_of_the_card_then_of_the_environments_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert envs.task("hopper-medium-v2").cost_limits == ()
+    monkeypatch.setattr(Hopper, "cost_limits", (20, 40, 80), raising=False)
+    for name in ("Hopper-v4", "hopper-medium-v2"):
+        assert envs.task(name).cost_limits == (20, 40, 80)
+    changed = replace(envs.card("hopper-medium-v2"), cost_limits=(5.0, 6.0))
+    monkeypatch.setitem(envs.cards(), "hopper-medium-v2", changed)
+    assert envs.task("hopper-medium-v2").cost_limits == (5, 6)
+    assert envs.task("d4rl:hopper-medium-v2").cost_limits == (5, 6)
+    file = tmp_path / "constrained_line.py"
+    file.write_text(
+        "import gymnasium\nclass Limited(gymnasium.Env):\n    max_episode_steps = 7\n"
+        "    cost_limits = (1, 2)\n"
+    )
+    assert envs.task(f"env:{file}:Limited").cost_limits == (1, 2)
 
 
 def test_references_describe_the_simulator() -> None:

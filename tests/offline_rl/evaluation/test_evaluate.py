@@ -143,7 +143,8 @@ def test_a_task_without_references_reports_returns_and_says_so(
 
 def test_success_is_the_share_of_episodes() -> None:
     success = np.array([True, False, False, False])
-    played = {Path("a"): Episodes(np.ones(4), np.ones(4, int), success, None, np.arange(4))}
+    episodes = Episodes(np.ones(4), np.ones(4, int), success, None, np.arange(4))
+    played = {None: {Path("a"): episodes}}
     assert as_text(envs.Task("t"), played).splitlines()[4].split() == ["a", "1.0", "±", "0.0", "25"]
     assert json.loads(as_json(envs.Task("t"), played))["bundles"][0]["success"] == 0.25
 

@@ -271,11 +271,11 @@ def test_a_seed_that_fails_repeatedly_leaves_the_step_of_the_other_seed_complete
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
 
 
-@pytest.mark.parametrize("more", [{}, {"mc_returns": ()}])
+@pytest.mark.parametrize("more", [{}, {"mc_costs": ()}])
 def test_costs_of_each_step_are_stored_online(
     make_collector: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    """The cost is the distance from 0. With returns, it is added at the end of the episode."""
+    """The cost is the distance from 0. With costs to go, it is added at the end of the episode."""
     monkeypatch.setattr(Walk, "info", staticmethod(lambda x: {"cost": abs(x)}))
     collector, _ = make_collector(needs={"costs": (), **more})
     walk(collector, 21)
@@ -284,6 +284,11 @@ def test_costs_of_each_step_are_stored_online(
         after = np.concatenate([e["next_observations"] for e in walked(found.actions, seed)])
         place = after[:, 0] * SCALE[0] + MEAN[0]
         np.testing.assert_allclose(found.extras["costs"], np.abs(place), atol=1e-5)
+        lengths = [e["truncated"].size for e in walked(found.actions, seed)]
+        sums = [x.sum() for x in np.split(np.abs(place), np.cumsum(lengths)[:-1])]
+        ended = len(collector.finished[s])
+        np.testing.assert_allclose(collector.costs[s], sums[:ended], atol=1e-5)
+        assert ended > 1
     assert (collector.buffer.hidden > 0).any() == bool(more)
     assert (collector.buffer.sizes == 21).all() == (not more)
 
@@ -294,6 +299,33 @@ def test_an_environment_without_the_needed_costs_is_refused(
     collector, _ = make_collector(needs={"costs": ()})
     with pytest.raises(UserError, match="the environment returns no info 'cost'"):
         collector.step()
+
+
+def test_a_negative_cost_is_refused(make_collector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Walk, "info", staticmethod(lambda x: {"cost": -0.5}))
+    collector, _ = make_collector(needs={"costs": ()})
+    with pytest.raises(UserError, match=r"a cost of -0\.5\. A cost is at least 0"):
+        collector.step()
+
+
+def test_costs_survive_a_resume_within_episodes(
+    make_collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Costs to go are computed after the resume from the costs of steps before it."""
+    monkeypatch.setattr(Walk, "info", staticmethod(lambda x: {"cost": abs(x)}))
+    needs = {"costs": (), "mc_costs": ()}
+    collector, _ = make_collector(needs=needs)
+    while collector.steps < 10 or not (collector.episodes.lengths > 0).all():
+        collector.step()
+    again, _ = make_collector(needs=needs)
+    restore(again, collector)
+    for each in (collector, again):
+        each.costs = [[], []]
+        walk(each, 21)
+    for name, values in collector.buffer.tensors().items():
+        assert torch.equal(again.buffer.tensors()[name], values), name
+    assert again.costs == collector.costs
+    assert all(again.costs)
 
 
 def test_a_cost_of_nan_drops_only_its_episode(
@@ -326,6 +358,17 @@ class Remembers(Head):
         return (self.scale * (seen - paid))[:, None, None], memory | {"seen": seen, "paid": paid}
 
 
+class Saves(Remembers):
+    """Recurrent policy: 0.1 for each observed step minus 0.1 times the sum of costs."""
+
+    def initial_memory(self, batch: int) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros(batch) for name in ("seen", "paid", "costs")}
+
+    def decide(self, observations: Any, memory: Any, noise: Any) -> Any:
+        chunk, after = super().decide(observations, memory | {"rewards": memory["costs"]}, noise)
+        return chunk, {name: after[name] for name in memory}
+
+
 class Plans(Head):
     """Chunk policy: 0.1, 0.2 and 0.3, added to half of the earlier position."""
 
@@ -341,8 +384,13 @@ class Plans(Head):
 
 
 def by_hand(head: type[nn.Module], places: np.ndarray) -> list[float]:
-    """Return the actions of an episode with these positions. Rewards follow the first."""
-    if head is Remembers:
+    """Return the actions of an episode with these positions. Rewards follow the first.
+
+    The costs are the squares of the positions.
+    """
+    if head is Saves:
+        places = places**2
+    if issubclass(head, Remembers):
         return [0.1 * (t + 1 - places[1 : t + 1].sum()) for t in range(len(places) - 1)]
     decided = [places[max(3 * (t // 3) - 1, 0)] for t in range(len(places) - 1)]
     return [0.5 * place + 0.1 * (t % 3 + 1) for t, place in enumerate(decided)]
@@ -362,19 +410,24 @@ class Remembering(Acts):
     head = Remembers
 
 
+class Saving(Acts):
+    head = Saves
+
+
 class Planning(Acts):
     head = Plans
 
 
-@pytest.mark.parametrize("kind", [Remembering, Planning])
+@pytest.mark.parametrize("kind", [Remembering, Saving, Planning])
 @pytest.mark.parametrize("envs_per_seed", [1, 3])
 def test_a_policy_with_memory_acts_by_each_episode_also_when_resumed(
-    make_collector: Any, kind: type[Acts], envs_per_seed: int
+    make_collector: Any, kind: type[Acts], envs_per_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Episodes end at different steps. Parameters change within episodes that have a memory.
 
     One environment fails in an episode, whose memory is dropped too.
     """
+    monkeypatch.setattr(Walk, "info", staticmethod(lambda x: {"cost": x * x}))
     broken, head = training_episode_seed(SEEDS[1], envs_per_seed), kind.head
     options = {"kind": kind, "online": Online(warmup_steps=0), "needs": {}}
     options |= {"faults": lambda seed, t: "raise" if seed == broken and t == 1 else ""}
@@ -505,3 +558,11 @@ def episode_number(seed: int, place: float) -> int:
     """Return the number of the episode of a training seed that starts at this place."""
     starts = [Walk().reset(seed=training_episode_seed(seed, k))[0][0] for k in range(60)]
     return int(np.abs(np.array(starts) - place).argmin())
+
+
+def test_a_policy_that_reads_costs_is_refused_by_an_environment_without_costs(
+    make_collector: Any,
+) -> None:
+    collector, _ = make_collector(kind=Saving, online=Online(warmup_steps=0), needs={})
+    with pytest.raises(UserError, match="no info 'cost', but a Saves reads the costs"):
+        collector.step()

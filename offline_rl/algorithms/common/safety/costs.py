@@ -14,16 +14,26 @@ Steps = Annotated[Count | None, BUILT]
 
 
 @frozen
-class CostConfig(BaseConfig):
-    """Options of constrained methods. A run takes both null values from its task."""
+class LimitConfig(BaseConfig):
+    """Option of methods with a cost limit. A run takes a null value from its task."""
 
     target_cost: Limit = None  # limit on the undiscounted cost of an episode; null: the task's
+
+    @classmethod
+    def small(cls) -> dict[str, Any]:
+        return super().small() | {"target_cost": 5.0}
+
+
+@frozen
+class CostConfig(LimitConfig):
+    """Options of methods with a cost critic. A run takes null values from its task."""
+
     episode_steps: Steps = None  # steps that the limit is for; null: the task's time limit
     cost_discount: Discount = 0.99  # discount factor of the cost critics
 
     @classmethod
     def small(cls) -> dict[str, Any]:
-        return super().small() | {"target_cost": 5.0, "episode_steps": 30}
+        return super().small() | {"episode_steps": 30}
 
 
 def discounted_limit(
