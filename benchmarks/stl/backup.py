@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from offline_rl.utils.files import make_folder, write_text
 from offline_rl.utils.hardware import describe_machine
 from offline_rl.utils.options import Checked, Count, build, parse_options
 from offline_rl.utils.seeds import EVALUATION_SEED
-from offline_rl.utils.text import table
+from offline_rl.utils.text import table, wrap_text
 from policies import Bundle, Normalizer
 from policies.bundle import write
 from policies.channels import Observations
@@ -46,7 +47,7 @@ from policies.stl.signals import SignalReader
 
 TASK, RESULTS = "arm/reach", Path("benchmarks/results/safe")
 STL = "always(-1.3 <= waist.q <= 1.3)"  # targets need waist angles of at most 1 rad
-DEMONSTRATIONS, UPDATES, DEMONSTRATION_SEED = 300, 6_000, 5_000
+DEMONSTRATIONS, UPDATES, DEMONSTRATION_SEED = 300, 4_000, 5_000
 FAULT_SHARE, FAULT_START, FAULT_STEPS = 0.5, (5, 40), (15, 30)  # of episodes; steps
 WINDOW = 5
 MARGINS = ((0.0, 0.1), (0.15, 0.25), (0.3, 0.4))  # (margin, release), rad
@@ -74,7 +75,7 @@ class FaultyEpisodes(RunningEpisodes):
         assert rows is None
         super().reset(seeds, rows)
         faults = [draw_fault(int(seed)) for seed in seeds]
-        self.start, self.stop, self.side = np.array(faults).T
+        self.start, self.stop, self.side = np.array(faults, np.int64).reshape(-1, 3).T
         self.count = 0
 
     def step(self, observations: Observations, rows: np.ndarray | None = None) -> np.ndarray:
@@ -95,13 +96,13 @@ def draw_fault(seed: int) -> tuple[int, int, int]:
 
 def train_policy(folder: Path) -> Path:
     """Return the bundle of a policy that imitates the expert. It is trained if it is missing."""
-    path = folder / "reach" / "seed_0" / "policy.bundle"
-    if not path.exists():
+    if not (found := sorted(folder.rglob("policy.bundle"))):
         keys: dict[str, Any] = {"algorithm": "bc", "algorithm.lr": 1e-3, "task": TASK}
         keys |= {"num_updates": UPDATES, "eval_every": UPDATES, "checkpoint_every": UPDATES}
+        keys |= {"algorithm.hidden": [128, 128], "compile": "never", "eval_episodes": 1}
         offline_rl.train(**keys, dataset=record_expert(), seeds=[0], out=str(folder), name="reach")
-        path = next(iter(sorted(folder.rglob("policy.bundle"))))
-    return path
+        found = sorted(folder.rglob("policy.bundle"))
+    return found[0]
 
 
 def record_expert() -> offline_rl.Dataset:
@@ -140,7 +141,7 @@ def write_backup(path: Path) -> Path:
 
 def run_condition(policy: BundlePolicy, seeds: np.ndarray) -> tuple[Episodes, float]:
     """Return the episodes of a policy, and the share of steps in which the backup acted."""
-    with envs.make_vector(TASK, len(seeds), num_threads=2) as env:
+    with closing(envs.make_vector(TASK, len(seeds), num_threads=2)) as env:
         played = play(policy, env, seeds, SignalReader(parse(STL), spec_of(env)))
     share = 0.0
     if played.backup_steps is not None:
@@ -218,19 +219,23 @@ def page(content: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
             ]
         )
     releases = ", ".join(f"{release:g} for the margin {margin:g}" for margin, release in MARGINS)
+    text = (
+        f"The deployed policy is trained by imitation. A fault is planted in {content['faults']} "
+        f"of {rows[0]['episodes']} episodes: for {FAULT_STEPS[0]} to {FAULT_STEPS[1] - 1} steps, "
+        "the waist moves to one side at full speed. The backup policy brings the arm to its ready "
+        "pose. It acts while the exact robustness of the formula on the last "
+        f"{content['window']} observations is below the margin, and until it reaches the release "
+        f"({releases} rad). All rows have the same starts, targets and faults."
+    )
     return f"""# Backup policy on the simulated arm
 
 Command: `python -m benchmarks.stl.backup`. Task: `{TASK}`, formula `{content["stl"]}`.
 
-The deployed policy is trained by imitation. A fault is planted in {content["faults"]} of
-{rows[0]["episodes"]} episodes: for {FAULT_STEPS[0]} to {FAULT_STEPS[1] - 1} steps, the waist moves to one side
-at full speed. The backup policy brings the arm to its ready pose. It acts while the exact
-robustness of the formula on the last {content["window"]} observations is below the margin, and until it
-reaches the release ({releases} rad). All rows have the same starts, targets and faults.
+{wrap_text(text, 100)}
 
 {table(header, body, markdown=True)}
 
-Machine: {content["machine"]}.
+Versions and machine: `backup.json`.
 """
 
 
