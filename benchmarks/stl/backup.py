@@ -47,7 +47,7 @@ from policies.stl.signals import SignalReader
 
 TASK, RESULTS = "arm/reach", Path("benchmarks/results/safe")
 STL = "always(-1.3 <= waist.q <= 1.3)"  # targets need waist angles of at most 1 rad
-DEMONSTRATIONS, UPDATES, DEMONSTRATION_SEED = 300, 4_000, 5_000
+DEMONSTRATIONS, UPDATES, DEMONSTRATION_SEED = 600, 12_000, 5_000
 FAULT_SHARE, FAULT_START, FAULT_STEPS = 0.5, (5, 40), (15, 30)  # of episodes; steps
 WINDOW = 5
 MARGINS = ((0.0, 0.1), (0.15, 0.25), (0.3, 0.4))  # (margin, release), rad
@@ -99,7 +99,7 @@ def train_policy(folder: Path) -> Path:
     if not (found := sorted(folder.rglob("policy.bundle"))):
         keys: dict[str, Any] = {"algorithm": "bc", "algorithm.lr": 1e-3, "task": TASK}
         keys |= {"num_updates": UPDATES, "eval_every": UPDATES, "checkpoint_every": UPDATES}
-        keys |= {"algorithm.hidden": [128, 128], "compile": "never", "eval_episodes": 1}
+        keys |= {"compile": "never", "eval_episodes": 1}
         offline_rl.train(**keys, dataset=record_expert(), seeds=[0], out=str(folder), name="reach")
         found = sorted(folder.rglob("policy.bundle"))
     return found[0]

@@ -260,9 +260,9 @@ def page(content: dict[str, Any]) -> str:
 
 Command: `python -m benchmarks.stl.controller`. A network predicts a plan of
 {PROBLEMS[0].horizon} actions. It is trained for {content["updates"]:,} updates of {BATCH} states
-by the smooth robustness of a formula, through known dynamics. The plan is executed without replanning. The table
-shows the exact results of {EPISODES:,} new initial states per seed. Plans for DMSD are executed in
-`neorl2/DMSD`.
+by the smooth robustness of a formula, through known dynamics. The plan is executed without
+replanning. The table shows the exact results of {EPISODES:,} new initial states per seed. Plans for
+DMSD are executed in `neorl2/DMSD`.
 
 {table(header, body, markdown=True, left=2)}
 
