@@ -174,7 +174,7 @@ class Parser:
     def position(self) -> int:
         return self.tokens[self.k][2]
 
-    def sees(self, *words: str) -> bool:
+    def has_next(self, *words: str) -> bool:
         """Return True if the next token is one of these marks or words."""
         kind, text, _ = self.tokens[self.k]
         return kind in ("mark", "name") and text in words
@@ -184,22 +184,22 @@ class Parser:
         return self.tokens[self.k - 1][1]
 
     def accept(self, *words: str) -> str | None:
-        return self.take() if self.sees(*words) else None
+        return self.take() if self.has_next(*words) else None
 
     def expect(self, mark: str) -> None:
         if self.accept(mark) is None:
-            self.fail(self.position, f"expected {mark}, found {self.found()}")
+            self.fail(self.position, f"expected {mark}, found {self.rest()}")
 
-    def found(self) -> str:
+    def rest(self) -> str:
         """Return the rest of the text, for an error message."""
-        rest = self.text[self.position - 1 :].strip()
-        shown = rest if len(rest) <= EXCERPT else f"{rest[:EXCERPT]}…"
+        text = self.text[self.position - 1 :].strip()
+        shown = text if len(text) <= EXCERPT else f"{text[:EXCERPT]}…"
         return repr(shown) if shown else "the end of the formula"
 
     def formula(self) -> Formula:
         position, value = self.position, self.implies()
         if self.tokens[self.k][0] != "end":
-            self.fail(self.position, f"expected an operator, found {self.found()}")
+            self.fail(self.position, f"expected an operator, found {self.rest()}")
         return Formula(self.text, self.logical(value, position), self.positions)
 
     def logical(self, value: Node | Linear, position: int) -> Node:
@@ -231,7 +231,7 @@ class Parser:
         part: Callable[[], Node | Linear],
     ) -> Node | Linear:
         position, first = self.position, part()
-        if not self.sees(word):
+        if not self.has_next(word):
             return first
         parts = [self.logical(first, position)]
         while self.accept(word) is not None:
@@ -272,7 +272,7 @@ class Parser:
     def steps(self) -> int:
         kind, text, position = self.tokens[self.k]
         if kind != "number" or not text.isdecimal():
-            self.fail(position, f"expected a number of steps, 0 or more, found {self.found()}")
+            self.fail(position, f"expected a number of steps, 0 or more, found {self.rest()}")
         self.k += 1
         return int(text)
 
@@ -329,7 +329,7 @@ class Parser:
                 self.fail(position, f"{text} is too large")
             return Linear({}, float(text))
         if kind not in ("name", "quoted") or (kind == "name" and text in WORDS):
-            self.fail(position, f"expected a signal or a number, found {self.found()}")
+            self.fail(position, f"expected a signal or a number, found {self.rest()}")
         self.k += 1
         signal = Signal(text, self.index() if self.accept("[") else None)
         self.positions.setdefault(signal, position)

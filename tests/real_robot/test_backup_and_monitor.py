@@ -87,7 +87,7 @@ class Interrupting(RunningEpisodes):
 
 
 def test_a_policy_that_hands_over_sends_a_new_chunk_in_the_same_step(tmp_path: Path) -> None:
-    """Without the interruption at step 1, chunks are due at the steps 0 and 3."""
+    """Chunks are due at the steps 0 and 3. The interruption is at step 1."""
     measured = Channel("observation", (2,), names=("shoulder.q", "elbow.q"), units=("rad", "rad"))
     names = {"action_names": ("shoulder", "elbow"), "action_units": ("rad", "rad")}
     limits = {"action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}

@@ -47,7 +47,7 @@ def test_smooth_robustness_approaches_exact_robustness(text: str) -> None:
 
 
 def test_the_smooth_minimum_of_equal_values_is_below_them_by_the_stated_bound() -> None:
-    """-log(n exp(-k c)) / k = c - log(n) / k."""
+    """The definition gives -log(n exp(-k c)) / k = c - log(n) / k."""
     values = {Signal("x"): torch.full((1, 6), 2.0, dtype=torch.float64)}
     low = smooth_robustness(parse("always[0,3](x > 0)"), values, sharpness=5.0)[0, 0]
     assert low.item() == pytest.approx(2 - math.log(4) / 5)
