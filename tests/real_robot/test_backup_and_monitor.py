@@ -17,7 +17,7 @@ from real_robot.control.inference import Inference
 from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.session import chunk_of, chunk_type
 from real_robot.monitoring import monitor
-from real_robot.recording.files import RecordingWriter
+from real_robot.recording.files import RecordingWriter, read
 from real_robot.recording.writer import metadata_of
 from real_robot.robot import Code
 from real_robot.rows import Mode, row_type
@@ -132,3 +132,21 @@ def test_a_backup_that_does_not_fit_is_refused_before_the_robot_moves(tmp_path: 
     refused("the backup does not fit the deployed policy: rate_hz", backup=other, stl=stl)
     refused("position 8: there is no signal gripper.q", backup=backup, stl="always(gripper.q < 1)")
     refused("release=0 is below margin=0.5", backup=backup, stl=stl, margin=0.5, release=0.0)
+
+
+@pytest.mark.slow
+def test_on_a_simulated_robot_the_backup_moves_the_arm_while_the_formula_is_violated(
+    tmp_path: Path,
+) -> None:
+    """The policy keeps the waist at 0 rad, and the backup brings it to 0.47 rad."""
+    deployed = write_desk_bundle(tmp_path / "deployed.bundle")
+    content = bundle.read(deployed)
+    turned = {name: value.copy() for name, value in content.weights.items()}
+    turned["trunk.biases.1"][0] += 0.2
+    bundle.write(tmp_path / "backup.bundle", seal(replace(content, weights=turned, golden=None)))
+    options: dict[str, Any] = {"adapter": "simulated", "keyboard": False, "runtime": "numpy"}
+    options |= {"start": True, "seconds": 2.5, "backup": str(tmp_path / "backup.bundle")}
+    for stl, waist_rad in (("waist.q < 2", 0.0), ("waist.q > 2", 0.47)):
+        file = tmp_path / f"{waist_rad}.rec"
+        run(deployed, "desk", **options, stl=stl, window=3, record=str(file))
+        assert read(file).rows["q"][-1, 0] == pytest.approx(waist_rad, abs=0.02)
