@@ -18,7 +18,7 @@ from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, channels, load
 from policies.episodes import RunningEpisodes
 from policies.policy import BundlePolicy, refuse_feedback
-from policies.stl.backup import BackupPolicy, Switch
+from policies.stl.backup import BackupEpisodes, BackupPolicy, Switch
 from real_robot.control.observing import goals, observer, observes_channels
 from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.session import (
@@ -125,6 +125,10 @@ class Inference:
         record = self._chunks.record
         record["seq"], record["observed_ns"] = self.seq, observed_ns
         record["actions"] = self._goals(chunk)
+        record["is_backup"], record["margin"] = 0, np.nan
+        if isinstance(self._episodes, BackupEpisodes):
+            record["is_backup"] = self._episodes.active[0]
+            record["margin"] = self._episodes.margins[0]
         record["completed_ns"] = self._now_ns()
         self._chunks.push()
         self.seq += 1

@@ -189,6 +189,8 @@ def chunk_type(chunk_size: int, joints: int) -> np.dtype:
             ("observed_ns", "<i8"),
             ("completed_ns", "<i8"),
             ("actions", "<f8", (chunk_size, joints)),
+            ("is_backup", "u1"),
+            ("margin", "<f8"),
         ]
     )
 
@@ -199,6 +201,8 @@ def chunk_of(record: np.ndarray) -> Chunk:
         int(record["observed_ns"]),
         int(record["completed_ns"]),
         record["actions"].copy(),
+        bool(record["is_backup"]),
+        float(record["margin"]),
     )
 
 

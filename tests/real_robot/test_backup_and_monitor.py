@@ -149,4 +149,9 @@ def test_on_a_simulated_robot_the_backup_moves_the_arm_while_the_formula_is_viol
     for stl, waist_rad in (("waist.q < 2", 0.0), ("waist.q > 2", 0.47)):
         file = tmp_path / f"{waist_rad}.rec"
         run(deployed, "desk", **options, stl=stl, window=3, record=str(file))
-        assert read(file).rows["q"][-1, 0] == pytest.approx(waist_rad, abs=0.02)
+        rows = read(file).rows
+        assert rows["q"][-1, 0] == pytest.approx(waist_rad, abs=0.02)
+        planned = rows[rows["chunk_seq"] >= 0]
+        assert set(planned["is_backup"].tolist()) == {int(stl == "waist.q > 2")}
+        sign = 1 if stl == "waist.q < 2" else -1
+        assert planned["margin"][-1] == pytest.approx(sign * (2 - waist_rad), abs=0.02)
