@@ -63,6 +63,7 @@ class StackedPolicy:
         self.shape = len(seeds), batch
         self._step, self._rows = 0, np.arange(len(seeds) * batch)
         self.live, structure = tree_flatten(params)
+        self._structure = structure
         self.leaves = [x.to(device) for x in self.live]
         sizes = module.n_obs_steps, module.chunk_size, *module.noise_shape
         is_stateless = sizes == (1, 1) and not self.has_memory
@@ -130,6 +131,11 @@ class StackedPolicy:
     def snapshot(self) -> None:
         """Copy the current parameters, and act with them while training continues."""
         self.leaves = [x.detach().to(self.device, copy=True) for x in self.live]
+
+    def weights(self, s: int) -> dict[str, np.ndarray]:
+        """Return copies of the parameters with which the s-th seed's policy acts."""
+        params = tree_unflatten(self.leaves, self._structure)
+        return {name: x[s].detach().cpu().numpy().copy() for name, x in params.items()}
 
     def reset(self, seeds: np.ndarray | None = None, rows: np.ndarray | None = None) -> None:
         """Start new episodes.

@@ -38,7 +38,7 @@ class Difference:
 
     run: str
     reference: str
-    measure: str  # score, return or success %
+    measure: str  # score, return, success % or cost; of several target costs, with its target cost
     value: float
     over_episodes: Interval | None  # None: one episode per policy, or the same one repeated
     over_seeds: Interval | None  # None: the runs' seeds differ, or there are fewer than two

@@ -16,8 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offline_rl.evaluation.rollout import Episodes
-from offline_rl.utils.text import format_count, format_mean_std, format_range
+from offline_rl.utils.text import (
+    format_count,
+    format_fitting_table,
+    format_mean_std,
+    format_range,
+    terminal_width,
+    wrap_text,
+)
 
+BEST_SAFE = "best_safe.bundle"  # policy of a training seed's best safe evaluation
 HEADER = ["algorithm", "limit", "safe", "score", "normalized cost", "return", "cost", "unsafe %"]
 HEADER += ["worst cost", "length", "success %", "target cost", "episodes", "best safe"]
 # columns that are hidden, in this order, if the table is wider than the terminal
@@ -70,12 +78,10 @@ def best_safe(values: Sequence[float], costs: Sequence[float], limit: float) -> 
     """
     pairs = enumerate(zip(values, costs, strict=True))
     finite = [(k, value, cost) for k, (value, cost) in pairs if np.isfinite([value, cost]).all()]
-    if not finite:
-        return None
     safe = [candidate for candidate in finite if candidate[2] <= limit]
     if safe:
         return max(safe, key=lambda candidate: candidate[1])[0]
-    return min(finite, key=lambda candidate: candidate[2])[0]
+    return min(finite, key=lambda candidate: candidate[2])[0] if finite else None
 
 
 class Limits(NamedTuple):
@@ -224,3 +230,10 @@ def rows_of(results: Sequence[Result], data: Sequence[DataResult] = ()) -> list[
             body += [[f"unsafe for the limit {limit:g}:", *empty]]
             body += [r.cells("no") for r in unsafe]
     return body
+
+
+def terminal_lines(results: Sequence[Result]) -> list[str]:
+    """Return the table of `results` and the meaning of its columns as lines for the terminal."""
+    names = "limit", "safe", "normalized cost", "unsafe %", "target cost"
+    shown = format_fitting_table(HEADER, rows_of(results), terminal_width(), LESS_NEEDED)
+    return [shown, "", *(wrap_text(f"{name}: {LEGEND[name]}") for name in names)]

@@ -27,8 +27,7 @@ from offline_rl.data.specs import (
 from offline_rl.engine.acting import NO_COSTS
 from offline_rl.evaluation import specifications
 from offline_rl.evaluation.compare import Difference, difference, note_on
-from offline_rl.evaluation.constrained import HEADER as CONSTRAINED
-from offline_rl.evaluation.constrained import LEGEND, LESS_NEEDED, Limits, Result, rows_of
+from offline_rl.evaluation.constrained import BEST_SAFE, Limits, Result, terminal_lines
 from offline_rl.evaluation.held_out import HeldOutErrors, held_out_errors
 from offline_rl.evaluation.options import EvaluateOptions, check_task, head_arguments
 from offline_rl.evaluation.rollout import Episodes, evaluation_seeds, rollout
@@ -38,16 +37,10 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import num_cores
 from offline_rl.utils.options import build, format_value, options_signature
 from offline_rl.utils.seeds import EVALUATION_SEED
-from offline_rl.utils.text import (
-    at_a_time,
-    format_fitting_table,
-    format_mean_std,
-    table,
-    terminal_width,
-    wrap_text,
-)
+from offline_rl.utils.text import at_a_time, format_mean_std, table, wrap_text
 from offline_rl.utils.trees import to_json_values
 from policies import Bundle, Player, bundle, channels
+from policies.bundle import BUNDLE
 from policies.channels import Observations
 from policies.composed import needs_base
 from policies.policy import BundlePolicy
@@ -101,11 +94,11 @@ class Evaluation:
     def differences(self) -> list[Difference]:
         """Differences of every other run from the first, in each measure that all runs have."""
         first, *others = self.runs
-        found = list[Difference]()
+        differences = list[Difference]()
         for target, played in self.by_target.items():
             values = dict(self._measures(played))
             at = "" if len(self.by_target) == 1 else f", target_cost={target:g}"
-            found += [
+            differences += [
                 difference(
                     run,
                     first,
@@ -116,7 +109,7 @@ class Evaluation:
                 for run in others
                 for measure in next(iter(values.values()))
             ]
-        return found
+        return differences
 
     def _measures(
         self, played: Mapping[Path, Episodes]
@@ -142,11 +135,8 @@ class Evaluation:
             ),
             *(f"Note: {note}." for note in self.notes),
         ]
-        if body := rows_of(self.constrained):
-            names = "limit", "safe", "normalized cost", "unsafe %", "target cost"
-            legend = (wrap_text(f"{name}: {LEGEND[name]}") for name in names)
-            width = terminal_width()
-            lines += ["", format_fitting_table(CONSTRAINED, body, width, LESS_NEEDED), "", *legend]
+        if results := self.constrained:
+            lines += ["", *terminal_lines(results)]
         lines += specifications.lines_of(self.by_target, self.options.stl)
         if len(self.runs) > 1:
             differences = self.differences
@@ -169,7 +159,8 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
     check_task(keys)
     options = build(EvaluateOptions, keys)
     names = options.run if isinstance(options.run, list) else [options.run]
-    runs = {run: bundles(Path(run)) for run in names}
+    file = BUNDLE if options.best is None else BEST_SAFE
+    runs = {run: bundles(Path(run), file) for run in names}
     paths = [path for of_run in runs.values() for path in of_run]
     if len(runs) < len(names) or len({path.resolve() for path in paths}) < len(paths):
         raise UserError(
@@ -271,23 +262,20 @@ def constrained_results(
     The bundles of a run are its training seeds. Policies of one run that were trained for different
     limits are separate results.
     """
-    results = dict[tuple[str, float | None, float], list[Path]]()
+    groups = dict[tuple[str, float | None, float | None, float], list[Episodes]]()
     names = dict(zip(runs, relative_names(list(runs)), strict=True))
-    found = list[Result]()
-    for cost, played in by_target.items():
-        results.clear()
-        for run, path in ((run, path) for run, of_run in runs.items() for path in of_run):
-            if played[path].costs is not None:
-                judged = limits[path, cost]
-                for limit in judged.all:
-                    results.setdefault((run, judged.target_cost, limit), []).append(path)
-        for (run, target, limit), paths in results.items():
-            episodes = [played[path] for path in paths]
-            scores: list[float | None] = [None] * len(episodes)
-            if task.reference is not None:
-                scores = [float(task.score(e.returns, e.success).mean()) for e in episodes]
-            found.append(Result(names[run], limit, target, episodes, scores))
-    return found
+    entries = product(by_target, ((name, path) for name, run in runs.items() for path in run))
+    for cost, (run, path) in entries:
+        played, judged = by_target[cost][path], limits[path, cost]
+        for limit in judged.all if played.costs is not None else ():
+            groups.setdefault((names[run], cost, judged.target_cost, limit), []).append(played)
+    results = list[Result]()
+    for (name, _, target, limit), episodes in groups.items():
+        scores: list[float | None] = [None] * len(episodes)
+        if task.reference is not None:
+            scores = [float(task.score(e.returns, e.success).mean()) for e in episodes]
+        results.append(Result(name, limit, target, episodes, scores))
+    return results
 
 
 def seed_of(path: Path) -> int:
@@ -296,16 +284,23 @@ def seed_of(path: Path) -> int:
     return int(seed) if seed.isdecimal() else -1
 
 
-def bundles(run: Path) -> list[Path]:
-    """Return the bundles of `run`, sorted by seed. Raises UserError if there is none."""
+def bundles(run: Path, file: str = BUNDLE) -> list[Path]:
+    """Return the bundles of `run`, sorted by seed. Raises UserError if there is none.
+
+    file: name of the bundles in the folder of a run.
+    """
     if run.is_file():
         return [run]
-    of_seeds = sorted(run.glob("seed_*/policy.bundle"), key=lambda f: (len(str(f)), f))
-    paths = [f for f in (run / "policy.bundle", *of_seeds) if f.is_file()]
+    of_seeds = sorted(run.glob(f"seed_*/{file}"), key=lambda f: (len(str(f)), f))
+    paths = [f for f in (run / file, *of_seeds) if f.is_file()]
     if not paths:
         problem = "does not exist"
         if run.is_dir():
-            problem = "has no policy.bundle, and no seed folder with one"
+            problem = f"has no {file}, and no seed folder with one"
+        if run.is_dir() and file == BEST_SAFE:
+            raise UserError(
+                f"run={run} {problem}. Training stores it on tasks with a cost limit. Remove best=."
+            )
         raise UserError(f"run={run} {problem}. Give a bundle or the folder of a finished run.")
     return paths
 

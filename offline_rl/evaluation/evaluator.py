@@ -75,6 +75,10 @@ class Evaluator:
             seeds[s].returns[:] = np.nan
         return Evaluation(seeds, broken)
 
+    def weights(self, s: int) -> dict[str, np.ndarray]:
+        """Return the parameters of the s-th seed's policy in the last evaluation."""
+        return self._policies.weights(s)
+
     def abandon(self) -> None:
         """Stop the running evaluation within one step and start no more.
 

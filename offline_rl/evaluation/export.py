@@ -24,9 +24,7 @@ class ExportOptions(Checked):
 
     run: str  # a policy bundle, the folder of a seed, or the folder of a run
     format: Literal["onnx"] = "onnx"  # graph to add; policies.load(…, runtime="onnx") runs it
-    # limit on the cost of an episode, for policies that take one; default: the bundle's. It is
-    # fixed in the graph, and the bundle stores it
-    target_cost: NonNegative | None = None
+    target_cost: NonNegative | None = None  # cost limit to store in the bundle; default: unchanged
 
 
 def export(**keys: Any) -> list[str]:

@@ -25,9 +25,10 @@ class EvaluateOptions(Checked):
     margin: Number | None = None  # robustness below which the backup takes over; default: 0
     release: Number | None = None  # robustness at which it hands back; default: margin
     window: Count | None = None  # recent observations that the backup watches; default: 10
-    # limit on the cost of an episode, for policies that take one; default: the bundle's. A list
-    # evaluates each bundle with each limit
-    target_cost: NonNegative | list[NonNegative] | None = None
+    target_cost: NonNegative | list[NonNegative] | None = (
+        None  # cost limit of policies that take one, or a list of limits; default: the bundle's
+    )
+    best: Literal["safe"] | None = None  # safe: policies of the best safe evaluations, not the last
     base: str | None = None  # module:function of a residual policy's base, if the bundle lacks it
     json: bool = False  # print JSON instead of a table
 

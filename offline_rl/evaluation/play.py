@@ -41,7 +41,9 @@ class PlayOptions(Checked):
     episodes: Count = 1  # number of episodes, from the same seeds as in `evaluate`
     out: str | None = None  # video file (.mp4, .gif); default: play.mp4 or .gif next to the bundle
     target_return: Number | None = None  # target of return-conditioned policies; default: bundle's
-    target_cost: NonNegative | None = None  # limit on an episode's cost; default: the bundle's
+    target_cost: NonNegative | None = (
+        None  # cost limit of policies that take one; default: bundle's
+    )
     base: str | None = None  # module:function of a residual policy's base, if the bundle lacks it
 
 

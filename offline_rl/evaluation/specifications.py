@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,12 @@ def numbers(episodes: Episodes) -> dict[str, Any]:
         "robustness": episodes.robustness,
         "backup": backup_share(episodes),
     }
+
+
+def satisfied_cell(played: Sequence[Episodes]) -> str:
+    """Return the share of all episodes that satisfy the formula, in %; "" without a formula."""
+    held = [e.satisfied for e in played if e.satisfied is not None]
+    return f"{100 * np.concatenate(held).mean():.1f}" if held else ""
 
 
 def backup_share(episodes: Episodes) -> float | None:

@@ -23,6 +23,15 @@ LETTER = 0.065  # inches: width of a character in a label
 DOTS: dict[str, Any] = {"color": "0.6", "ls": (0, (1, 4)), "lw": 1.0, "zorder": 1}
 
 
+class Panel(NamedTuple):
+    """Curves of one task in one measure."""
+
+    task: str
+    key: str  # key of `Seed.curves`
+    seeds: Sequence[Seed]
+    lines: list[Line]  # highest last value first; of costs, lowest first
+
+
 class Line(NamedTuple):
     """One algorithm's learning curve in a panel."""
 
@@ -55,6 +64,8 @@ def draw(tasks: Mapping[str, Sequence[Seed]], path: Path) -> None:
 def draw_figure(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
     """Draw a panel for each task, with a line for each algorithm. The range of seeds is shaded.
 
+    A task with cost limits has a second panel, with the costs. Its dashed lines are the limits.
+
     Labels are at the ends of the lines. If there are more than `MAX_LINES` algorithms, only the
     best are drawn, and the title says so. An algorithm has the same color in every panel. A line
     has a point at each number of updates at which all seeds were evaluated.
@@ -62,18 +73,17 @@ def draw_figure(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    ranked = {task: sorted(lines(seeds), key=lambda x: -x.last) for task, seeds in tasks.items()}
-    shown = {task: best[:MAX_LINES] for task, best in ranked.items()}
-    labels = sorted({line.label for best in shown.values() for line in best})
+    panels = [panel for task, seeds in tasks.items() for panel in panels_of(task, seeds)]
+    labels = sorted({line.label for panel in panels for line in panel.lines[:MAX_LINES]})
     side = 0.3 + LETTER * max(map(len, [*labels, BEHAVIOR]))
-    columns = 2 if len(tasks) == 4 else min(len(tasks), 3)
-    rows = -(-len(tasks) // columns)
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    rows = -(-len(panels) // columns)
     size = ((WIDTH + side + 0.8) * columns, (HEIGHT + 0.8) * rows + 0.3)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, (task, seeds) in zip(panels, tasks.items(), strict=False):
-        key, ends = key_of(seeds), list[End]()
-        for label, updates, values in shown[task]:
+    all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (task, key, seeds, ranked) in zip(all_axes, panels, strict=False):
+        ends = list[End]()
+        for label, updates, values in ranked[:MAX_LINES]:
             k, mean = labels.index(label), values.mean(0)
             color, style = COLORS[k % len(COLORS)], STYLES[k // len(COLORS) % len(STYLES)]
             marker = "o" if len(updates) == 1 else None
@@ -82,31 +92,52 @@ def draw_figure(tasks: Mapping[str, Sequence[Seed]]) -> Figure:
             if np.isfinite(mean[-1]):
                 ends.append(End(label, updates[-1], mean[-1], color, style))
         axes.margins(x=0.02)
-        for score, mean in behavior(seeds).values():
-            value = score if key == "score" else mean
-            if value is not None:
-                axes.axhline(value, color="0.35", ls="--", lw=1.2)
-                ends.append(End(BEHAVIOR, axes.get_xlim()[1], value, "0.35", "--"))
+        for label, value in references(seeds, key):
+            axes.axhline(value, color="0.35", ls="--", lw=1.2)
+            ends.append(End(label, axes.get_xlim()[1], value, "0.35", "--"))
         label_ends(axes, ends)
-        count = len(ranked[task])
+        count = len(ranked)
         more = f" (best {MAX_LINES} of {count} runs)" if count > MAX_LINES else ""
         axes.set_title(task + more, fontsize=11)
         is_online = any(seed.moments for seed in seeds)
         axes.set_xlabel("offline updates, then environment steps" if is_online else "updates")
-        axes.set_ylabel("normalized score" if key == "score" else "return")
+        axes.set_ylabel("normalized score" if key == "score" else key)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(color="0.9", lw=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    for axes in panels[len(tasks) :]:
+    for axes in all_axes[len(panels) :]:
         axes.set_visible(False)
     figure.supxlabel("means over seeds, shaded from the lowest to the highest seed", fontsize=8)
     return figure
 
 
-def lines(seeds: Sequence[Seed]) -> Iterator[Line]:
-    """Yield a line for each algorithm of a task, if its seeds have a common evaluation."""
+def panels_of(task: str, seeds: Sequence[Seed]) -> Iterator[Panel]:
+    """Yield the panels of a task: score or return and, with cost limits, cost."""
     key = key_of(seeds)
+    yield Panel(task, key, seeds, sorted(lines(seeds, key), key=lambda line: -line.last))
+    costs = sorted(lines(seeds, "cost"), key=lambda line: line.last)
+    if costs and cost_limits(seeds):
+        yield Panel(task, "cost", seeds, costs)
+
+
+def cost_limits(seeds: Sequence[Seed]) -> list[float]:
+    """Return the cost limits by which the policies are judged, in increasing order."""
+    return sorted({limit for seed in seeds for limit in seed.limits.all})
+
+
+def references(seeds: Sequence[Seed], key: str) -> Iterator[tuple[str, float]]:
+    """Yield label and value of the dashed lines of a panel: behavior policy or cost limits."""
+    if key == "cost":
+        yield from ((f"limit {limit:g}", limit) for limit in cost_limits(seeds))
+        return
+    for score, mean in behavior(seeds).values():
+        if (value := score if key == "score" else mean) is not None:
+            yield BEHAVIOR, value
+
+
+def lines(seeds: Sequence[Seed], key: str) -> Iterator[Line]:
+    """Yield a line for each algorithm of a task, if its seeds have a common evaluation."""
     for label, group in groups(seeds).items():
         curves = [seed.curves[key] for seed in group if seed.curves[key]]
         updates = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
@@ -122,7 +153,7 @@ def label_ends(axes: Any, ends: Sequence[End]) -> None:
     """
     low, high = axes.get_ylim()
     edge = axes.get_xlim()[1]
-    last = max((end.updates for end in ends if end.label != BEHAVIOR), default=edge)
+    last = max((end.updates for end in ends if end.style != "--"), default=edge)
     for end in ends:
         if end.updates < last:
             axes.plot(end.updates, end.value, "o", color=end.color, ms=4)

@@ -9,6 +9,7 @@ checkpoints/updates_<n>[-env_steps_<n>][-rows_<n>].safetensors   complete state,
 tensorboard/       event files; with tracker=wandb instead wandb.json (the run's id) and wandb/
 result.json, policy.bundle   exist once the seed is finished. While a finished run is extended, both
                    files of the shorter run remain until the longer run replaces them
+best_safe.bundle   on tasks with a cost limit: policy of the best safe evaluation so far
 failed.json        reason of an error; removed when the run is resumed
 """
 

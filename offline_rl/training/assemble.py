@@ -34,7 +34,7 @@ from offline_rl.runs.run import Run, differing_values, refuse_other
 from offline_rl.training.continuation import load_dynamics, load_start, load_transform
 from offline_rl.training.curves import Curves
 from offline_rl.training.prepare import Prepared, prepare
-from offline_rl.training.result import finish, limits_of_run
+from offline_rl.training.result import finish, limits_of_run, store_best_safe
 from offline_rl.training.sources import facts_of, sources_of
 from offline_rl.training.trackers import Tracker, tracker
 from offline_rl.training.trainer import Trainer
@@ -147,6 +147,12 @@ def assemble(
     evaluator = open_evaluator(prepared, engine, transform, watch, say_once, opened)
     for each in runs:
         store(prepared, each, choices, new=done is None)
+
+    def after_evaluation(trainer: Trainer) -> None:
+        store_best_safe(prepared, trainer, runs)
+        if watch is not None:
+            watch(trainer)
+
     curves = Curves(
         folders,
         run.task,
@@ -165,7 +171,7 @@ def assemble(
         evaluator=evaluator,
         collector=collector,
         overlap=run.budget.overlap,
-        watch=watch,
+        watch=after_evaluation,
     )
     opened.callback(trainer.close)
     if done is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.data import Dataset
 from offline_rl.data.writers.d4rl import write
 from offline_rl.engine.choices import Choices
-from offline_rl.evaluation.bundles import current_policy
-from offline_rl.evaluation.constrained import Limits
+from offline_rl.evaluation.bundles import bundled, current_policy
+from offline_rl.evaluation.constrained import BEST_SAFE, Limits, best_safe
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.online.composed import without_base
 from offline_rl.runs.folder import SeedFolder
@@ -27,7 +28,7 @@ from offline_rl.utils.files import write_atomically, write_json
 from offline_rl.utils.text import format_duration, format_mean_std, table
 from offline_rl.utils.trees import to_json_values
 from offline_rl.version import __version__
-from policies import bundle
+from policies import Bundle, bundle
 from policies.golden import seal
 
 MAIN = ("update", ONLINE)  # phases that are not preliminary
@@ -162,15 +163,51 @@ def finish(prepared: Prepared, trainer: Trainer, s: int, run: Run, choices: Choi
     result = to_json_values(result)
     if progress.diverged[s] is None and not run.fits_model_only:
         provenance = {k: v for k, v in result.items() if k not in ("returns", "success", "costs")}
-        # options of the environment
-        for name in ("max_episode_steps", "observation_keys", "success_timing"):
-            if (value := getattr(run.data, name)) is not None:
-                provenance[name] = value
-        if composed is not None and composed.base.bundle is None:  # not contained in the bundle
-            provenance |= {"base": composed.base.name, "base_sha256": composed.base.sha256}
         policy = current_policy(trainer.engine, s, trainer.transform, provenance)
-        policy = seal(policy if composed is None else composed.attach(policy))
-        write_atomically(folder.bundle, lambda temporary: bundle.write(temporary, policy))
+        store(prepared, run, policy, folder.bundle)
     write_json(folder.result, result)
     if progress.diverged[s] is not None:
         folder.bundle.unlink(missing_ok=True)
+
+
+def store(prepared: Prepared, run: Run, policy: Bundle, path: Path) -> None:
+    """Write the bundle of a seed's policy, with options of the environment and its base policy."""
+    provenance, composed = dict(policy.provenance), prepared.composed
+    for name in ("max_episode_steps", "observation_keys", "success_timing"):
+        if (value := getattr(run.data, name)) is not None:
+            provenance[name] = value
+    if composed is not None and composed.base.bundle is None:  # not contained in the bundle
+        provenance |= {"base": composed.base.name, "base_sha256": composed.base.sha256}
+    policy = replace(policy, provenance=provenance)
+    complete = seal(policy if composed is None else composed.attach(policy))
+    write_atomically(path, lambda temporary: bundle.write(temporary, complete))
+
+
+def store_best_safe(prepared: Prepared, trainer: Trainer, runs: Sequence[Run]) -> None:
+    """Write the policy of each seed whose last evaluation is its best safe one; see `best_safe`.
+
+    Does nothing on tasks without a cost limit or without costs. runs: of the seeds.
+    """
+    assert trainer.evaluator is not None
+    for s, run in enumerate(runs):
+        if (limit := limits_of_run(run).single) is None:
+            return
+        rows = run.folder.rows("evaluations")
+        if not rows or rows[-1]["costs"] is None:
+            return
+        values = [row.get("eval/score", row["eval/return"]) for row in rows]
+        pairs = [np.nan if v is None else v for v in values], [row["eval/cost"] for row in rows]
+        if best_safe(*pairs, limit) != len(rows) - 1:
+            continue
+        names = ("updates", "env_steps", "eval/return", "eval/score", "eval/cost")
+        provenance = {
+            "algorithm": run_label(run.method.name),
+            "task": run.task.name,
+            "seed": run.seed,
+            "selected": "best safe evaluation",
+            **{name: rows[-1][name] for name in names if name in rows[-1]},
+            **limits_of_run(run).to_json(),
+        }
+        algorithm, weights = trainer.engine.algorithm, trainer.evaluator.weights(s)
+        policy = bundled(algorithm, weights, trainer.transform, provenance)
+        store(prepared, run, policy, run.folder.path / BEST_SAFE)

@@ -182,26 +182,26 @@ def test_temporal_ensembling_averages_step_by_step_and_restarts_with_an_episode(
 class Counter(Head):
     """Head with memory: each action is a tenth of the number of observations."""
 
-    reads_rewards = False
+    reads: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
         self.arguments: dict[str, Any] = {}
 
     def initial_memory(self, batch: int) -> dict[str, torch.Tensor]:
-        return {name: torch.zeros(batch) for name in ("seen", "rewards")[: 1 + self.reads_rewards]}
+        return {name: torch.zeros(batch) for name in ("seen", *self.reads)}
 
     def decide(self, observations: Any, memory: Any, noise: Any) -> Any:
         seen = memory["seen"] + 1
         return 0.1 * seen[:, None, None].expand(-1, 1, 2), memory | {"seen": seen}
 
 
-@pytest.mark.parametrize("needs_rewards", [False, True])
-def test_a_policy_with_memory_works_and_is_refused_if_it_needs_rewards(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, needs_rewards: bool
+@pytest.mark.parametrize("reads", [(), ("rewards",), ("costs",)])
+def test_a_policy_with_memory_works_and_is_refused_if_it_needs_rewards_or_costs(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, reads: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr("policies.heads.head.load_kinds", lambda: {"Counter": Counter})
-    monkeypatch.setattr(Counter, "reads_rewards", needs_rewards)
+    monkeypatch.setattr(Counter, "reads", reads)
     robot, spec = (
         robot_spec(),
         replace(ChunkPolicy(1).spec, n_obs_steps=1, chunk_size=1, n_action_steps=1),
@@ -211,8 +211,8 @@ def test_a_policy_with_memory_works_and_is_refused_if_it_needs_rewards(
     ticks = Ring.create(tmp_path / "ticks", row_type(robot), 64)
     chunks = Ring.create(tmp_path / "chunks", chunk_type(1, 2), 16)
     shared = SharedValues(tmp_path / "shared_values", create=True)
-    if needs_rewards:
-        with pytest.raises(UserError, match="reads the rewards of its episode, but a robot"):
+    if reads:
+        with pytest.raises(UserError, match=f"reads the {reads[0]} of its episode, but a robot"):
             Inference(policy, robot, ticks, chunks, shared)
         return
     inference = Inference(policy, robot, ticks, chunks, shared)

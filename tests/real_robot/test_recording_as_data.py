@@ -25,14 +25,19 @@ NAMES = ("shoulder.q", "elbow.q", "shoulder.dq", "elbow.dq", "puck.x", "puck.y")
 UNITS = ("rad", "rad", "rad/s", "rad/s", "m", "m")
 
 
-def recorded(path: Path, episodes: list[int], change: Any = lambda row, k: None) -> np.ndarray:
+def recorded(
+    path: Path,
+    episodes: list[int],
+    change: Any = lambda row, k: None,
+    robot: RobotSpec = ROBOT,
+) -> np.ndarray:
     """Write a recording with a row per mode; 0: no source of motion. Return the rows."""
     ring, rng, rows = (
-        Ring.create(path.parent / "ring", row_type(ROBOT), 64),
+        Ring.create(path.parent / "ring", row_type(robot), 64),
         np.random.default_rng(0),
         [],
     )
-    writer = Writer(ring, path, metadata_of(ROBOT, 50.0))
+    writer = Writer(ring, path, metadata_of(robot, 50.0))
     for k, episode in enumerate(episodes):
         row = ring.record
         row["tick"], row["episode"], row["mode"] = k, episode, Mode.POLICY if episode else 0
@@ -86,6 +91,24 @@ def failing(*failed: int, guided: bool = False) -> Any:
         row["sent"] = np.nan if guided else row["sent"]
 
     return change
+
+
+def test_costs_are_those_of_the_next_tick_and_no_observation(tmp_path: Path) -> None:
+    """The cost of tick k is k. Tick 4 has no reading, and the recording ends with tick 7."""
+    robot = replace(ROBOT, channels={**ROBOT.channels, "cost": Channel((), "1")})
+
+    def change(row: Any, k: int) -> None:
+        row["channel.cost"], row["code"] = k, k == 4
+
+    recorded(tmp_path / "a.rec", [0, 1, 1, 1, 1, 1, 0, 2], change, robot)
+    data = read(tmp_path / "a.rec")
+    assert data.spec is not None
+    assert data.spec.observation_names == NAMES
+    assert data.extras["costs"].tolist() == [2, 3, 3, 6, 7]
+    assert data.episode_costs().tolist() == [14, 7]
+    seen = read(tmp_path / "a.rec", observation_keys=["q", "channel.cost"])
+    assert seen.observations[:5, -1].tolist() == [1, 2, 3, 5, 7]
+    assert "costs" not in seen.extras
 
 
 def test_an_episode_is_cut_where_a_tick_is_missing(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
     q dq current_a [J], channel.<name>   measurements: the observations, with names and units
     sent [J]                             joint goals sent to the robot: the actions
+    channel.cost []                      costs: a robot may measure or compute them
     mode episode tick code               source of motion, episode, time, and status of the reading
 
-A recording has no rewards, so all are 0.
+A recording has no rewards, so all are 0. The cost of a step is measured one tick later or, if that
+tick has no reading, in the same tick.
 
 A step is a tick in which a policy or an operator moved the robot. If a recording has no such tick,
 for example because an operator guided the limp arm by hand, every tick is a step, and its action is
@@ -27,7 +29,7 @@ from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import ParsedFile, ReadOptions, choose_observations
 from offline_rl.utils.errors import UserError
 
-NAME = "real_robot"
+NAME, COST = "real_robot", "channel.cost"
 SUPPORTED_OPTIONS = ("observation_keys",)
 BRIDGED_TICKS = 2  # consecutive failed readings that do not end an episode
 
@@ -46,6 +48,8 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
             "measurements. It cannot be read. Record the data again."
         )
     measured = {key: raw.get(key) for key in about["measured"]}
+    observes_cost = COST in (options.observation_keys or ())
+    cost = None if observes_cost else measured.pop(COST, None)
     moved, goals = raw.get("mode") != 0, raw.get("sent")
     guided = not moved.any()
     steps = moved | guided
@@ -57,6 +61,9 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
     complete = steps & read & np.isfinite(observations).all(1)
     if not guided:
         complete &= np.isfinite(goals).all(1)
+    if cost is not None:
+        cost = _flatten_rows(cost)[:, 0]
+        complete &= np.isfinite(cost)
     rows = np.flatnonzero(complete)
     if len(rows) < 2:
         raise UserError(
@@ -99,6 +106,10 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
         "terminated": np.zeros(len(rows), bool),
         "truncated": ends,
     }
+    if cost is not None:
+        tick, after = raw.get("tick"), np.minimum(rows + 1, len(cost) - 1)
+        is_next = (tick[after] == tick[rows] + 1) & read[after] & np.isfinite(cost[after])
+        columns["costs"] = np.where(is_next, cost[after], cost[rows])
     numbers = [number for key in keys for number in about["measured"][key]]
     return ParsedFile(
         "recording",

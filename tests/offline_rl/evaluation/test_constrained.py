@@ -47,7 +47,7 @@ def test_the_normalized_cost_is_the_ratio_to_the_limit_and_shifted_for_the_limit
 
 
 def test_the_metrics_of_an_evaluation_compare_each_episode_with_the_limit() -> None:
-    """Of the costs 0, 20, 21 and 59, whose mean is 25, two exceed the limit 20."""
+    """Two of the costs 0, 20, 21 and 59 exceed the limit 20. Their mean is 25."""
     metrics = cost_metrics(np.array([0.0, 20.0, 21.0, 59.0]), 20.0)
     assert metrics == {"eval/cost": 25, "eval/normalized_cost": 1.25, "eval/unsafe_share": 0.5}
     assert cost_metrics(np.array([1.0, 2.0]), None) == {"eval/cost": 1.5}
@@ -134,7 +134,7 @@ class Fast(gymnasium.Env):
 
 
 class Free(Fast):
-    """The same environment without costs."""
+    """Environment like `Fast`, without costs."""
 
     def step(self, action: np.ndarray) -> tuple:
         return *super().step(action)[:4], {}

@@ -84,3 +84,17 @@ def test_no_leader_to_a_label_crosses_the_axes_and_a_short_line_has_a_dot(tmp_pa
     assert (dot.get_xdata(), dot.get_ydata()) == ([1000], [90.0])
     (dots,) = (line for line in axes.lines if line.get_color() == "0.6")
     assert list(dots.get_xdata()) == [1000, axes.get_xlim()[1]]
+
+
+def test_a_task_with_cost_limits_has_a_panel_of_costs_with_the_limits(tmp_path: Path) -> None:
+    limits = {"target_cost": None, "cost_limits": [10, 20]}
+    for update, costs in enumerate(([40.0, 60.0], [5.0, 9.0])):
+        seed_folder(tmp_path, 0, {update: 50.0}, costs=costs, finished=update == 1, **limits)
+    seed_folder(tmp_path, 0, {0: 1.0, 1: 5.0}, task="toy/other", costs=[1.0, 2.0])
+    constrained, other = (draw_figure({"t": seeds}) for seeds in collect([tmp_path]).values())
+    scores, costs = constrained.axes
+    assert (scores.get_ylabel(), costs.get_ylabel()) == ("normalized score", "cost")
+    assert {text.get_text() for text in costs.texts} == {"bc", "limit 10", "limit 20"}
+    curves = [[*line.get_ydata()] for line in costs.lines]
+    assert curves == [[50.0, 7.0], [10, 10], [20, 20]]
+    assert len(other.axes) == 1
