@@ -178,6 +178,7 @@ def main(arguments: Sequence[str]) -> None:
                 "fault": fault,
                 "backup": guard,
                 "episodes": len(seeds),
+                "faults": count_faults(seeds, played.lengths) if fault == "planted" else 0,
                 "violations": int((~played.satisfied).sum()),
                 "lowest_robustness_rad": float(played.robustness.min()),
                 "success": int(played.success.sum()),
@@ -186,11 +187,17 @@ def main(arguments: Sequence[str]) -> None:
             }
         )
         print(rows[-1], flush=True)
-    faults = sum(stop > start for start, stop, _ in map(draw_fault, map(int, seeds)))
-    content = {"stl": STL, "window": WINDOW, "faults": faults, "machine": describe_machine()}
+    content = {"stl": STL, "window": WINDOW, "machine": describe_machine()}
     make_folder(RESULTS)
     write_text(RESULTS / "backup.json", json.dumps(content | {"rows": rows}, indent=2) + "\n")
     write_text(RESULTS / "backup.md", page(content, rows))
+
+
+def count_faults(seeds: np.ndarray, lengths: np.ndarray) -> int:
+    """Return the number of episodes that last until their fault begins."""
+    faults = (draw_fault(int(seed)) for seed in seeds)
+    pairs = zip(faults, lengths, strict=True)
+    return sum(int(start < min(stop, length)) for (start, stop, _), length in pairs)
 
 
 def _guarded(
@@ -201,7 +208,7 @@ def _guarded(
 
 def page(content: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     """Return the page with the table of results."""
-    header = ["fault", "backup", "violations", "95 % interval", "lowest robustness, rad"]
+    header = ["fault", "backup", "faults", "violations", "95 % interval", "lowest robustness, rad"]
     header += ["success", "steps with backup"]
     body = []
     for row in rows:
@@ -211,6 +218,7 @@ def page(content: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
             [
                 row["fault"],
                 row["backup"],
+                str(row["faults"]),
                 f"{count} of {total}",
                 f"{100 * low:.1f} to {100 * high:.1f} %",
                 f"{row['lowest_robustness_rad']:.3f}",
@@ -220,12 +228,13 @@ def page(content: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
         )
     releases = ", ".join(f"{release:g} for the margin {margin:g}" for margin, release in MARGINS)
     text = (
-        f"The deployed policy is trained by imitation. A fault is planted in {content['faults']} "
-        f"of {rows[0]['episodes']} episodes: for {FAULT_STEPS[0]} to {FAULT_STEPS[1] - 1} steps, "
+        f"The deployed policy is trained by imitation. A fault is planted with probability "
+        f"{FAULT_SHARE:g} per episode: for {FAULT_STEPS[0]} to {FAULT_STEPS[1] - 1} steps, "
         "the waist moves to one side at full speed. The backup policy brings the arm to its ready "
         "pose. It acts while the exact robustness of the formula on the last "
         f"{content['window']} observations is below the margin, and until it reaches the release "
-        f"({releases} rad). All rows have the same starts, targets and faults."
+        f"({releases} rad). All rows have the same starts, targets and faults. "
+        "Column faults: episodes that last until their fault begins; others succeed earlier."
     )
     return f"""# Backup policy on the simulated arm
 
