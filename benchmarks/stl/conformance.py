@@ -59,7 +59,7 @@ FORMULAS = (
     "always[0,29] (x > -2.5) and ((x > -1.5) until (y > 0.5 and x > 0))",
 )
 RTAMT = """
-import json, sys
+import importlib.metadata, json, sys
 import rtamt
 texts, x, y = json.load(sys.stdin)
 found = []
@@ -73,7 +73,7 @@ for text in texts:
         data = {"time": list(range(len(a))), "x": a, "y": b}
         rows.append([value for _, value in spec.evaluate(data)])
     found.append(rows)
-json.dump(found, sys.stdout)
+json.dump({"found": found, "version": importlib.metadata.version("rtamt")}, sys.stdout)
 """
 
 
@@ -163,8 +163,8 @@ def compare(texts: Sequence[str], core: ModuleType, traces: np.ndarray) -> list[
     return rows
 
 
-def compare_rtamt(python: str, traces: np.ndarray, rows: list[dict[str, Any]]) -> None:
-    """Add the largest difference from rtamt to each row.
+def compare_rtamt(python: str, traces: np.ndarray, rows: list[dict[str, Any]]) -> str:
+    """Add the largest difference from rtamt to each row. Return the version of rtamt.
 
     In rtamt, the left part of `until` need not hold at the last step. It is added to the right
     part.
@@ -173,10 +173,12 @@ def compare_rtamt(python: str, traces: np.ndarray, rows: list[dict[str, Any]]) -
     request = json.dumps([texts, traces[..., 0].tolist(), traces[..., 1].tolist()])
     command = [python, "-c", RTAMT]
     done = subprocess.run(command, input=request, check=True, capture_output=True, text=True)
-    for row, found in zip(rows, json.loads(done.stdout), strict=True):
+    answer = json.loads(done.stdout)
+    for row, found in zip(rows, answer["found"], strict=True):
         values = {Signal(name): traces[..., k] for k, name in enumerate("xy")}
         exact, count = robustness(parse(row["formula"]), values), row["steps"]
         row["rtamt"] = float(np.abs(exact[:, :count] - np.array(found)[:, :count]).max())
+    return str(answer["version"])
 
 
 def rtamt_text(node: Node) -> str:
@@ -201,16 +203,18 @@ def main(arguments: Sequence[str]) -> None:
     options = build(Options, parse_options(arguments))
     traces = np.random.default_rng(0).normal(size=(TRACES, STEPS, 2))
     rows = compare(FORMULAS, load_stl_npc(Path(options.stl_npc)), traces)
+    content: dict[str, Any] = {"stl_npc": COMMIT, "rows": rows}
     if options.rtamt is not None:
-        compare_rtamt(options.rtamt, traces, rows)
+        content["rtamt"] = compare_rtamt(options.rtamt, traces, rows)
     make_folder(RESULTS)
-    write_text(RESULTS / "stl-conformance.json", json.dumps(rows, indent=2) + "\n")
-    write_text(RESULTS / "stl-conformance.md", page(rows))
-    print(page(rows))
+    write_text(RESULTS / "stl-conformance.json", json.dumps(content, indent=2) + "\n")
+    write_text(RESULTS / "stl-conformance.md", page(content))
+    print(page(content))
 
 
-def page(rows: Sequence[dict[str, Any]]) -> str:
+def page(content: dict[str, Any]) -> str:
     """Return the page with the largest differences."""
+    rows, version = content["rows"], content.get("rtamt", "(not compared)")
     names = ("smooth", "gradient", "exact", "rtamt")
     body = [
         [f"`{row['formula']}`", str(row["steps"])]
@@ -221,8 +225,9 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     return f"""# Robustness beside public code
 
 Command: `python -m benchmarks.stl.conformance`. Largest absolute differences from
-mengyuest/stl_npc at {COMMIT}, and of the exact robustness from rtamt 0.4.10, on {TRACES} random
-episodes of {STEPS} steps in float64. The sharpness of the smooth robustness is {SHARPNESS:g}.
+mengyuest/stl_npc at {content["stl_npc"]}, and of the exact robustness from rtamt {version}, on
+{TRACES} random episodes of {STEPS} steps in float64. The sharpness of the smooth robustness is
+{SHARPNESS:g}.
 Steps: number of steps that are compared, in which all windows end within the episode.
 
 stl_npc has no exact `until`. Its smooth `until` is compared at the first step only, because it
