@@ -11,11 +11,11 @@ Differs: settings and order of updates of liuzuxin/OSRL:osrl/algorithms/cpq.py; 
          with `likely_share=0.75` reproduces its losses. There, the term for unlikely actions has no
          gradient, uses actions before the tanh, and counts likely actions as 0; a fixed share of
          the policy's actions is unlikely; unsafe actions have no gradient; costs bootstrap after
-         terminations, and the lowest cost critic counts. Here, actions are compared with the data's;
-         the term stops at the threshold, because a term without bound lets costs grow in all
-         states; unsafe actions reduce their cost, because a policy that is unsafe in all states
-         would stop learning; costs end with the episode, and the highest cost critic counts.
-         Time-outs bootstrap here. The authors removed their code; its last version
+         terminations, and the lowest cost critic counts. Here, the data's actions define which
+         actions are likely; the term stops at the threshold, because a term without bound lets
+         costs grow in all states; unsafe actions reduce their cost, because a policy that is unsafe
+         in all states would stop learning; costs end with the episode, and the highest cost critic
+         counts. Time-outs bootstrap here. The authors removed their code; its last version
          (ryanxhr/CPQ at 7be1c69) has neither a VAE nor a term in the loss of the cost critic.
 """
 
