@@ -7,15 +7,15 @@ The policy maximizes Q where its action is safe, and minimizes the cost elsewher
 action has the value 0, so rewards should not be negative.
 
 Paper:   Xu, Zhan, Zhu, AAAI 2022, arXiv:2107.09003.
-Differs: settings and order of updates of liuzuxin/OSRL:osrl/algorithms/cpq.py, whose rules are
-         those of `as_released=true`. There, the term for unlikely actions has no gradient, uses
-         actions before the tanh, and counts likely actions as 0; a fixed share of the policy's
-         actions is unlikely; unsafe actions have no gradient; costs bootstrap after terminations,
-         and the lowest cost critic counts. Here, an action is unlikely compared with the data's;
-         the term stops at the threshold, because a term without bound lets costs grow in all
-         states; unsafe actions reduce their cost, because a policy that is unsafe in all states
-         would stop learning; costs end with the episode, and the highest cost critic counts.
-         Time-outs bootstrap here. The authors removed their code; its last version
+Differs: settings and order of updates of liuzuxin/OSRL:osrl/algorithms/cpq.py; `as_released=true`
+         with `likely_share=0.75` reproduces its losses. There, the term for unlikely actions has no
+         gradient, uses actions before the tanh, and counts likely actions as 0; a fixed share of
+         the policy's actions is unlikely; unsafe actions have no gradient; costs bootstrap after
+         terminations, and the lowest cost critic counts. Here, the data's actions define which
+         actions are likely; the term stops at the threshold, because a term without bound lets
+         costs grow in all states; unsafe actions reduce their cost, because a policy that is unsafe
+         in all states would stop learning; costs end with the episode, and the highest cost critic
+         counts. Time-outs bootstrap here. The authors removed their code; its last version
          (ryanxhr/CPQ at 7be1c69) has neither a VAE nor a term in the loss of the cost critic.
 """
 
