@@ -84,6 +84,11 @@ def episodes(update: int) -> Arrays:
     return columns
 
 
+def timesteps(update: int) -> np.ndarray:
+    """Return the steps of transitions within their episodes, [BATCH]; about half of them are 0."""
+    return np.random.RandomState([SEED, update, 7]).randint(0, 2, BATCH)
+
+
 def is_end(next_observations: Any) -> Any:
     """Return a mask of the transitions that end an episode of a dynamics model, [...]."""
     return next_observations[..., 0] > 0.5

@@ -25,6 +25,7 @@ from offline_rl.algorithms.common.on_policy.denoising import replay_log_prob
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.safety.augmentation import make_targets
 from offline_rl.algorithms.common.schedule import ONLINE
+from offline_rl.algorithms.coptidice import COptiDICE
 from offline_rl.replay.batch import Batch
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.errors import UserError
@@ -154,12 +155,14 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
         return inputs.chunk_transitions(update, cfg.discount, cfg.horizon, full=full)
     if case.phase == "augment":
         return inputs.episodes(update)
-    if "timesteps" in algorithm.extra_columns:
+    if "timesteps" in algorithm.extra_columns and not isinstance(algorithm, COptiDICE):
         windows = inputs.windows(update, full=bool(case.draws))
         return windows | (inputs.window_costs(update) if "costs" in algorithm.extra_columns else {})
     columns = inputs.batch(update, algorithm.cfg.discount)
     if "costs" in algorithm.extra_columns:
         columns["costs"] = inputs.costs(update)
+    if isinstance(algorithm, COptiDICE):
+        columns["timesteps"] = inputs.timesteps(update)
     if "expert" in algorithm.extra_columns:
         expert = inputs.batch(update + inputs.EXPERT, algorithm.cfg.discount)
         columns |= {f"expert/{name}": x for name, x in expert.items()}
@@ -373,6 +376,7 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
     with float64_mode():
         algorithm = make(case)
         start = parameters(algorithm, case.algorithm)
+        start |= {name: start[name] + shift for name, shift in case.shifts.items()}
         arrays: Arrays = {f"params/{name}": x for name, x in start.items()}
         params: dict[str, dict[str, Tensor]] = {}
         for name, x in start.items():

@@ -18,7 +18,7 @@ from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
 KINDS = (*ACTORS, "SparseActor", "DiffusionActor", "EditedActor", "SteeredActor", "BestOfN")
-KINDS += ("SwitchingActor",)
+KINDS += ("PerturbedActor", "SwitchingActor")
 DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]
 
@@ -88,6 +88,7 @@ def make_head(kind: str, arguments: Mapping[str, Any], weights: Weights) -> Nump
         "BestOfN": BestOfN,
         "DiffusionActor": DenoisingActor,
         "EditedActor": EditedActor,
+        "PerturbedActor": PerturbedActor,
         "SparseActor": SparseActor,
         "SteeredActor": SteeredActor,
         "SwitchingActor": SwitchingActor,
@@ -288,6 +289,13 @@ class EditedActor(NumpyNetwork):
         return edited.clip(-1, 1)
 
 
+AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "min": lambda q: q.min(0),
+    "mean": lambda q: q.mean(0),
+    "least_max": lambda q: -q.max(0),
+}
+
+
 class BestOfN(NumpyNetwork):
     """One of N samples, selected by critics; see `policies.heads.best_of_n.BestOfN`."""
 
@@ -297,7 +305,7 @@ class BestOfN(NumpyNetwork):
         critic = arguments["critic_arguments"]
         self._critic = Perceptron(subtree(weights, "critic.net."), critic["activation"], critic)
         self._count, self._temperature = arguments["num_samples"], arguments["temperature"]
-        self._aggregate = np.min if arguments["aggregate"] == "min" else np.mean
+        self._aggregate = AGGREGATES[arguments["aggregate"]]
         options = options.get("flow_arguments", options)
         self._n_action_steps = options.get("n_action_steps", options.get("horizon", 1))
         shape = self._policy.noise_shape
@@ -310,12 +318,30 @@ class BestOfN(NumpyNetwork):
         chunks = self._policy.sample(s, noise.reshape(len(s), *self._policy.noise_shape))
         executed = chunks[:, : self._n_action_steps].reshape(len(s), -1)
         q = self._critic(np.concatenate([s.reshape(len(s), -1), executed], -1))  # [E, B * N, 1]
-        values = self._aggregate(q[..., 0], axis=0).reshape(-1, self._count)  # [B, N]
+        values = self._aggregate(q[..., 0]).reshape(-1, self._count)  # [B, N]
         if self._temperature:
             uniform = normal_cdf(selection_noise).clip(1e-7, 1 - 1e-7)
             values = values / self._temperature - np.log(-np.log(uniform))  # Gumbel noise
         best = values.argmax(1) + self._count * np.arange(len(values))
         return chunks[best]
+
+
+class PerturbedActor(NumpyNetwork):
+    """A decoded action plus a residual; see `policies.heads.residual.PerturbedActor`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        options = arguments["policy_arguments"]
+        self._decoder = Perceptron(subtree(weights, "vae.decoder."), "relu")
+        self._residual = Perceptron(subtree(weights, "policy.trunk."), options["activation"])
+        self._scale = weights["policy.scale"]
+        self.noise_shape = (2 * options["actions"],)
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        s = observations[:, -1]
+        base = np.tanh(self._decoder(np.concatenate([s, noise.clip(-0.5, 0.5)], -1)))
+        residual = self._scale * np.tanh(self._residual(np.concatenate([s, base], -1)))
+        actions: np.ndarray = (base + residual).clip(-1, 1)
+        return actions[:, None]
 
 
 class SwitchingActor(NumpyNetwork):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Discount
+from offline_rl.algorithms.common.safety.guardian import GuardianConfig
 from offline_rl.utils.options import Count, NonNegative, frozen
 from policies.heads.safety.limits import discounted_limit as discounted_limit
 
@@ -24,7 +25,7 @@ class LimitConfig(BaseConfig):
 
 
 @frozen
-class CostConfig(LimitConfig):
+class CostConfig(LimitConfig, GuardianConfig):
     """Options of methods with a cost critic. A run takes null values from its task."""
 
     episode_steps: Steps = None  # steps that the limit is for; null: the task's time limit
