@@ -18,7 +18,7 @@ Differs: from the authors' code (yassineCh/CAPS:osrl/algorthims/capsiql.py). Its
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -66,9 +66,22 @@ class Config(CostConfig, ActorCriticConfig):
     batch_size: Count = 512  # transitions per update; `batch_size=` sets it too
 
 
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.OneBuffer):
+    """Defaults: IQL's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_step > 1:
+            raise ValueError(
+                f"n_step={self.n_step}: the costs of several steps have no discount of their own. "
+                "Use n_step=1."
+            )
+
+
 class CAPS(ActorCritic):
     Config: type = Config
-    Online: type = schedule.OneBuffer
+    Online: type = Online
     mode = DATA_THEN_ONLINE
     follows_card = False  # the cards' shifts of rewards are for reward_scale=1
     extra_columns = ("costs",)
