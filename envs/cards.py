@@ -9,6 +9,7 @@
     `only` has only the files that match these patterns (`*`: anything).
   cards: the other fields of each Card, by name. If a name contains `{task}`, the entry stands for
     one card for each value in `tasks`. The first one is listed; the others are its variants.
+    `data_of: <card>` instead of `files` uses the files of a card that is read before.
 A damaged or misspelled entry raises a CardError with the file and the card.
 """
 
@@ -121,6 +122,7 @@ class Card:
     preprocessing: dict[str, float] = field(default_factory=dict)  # applied before training
     # columns to negate or swap in a mirror image; see offline_rl/data/augment/mirror.py
     mirror: dict[str, dict[str, list | str | dict[int, float]]] = field(default_factory=dict)
+    costs_from: str | None = None  # environment whose function in `envs.tasks.COSTS` adds costs
     note: str | None = None
     variant_of: str | None = None  # card of the same data for another task; only that one is listed
 
@@ -138,7 +140,8 @@ def cards() -> dict[str, Card]:
             suite = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             for name, entry in suite["cards"].items():
                 for variant, fields in _variants(name, entry, suite.get("tasks", ())):
-                    by_name[variant] = _card(variant, path.stem, suite, fields)
+                    data = by_name[fields["data_of"]] if "data_of" in fields else None
+                    by_name[variant] = _card(variant, path.stem, suite, fields, data)
         except KeyError as error:
             raise CardError(f"{path}: {name}: {error.args[0]} is missing") from None
         except (
@@ -184,10 +187,21 @@ def _with_task(value: Any, task: str) -> Any:
     return value.replace("{task}", task) if isinstance(value, str) else value
 
 
-def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, Any]) -> Card:
+def _card(
+    name: str,
+    suite_name: str,
+    suite: dict[str, Any],
+    entry: dict[str, Any],
+    data: Card | None = None,
+) -> Card:
+    """Return the card of an entry. data: the card whose files it uses; None: the entry's files."""
     folder = name if name.startswith(f"{suite_name}/") and suite.get("own_folders") else suite_name
     hosts = suite.get("hosts", ())
-    files = {split: _file(folder, hosts, fields) for split, fields in entry["files"].items()}
+    if data is None:
+        files = {split: _file(folder, hosts, fields) for split, fields in entry["files"].items()}
+        shared = {key: suite[key] for key in ("layout", "source", "license")}
+    else:
+        files, shared = data.files, {k: getattr(data, k) for k in ("layout", "source", "license")}
     reference = None
     if "reference" in entry:
         fields = suite["reference"] | entry["reference"]
@@ -195,8 +209,7 @@ def _card(name: str, suite_name: str, suite: dict[str, Any], entry: dict[str, An
             mujoco=mujoco_version(), env=entry.get("env")
         )
         reference = check_types(Reference(**fields))
-    shared = {key: suite[key] for key in ("layout", "source", "license")}
-    rest = {key: value for key, value in entry.items() if key not in ("files", "reference")}
+    rest = {k: v for k, v in entry.items() if k not in ("files", "reference", "data_of")}
     rest |= {"cost_limits": check_limits(entry["cost_limits"])} if "cost_limits" in entry else {}
     card = Card(name=name, suite=suite_name, files=files, reference=reference, **(shared | rest))
     return check_types(card)

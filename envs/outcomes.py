@@ -14,6 +14,9 @@ import numpy as np
 # (observations [..., O], actions [..., A] in [-1, 1], next observations [..., O]) -> [...]
 # Observations are in the task's units, not normalized.
 Function = Callable[[Any, Any, Any], Any]
+# (observations, actions, rewards [...], next observations) -> costs [...]. The files of
+# envs/suites have a table `COSTS`, from which data sets without costs get them.
+CostFunction = Callable[[Any, Any, Any, Any], Any]
 NUMPY = (np.ndarray, np.generic)
 
 

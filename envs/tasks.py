@@ -21,16 +21,18 @@ from envs.adapters import LoopVectorEnv, OldGym, SingleEnv, rescale_actions, sel
 from envs.cards import Card, Reference, UnknownName, cards, check_limits
 from envs.faults import USER_ERRORS, describe_error
 from envs.instances import instances_of
-from envs.outcomes import Outcomes
+from envs.outcomes import CostFunction, Outcomes
 from envs.suites.ogbench import TIMINGS
 from envs.vector import VectorEnv
 
 NATIVE: dict[str, Callable[..., VectorEnv]] = {}  # collected from ENVS in each file of envs/suites
 OUTCOMES: dict[str, Outcomes] = {}  # by env_id; of tasks without an environment, by name
+COSTS: dict[str, CostFunction] = {}  # by env_id; used for data without costs, see Card.costs_from
 for _file in pkgutil.walk_packages(suites.__path__, f"{suites.__name__}."):
     _module = importlib.import_module(_file.name)
     NATIVE |= getattr(_module, "ENVS", {})
     OUTCOMES |= getattr(_module, "OUTCOMES", {})
+    COSTS |= getattr(_module, "COSTS", {})
 _registered: dict[str, "Registration"] = {}
 
 

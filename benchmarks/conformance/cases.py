@@ -56,6 +56,7 @@ REPOSITORIES = {  # key of the command: repository, commit
     ),
     "coplanner": ("si0wang/COPlanner", "35a4b8a29a1dcfca1677d0b08ac169cc6c6cffe8"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
+    "caps": ("yassineCh/CAPS", "f578c22d1ef43e5cfd400779bac9becb98b33733"),
     "osrl": ("liuzuxin/OSRL", "03a4586463690566ec8d7830ca4027b46d4ad02f"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -109,6 +110,7 @@ SEQUENCE = {
     "episode_steps": 12,
 }
 SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "num_warmup_updates": 8}
+LIMITED = SEQUENCE | {"episode_steps": 16, "target_cost": 5.0, "dropout": 0.0}
 DENOISING = {
     "n_obs_steps": 2,
     "horizon": 4,
@@ -378,6 +380,7 @@ CASES = (
         aims=("observations",),
     ),
     Case("bc", "corl", "algorithms/offline/any_percent_bc.py", aims=("actions",)),
+    Case("bc_safe", "osrl", "osrl/algorithms/bc.py", aims=("actions",)),
     Case("td3", "td3", "TD3.py", ("noise",)),
     Case("td3_bc", "td3_bc", "TD3_BC.py", ("noise",)),
     Case("td3_bc", "corl", "algorithms/offline/td3_bc.py", ("noise",)),
@@ -408,6 +411,26 @@ CASES = (
         PENALTY,
         {"gap": 1.0, "max_target_backup": True, "backup_entropy": True, "clip_diff_max": 5.0},
         variant="lagrange",
+    ),
+    *(
+        Case(
+            "caps",
+            "caps",
+            "osrl/algorthims/capsiql.py",
+            config={"num_heads": h, "target_cost": 5.0, "episode_steps": 30, "decay_updates": 20},
+            variant=f"{h}-policies",
+            aims=("rewards", "costs"),
+        )
+        for h in (2, 4)
+    ),
+    Case(
+        "caps",
+        "caps",
+        "osrl/algorthims/capsiql.py",
+        config={"num_heads": 4, "target_cost": 1.0, "episode_steps": 7, "decay_updates": 20},
+        phase="act",
+        variant="switch",
+        aims=("observations",),
     ),
     Case("xql", "xql", "offline/learner.py", adapted=(NORM,), updates=6),
     Case(
@@ -468,6 +491,34 @@ CASES = (
         SEQUENCE,
         variant="dropout",
         aims=("actions",),
+    ),
+    Case(
+        "cdt",
+        "osrl",
+        "osrl/algorithms/cdt.py",
+        config=LIMITED,
+        aims=("actions",),
+    ),
+    Case(
+        "cdt",
+        "osrl",
+        "osrl/algorithms/cdt.py",
+        config=LIMITED,
+        phase="act",
+        variant="acting",
+        aims=("observations",),
+    ),
+    Case(
+        "cdt",
+        "osrl",
+        "osrl/common/dataset.py",
+        config=LIMITED
+        | {"augmentation": 0.5, "degree": 2, "max_return": 500.0, "max_decrease": 60.0}
+        | {"as_released": True},
+        phase="augment",
+        variant="episodes",
+        aims=("mc_returns", "mc_costs"),
+        updates=2,  # with equal numbers of new episodes
     ),
     Case("lb_sac", "corl", "algorithms/offline/lb_sac.py", SOFT, adapted=(EPSILON, CRITICS)),
     Case("lb_sac", "lb_sac", "lb_sac/sac.py", SOFT, adapted=(EPSILON, CRITICS)),
@@ -944,7 +995,7 @@ CASES = (
         "osrl",
         "osrl/algorithms/cpq.py",
         ("vae", "next", "next_cost", "ood", "policy"),
-        RELEASED | {"multiplier_lr": 0.01},
+        RELEASED | {"multiplier_lr": 0.01, "likely_share": 0.75},
         shifts=COSTS,
         aims=("rewards", "discount", "costs"),
     ),

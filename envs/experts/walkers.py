@@ -98,6 +98,7 @@ class AntWalk(Walk):
     policy: observations [B, 29] float32 -> actions [B, 8].
     """
 
+    learned = True  # the first argument is a policy, which a recipe's agent learns
     near, arrived = 1.0, RADIUS
 
     def __init__(

@@ -79,6 +79,7 @@ class BCQLag(ActorCritic):
         "policy_target": "policy",
     }
     extra_columns = ("costs",)
+    follows_card = False  # the cards' shifts of rewards are for reward_scale=1
     acts = ("policy", "vae")
 
     def actor(self) -> nn.Module:

@@ -1,19 +1,22 @@
-"""Constraints penalized Q-learning (CPQ): values of unsafe actions are set to 0.
+"""Constraints penalized Q-learning (CPQ): Q bootstraps only from actions within the cost limit.
 
-An action is unsafe if its cost critic exceeds the cost limit. Cost critics are raised at sampled
-policy actions that are unlike the data, judged by a VAE, until their mean exceeds the limit. Such
-actions therefore count as unsafe. A learned multiplier sets the strength. Q bootstraps only from
-safe actions, and the policy maximizes Q only where its action is safe. Rewards should not be
-negative, because unsafe actions have the value 0.
+An action is unsafe if its cost critic exceeds the cost limit. Policy actions that are unlike the
+data are made unsafe: a term in the loss of the cost critics raises their cost above the limit. A
+VAE judges which actions are unlike the data, and a learned multiplier sets the weight of the term.
+The policy maximizes Q where its action is safe, and minimizes the cost elsewhere. An unsafe next
+action has the value 0, so rewards should not be negative.
 
 Paper:   Xu, Zhan, Zhu, AAAI 2022, arXiv:2107.09003.
-Differs: settings, order and quantile of liuzuxin/OSRL:osrl/algorithms/cpq.py; `as_released=true`
-         reproduces it. There, the term for unlikely actions has no gradient and uses actions before
-         the tanh. Its mean counts likely actions as 0; here it is over unlikely actions. Costs
-         bootstrap there after terminations, and the lowest cost critic counts; here costs end with
-         the episode and the highest counts. With gradient, the term acts on each cost critic, and
-         the multiplier follows their mean. Time-outs bootstrap here. The authors removed their code
-         (ryanxhr/CPQ); its last version (7be1c69) had neither a VAE nor a term on cost critics.
+Differs: settings and order of updates of liuzuxin/OSRL:osrl/algorithms/cpq.py, whose rules are
+         those of `as_released=true`. There, the term for unlikely actions has no gradient, uses
+         actions before the tanh, and counts likely actions as 0; a fixed share of the policy's
+         actions is unlikely; unsafe actions have no gradient; costs bootstrap after terminations,
+         and the lowest cost critic counts. Here, an action is unlikely compared with the data's;
+         the term stops at the threshold, because a term without bound lets costs grow in all
+         states; unsafe actions reduce their cost, because a policy that is unsafe in all states
+         would stop learning; costs end with the episode, and the highest cost critic counts.
+         Time-outs bootstrap here. The authors removed their code; its last version
+         (ryanxhr/CPQ at 7be1c69) has neither a VAE nor a term in the loss of the cost critic.
 """
 
 from __future__ import annotations
@@ -57,8 +60,8 @@ class Config(ActorCriticConfig, CostCriticConfig):
 
     batch_size: Count = 512
     num_samples: Count = 10  # policy actions per state, of which the unlikely ones have high costs
-    likely_share: Annotated[Share, BUILT] = 0.75  # share of sampled actions that count as likely
-    ood_limit: Positive = 1.5  # mean cost value that unlikely actions reach, divided by the limit
+    likely_share: Annotated[Share, BUILT] = 0.95  # share of the data's actions that are likely
+    ood_limit: Positive = 1.5  # costs of unlikely actions are raised to this times the limit
     multiplier_lr: Rate = 1e-4  # learning rate of the multiplier of the term for unlikely actions
     actor_lr: Rate = 1e-4  # learning rate of the policy
     critic_lr: Rate = 1e-3  # learning rate of the critics and of the cost critics
@@ -74,6 +77,7 @@ class CPQ(ActorCritic):
     mode = DATA_THEN_ONLINE
     targets: ClassVar = {"critic_target": "critic", "cost_critic_target": "cost_critic"}
     extra_columns = ("costs",)
+    follows_card = False  # the cards' shifts of rewards are for reward_scale=1
 
     def actor(self) -> nn.Module:
         return self.build(TanhGaussianActor)
@@ -101,46 +105,52 @@ class CPQ(ActorCritic):
 
         def policy_loss(policy):
             a, _ = policy.sample(s, old.random)
-            safe = highest_cost(self.cfg, old.cost_critic(s, a)) <= limit  # [B]
-            return -(safe * old.critic(s, a).amin(0)).mean(), safe.float().mean()
+            cost = highest_cost(self.cfg, old.cost_critic(s, a))  # [B]
+            unsafe = torch.zeros_like(cost) if self.cfg.as_released else -cost
+            safe = cost <= limit
+            value = torch.where(safe, old.critic(s, a).amin(0), unsafe)
+            return -value.mean(), safe.float().mean()
 
         state, policy_value, safe_share = minimize(state, "policy", policy_loss)
         metrics |= {"vae_loss": vae_loss, "policy_loss": policy_value, "safe_share": safe_share}
         return update_targets(state), metrics | cost_metrics
 
     def update_cost_critic(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        """Update the cost critics, then the multiplier toward mean unlikely costs above a limit."""
+        """Update the cost critics, then the multiplier of the term for unlikely actions."""
         s, a, s2, cfg = batch.observations, batch.actions, batch.next_observations, self.cfg
         a2, _ = state.policy.sample(s2, state.random)
         y = bootstrap_costs(cfg, batch, highest_cost(cfg, state.cost_critic_target(s2, a2)))
-        states, sampled, unlikely = self.sample_unlikely(state, s)  # [N, B, …]
-        log = state.log_multiplier()
-        alpha = log.exp()
+        states, sampled, unlikely = self.sample_unlikely(state, s, a)  # [N, B, …]
+        log, threshold = state.log_multiplier(), cfg.ood_limit * cost_limit(cfg)
 
         def cost_loss(critic):
-            td = (critic(s, a) - y).square().mean(1)  # [E]
-            if cfg.as_released:
+            td = (critic(s, a) - y).square().mean(1).sum()
+            if cfg.as_released:  # no gradient
                 costs = unlikely * state.cost_critic_target(states, sampled).amin(0)  # [N, B]
-                costs = costs.mean()
-            else:
-                costs = (unlikely * critic(states, sampled)).sum((1, 2)) / unlikely.sum()  # [E]
-            excess = costs - cfg.ood_limit * cost_limit(cfg)
-            return td.sum() - alpha * excess.sum(), (td.sum(), costs.mean(), excess.mean())
+                return td, (td, costs.mean() - threshold)
+            excess = unlikely * (critic(states, sampled) - threshold)  # [E, N, B]
+            count = unlikely.sum().clamp(min=1)
+            term = excess.clamp(max=0).sum() / count
+            return td - log.exp() * term, (td, excess.mean(0).sum() / count)
 
-        state, _, (td, costs, excess) = minimize(state, "cost_critic", cost_loss)
-        log = (log - cfg.multiplier_lr * alpha * excess).clamp(-MAX_LOG, MAX_LOG)
+        state, _, (td, excess) = minimize(state, "cost_critic", cost_loss)
+        log = (log - cfg.multiplier_lr * log.exp() * excess).clamp(-MAX_LOG, MAX_LOG)
         state = replace(state, params={**state.params, "log_multiplier": {"value": log}})
-        metrics = {"cost_critic_loss": td, "cost_target": y.mean(), "ood_cost": costs}
+        metrics = {"cost_critic_loss": td, "cost_target": y.mean(), "ood_excess": excess}
         return state, metrics | {"multiplier": log.exp()}
 
-    def sample_unlikely(self, state: State, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states, policy actions and a mask of the unlikely ones, [N, B, ...] each."""
+    def sample_unlikely(self, state: State, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return states, policy actions and a mask of the unlikely ones, [N, B, ...] each.
+
+        a: the data's actions, with which the sampled actions are compared.
+        """
         mean, log_std = state.policy(s)
-        a = mean + log_std.exp() * state.random.normal((self.cfg.num_samples, *mean.shape))
-        a = a if self.cfg.as_released else a.tanh()
-        states = s.expand(len(a), *s.shape)
-        kl = state.vae.unlikelihood(states, a)  # [N, B]
-        return states, a, kl >= quantile(kl, self.cfg.likely_share)
+        sampled = mean + log_std.exp() * state.random.normal((self.cfg.num_samples, *mean.shape))
+        sampled = sampled if self.cfg.as_released else sampled.tanh()
+        states = s.expand(len(sampled), *s.shape)
+        kl = state.vae.unlikelihood(states, sampled)  # [N, B]
+        compared = kl if self.cfg.as_released else state.vae.unlikelihood(s, a)
+        return states, sampled, kl >= quantile(compared, self.cfg.likely_share)
 
 
 def quantile(x: Tensor, share: float) -> Tensor:

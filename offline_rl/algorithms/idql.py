@@ -43,7 +43,7 @@ from offline_rl.algorithms.common.config import (
     Sizes,
     Tau,
 )
-from offline_rl.algorithms.common.critics import Critic, Value
+from offline_rl.algorithms.common.critics import Critic, Value, reduce_q
 from offline_rl.algorithms.common.in_sample import update_values
 from offline_rl.algorithms.common.noising.targets import diffusion_targets
 from offline_rl.algorithms.common.optim import Adam, cosine
@@ -151,7 +151,7 @@ class IDQL(ActorCritic):
         metrics = Metrics()
         if self.trains_policy:
             state, metrics["policy_loss"] = self.update_policy(state, batch)
-        q = state.critic_target(batch.observations, batch.actions).amin(0)  # [B]
+        q = reduce_q(state, state.critic_target(batch.observations, batch.actions))  # [B]
 
         def target(next_value: Tensor) -> Tensor:
             return batch.rewards + batch.discount * next_value

@@ -2,10 +2,13 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from envs.paths import share
 from offline_rl.data.cache import load_cached, load_shards
@@ -15,6 +18,7 @@ from offline_rl.data.read import read
 from offline_rl.utils.errors import MissingData, UserError
 from offline_rl.utils.files import checksum, read_yaml
 from offline_rl.utils.words import unknown
+from policies import channels
 
 if TYPE_CHECKING:
     from envs.cards import Card, File
@@ -27,6 +31,7 @@ def load(
     *,
     split: str = "train",
     reward_task: str | None = None,
+    costs_from: str | None = None,
     **options: Any,
 ) -> Dataset:
     """Load the data set of a task, a card, or a file.
@@ -37,12 +42,14 @@ def load(
     reward_task: a single task of OGBench, such as `ogbench/scene-singletask-task2-v0`. Rewards
     and terminations of a file in OGBench's layout are computed for it; other files ignore it.
     Default: the task of the card.
+    costs_from: an environment, such as `safe/HopperVelocity`. Its costs are computed from the
+    transitions and replace those of the file. Default: that of the card.
     options: options of `read`.
     If a benchmark uses only some episodes of a file, only these are loaded. Raises UserError.
     """
     card = source if not isinstance(source, str | Path) else _resolve_source(source)
     if isinstance(card, Path):
-        return _labeled(_cached, card, reward_task, options)
+        return _with_costs(_labeled(_cached, card, reward_task, options), costs_from)
     if hasattr(card, "card"):  # a task
         if card.card is None:
             raise UserError(f"task {card.name} has no data set. Give a file with dataset=<path>.")
@@ -54,7 +61,9 @@ def load(
         reward_task = reward_task or card.env
     path = paths[0]
     open_file = _cached if len(paths) == 1 else partial(_joined, paths)
-    data = _labeled(open_file, path, reward_task, options)
+    data = _with_costs(
+        _labeled(open_file, path, reward_task, options), costs_from or card.costs_from
+    )
     skipped, count = file.skip_episodes, file.first_episodes
     if count is None and not skipped:
         return data
@@ -76,7 +85,7 @@ def load_dataset(source: str | Path, data_dir: str | Path | None = None, **optio
     split="val" loads a card's validation file.
     Raises UserError.
     """
-    names = {"split", "reward_task", *signature(read).parameters} - {"path"}
+    names = {"split", "reward_task", "costs_from", *signature(read).parameters} - {"path"}
     for name in options:
         if name not in names:
             raise UserError(unknown("option", name, names))
@@ -118,7 +127,7 @@ def find_file(
     option = f" data_dir={data_dir}" if data_dir else ""
     remedy = f"offline-rl data download {card.name}{option}, or " if file.urls else ""
     if recipe := None if file.urls else recipe_of(card):
-        target = f" out={data_dir}/{card.suite}" if data_dir else ""
+        target = f" out={data_dir}/{Path(file.path).parts[0]}" if data_dir else ""
         remedy += f"make it with offline-rl generate {recipe}{target}, or "
     raise MissingData(
         f"{card.name}: {file.name} is not in {folders}. Remedy: {remedy}name another folder with "
@@ -128,12 +137,15 @@ def find_file(
 
 def recipe_of(card: "Card") -> str | None:
     """Return the arguments of `offline-rl generate` for the card's file; None without a recipe."""
-    name = Path(card_file(card, "train").name).stem
+    file = Path(
+        card_file(card, "train").path
+    )  # of a card with `data_of`, in another suite's folder
+    folder, name = file.parts[0], file.stem
     for path in sorted((share("configs") / "recipe").glob("*.yaml")):
         recipe = read_yaml(path)
         quality = name.removeprefix(f"{recipe.get('family')}-")
         has_set = quality != name or name in recipe.get("sets", ())
-        if card.suite == recipe.get("suite", "gym") and has_set:
+        if folder == recipe.get("suite", "gym") and has_set:
             return f"recipe={path.stem} 'qualities=[{quality}]'"
     return None
 
@@ -200,6 +212,24 @@ def _labeled(
     except ValueError as error:
         raise UserError(str(error)) from None
     return ogbench.relabel(data, goal, keep_states=options.get("infos", False))
+
+
+def _with_costs(data: Dataset, environment: str | None) -> Dataset:
+    """Return the data with costs from the transitions, by the rule of an environment.
+
+    None: return the data unchanged. Raises UserError if no rule is known.
+    """
+    if environment is None:
+        return data
+    from envs.tasks import COSTS
+
+    if environment not in COSTS:
+        raise UserError(unknown("environment in costs_from", environment, COSTS))
+    rows = np.arange(data.num_rows)
+    after = np.where(data.usable, data.next_index, rows)  # a row's own observation if unknown
+    s, s2 = (channels.take(data.observations, index) for index in (rows, after))
+    costs = COSTS[environment](s, data.actions, data.rewards, s2)
+    return replace(data, extras={**data.extras, "costs": costs.astype(np.float32)})
 
 
 def _joined(paths: Sequence[Path], path: Path, **options: Any) -> Dataset:

@@ -21,7 +21,7 @@ class GenerateOptions(Checked):
     video: bool = False  # with format=lerobot: store images as videos
     qualities: list[str] | None = None  # sets to generate; default: all but full-replay
     rows: Count | None = None  # steps of a scripted set (a minimum) or of an OGBench set (exactly)
-    task: str | None = None  # recipe=ogbench: environment of the set, for example cube-single
+    task: str | None = None  # demonstrations: task of the set; ogbench: for example cube-single
     type: str | None = None  # recipe=ogbench: play or noisy; in mazes navigate or stitch
     episodes: Count | None = None  # recipe=ogbench: training trajectories; default: as published
     val_episodes: Count | None = None  # recipe=ogbench: validation trajectories; default: a tenth

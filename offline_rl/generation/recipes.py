@@ -58,7 +58,7 @@ from policies.golden import seal
 from policies.networks.defaults import torch_defaults
 
 QUALITIES = ("random", "medium-replay", "medium", "expert", "medium-expert", "full-replay")
-COLLECTION_ONLY = ("task", "type", "episodes", "val_episodes", "processes")  # options
+COLLECTION_ONLY = ("type", "episodes", "val_episodes", "processes")  # options
 WITHOUT_EXPERT = ("random", "medium-replay", "medium")  # need no training after the medium policy
 
 
@@ -109,6 +109,8 @@ def generate(*, show: bool = True, **keys: Any) -> str:
     for key in COLLECTION_ONLY:
         if key in keys:
             raise UserError(f"{key}= is only for recipe=ogbench. Remove it.")
+    if options.task is not None:
+        qualities = [set_of(plan, recipe, options)]
     if options.format == "lerobot" and not isinstance(plan, Script):
         raise UserError(
             f"format=lerobot is only for demonstrations, but {recipe} trains an agent. Remove "
@@ -163,6 +165,18 @@ def generate(*, show: bool = True, **keys: Any) -> str:
         store(data, folder / f"{name}.hdf5", metadata, card, plan.environment or plan.task, show)
     draw_learning_curve(run, plan.family, folder / f"{plan.family}.png")
     return str(folder)
+
+
+def set_of(plan: Recipe | Script, recipe: str, options: GenerateOptions) -> str:
+    """Return the name of the set of `task=`. Raises UserError."""
+    if not isinstance(plan, Script):
+        raise UserError(f"task= does not apply to recipe={recipe}. Select sets with qualities=.")
+    if options.qualities is not None:
+        raise UserError("task= and qualities= both select sets. Remove one of them.")
+    tasks = {f"{plan.suite}/{name}": name for name in plan.sets}
+    if options.task not in tasks:
+        raise UserError(unknown("task", str(options.task), tasks))
+    return tasks[options.task]
 
 
 def load_recipe(name: str) -> Recipe | Script | Collection | Behavior:

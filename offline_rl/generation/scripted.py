@@ -1,10 +1,10 @@
-"""Data sets of scripted experts: mazes, pushing, Fetch, cube, a tabletop arm.
+"""Data sets of scripted experts: mazes, pushing, Fetch, cube, a tabletop arm, constrained tasks.
 
 A script is a recipe (configs/recipe/<name>.yaml) with a `controller`. It lists sets, with a number
-for each: the noise of the actions in mazes, or the skill of the other experts. The set `x` of suite
-`s` is recorded in the environment of the task `s/x`, which also loads it. `environments` can name
-another task to record in. Only the ant needs training first: it learns to walk (`agent`, see
-recipes.Agent).
+for each: the noise of the actions in mazes, the highest cost limit in constrained tasks, or the
+skill of the other experts. The set `x` of suite `s` is recorded in the environment of the task
+`s/x`, which also loads it. `environments` can name another task to record in. Some controllers use
+a policy, which an agent learns first (`agent`, see recipes.Agent).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 import envs
 from envs import experts
-from envs.experts.walkers import AntWalk
 from offline_rl.generation.store import Act, is_stored, record, store, store_lerobot
 from offline_rl.utils import seeds
 from offline_rl.utils.errors import UserError
@@ -37,9 +36,9 @@ class Script:
 
     controller: str  # a key of CONTROLLERS
     suite: str
-    sets: dict  # name of a set -> noise or skill
+    sets: dict  # name of a set -> noise, skill or highest cost limit
     environments: dict = field(default_factory=dict)  # name of a set -> task to record it in
-    agent: dict | None = None  # training of the policy that the ant walks with
+    agent: dict | None = None  # training of the policy that the controller uses
     rows: int = 100_000  # rows of each set
     rows_of: dict = field(default_factory=dict)  # name of a set -> its rows, if not `rows`
 
@@ -66,10 +65,11 @@ def make_scripted_sets(
     layout. video: write images as videos. whole_episodes: see `record`.
     """
     kind = CONTROLLERS[plan.controller]
-    if kind is AntWalk:
+    if getattr(kind, "learned", False):
         if learned is None:
             raise UserError(
-                f"recipe {name}: the ant has to learn to walk. Add an `agent` to the recipe."
+                f"recipe {name}: the controller {plan.controller} uses a learned policy. Add an "
+                "`agent` to the recipe."
             )
         policy = learned[0]
         kind = partial(kind, lambda observations: policy.act(observations)[0][:, 0])

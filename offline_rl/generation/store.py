@@ -13,7 +13,7 @@ import numpy as np
 import envs
 from offline_rl.data import Dataset
 from offline_rl.data.specs import spec_of
-from offline_rl.data.writers.d4rl import write
+from offline_rl.data.writers.d4rl import Following, write
 from offline_rl.data.writers.lerobot import write_lerobot
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -49,14 +49,15 @@ def record(
     rows = int(ends[np.searchsorted(ends, rows)]) if whole_episodes else rows
     joined = {k: channels.concatenate([e[k] for e in parts]) for k in parts[0]}
     columns = {k: channels.take(values, slice(rows)) for k, values in joined.items()}
-    return Dataset.from_arrays(**columns, spec=spec_of(env))
+    extras = {"costs": columns.pop("costs")} if "costs" in columns else {}
+    return Dataset.from_arrays(**columns, extras=extras, spec=spec_of(env))
 
 
 def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict[str, Any]]:
     """Record one episode in each environment and return it as a dict of columns.
 
     Environment k has the seed first_seed + k. act: (observations [B, O], indices of the
-    environments [B]) -> actions [B, A].
+    environments [B]) -> actions [B, A]. Costs are a column if the environment reports them.
     """
     observations = env.reset([first_seed + k for k in range(env.num_envs)])
     running = np.arange(env.num_envs)
@@ -73,11 +74,13 @@ def record_episodes(env: envs.VectorEnv, act: Act, first_seed: int) -> list[dict
                     step.terminated[j],
                     step.truncated[j],
                     channels.take(step.observations, j),
+                    *([np.float32(step.infos["cost"][j])] if "cost" in step.infos else []),
                 )
             )
         channels.assign(observations, running, step.observations)
         running = running[~(step.terminated | step.truncated)]
-    names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
+    names = ["observations", "actions", "rewards", "terminated", "truncated", "next_observations"]
+    names += ["costs"] if len(steps[0][0]) > len(names) else []
     return [dict(zip(names, map(channels.stack, zip(*e, strict=True)), strict=True)) for e in steps]
 
 
@@ -109,8 +112,12 @@ def store(
     task: str,
     show: bool,
 ) -> None:
-    """Write a set in D4RL's layout, and a card: how it was generated, and what it contains."""
-    path = write(data, path, next_observations="final", metadata=metadata)
+    """Write a set in D4RL's layout, and a card: how it was generated, and what it contains.
+
+    A set with costs has DSRL's layout, with all next observations.
+    """
+    following: Following = "all" if "costs" in data.extras else "final"
+    path = write(data, path, next_observations=following, metadata=metadata)
     facts = summarize_set(data, path, task)
     write_json(path.with_suffix(".json"), {**card, **facts})
     if show:
@@ -150,5 +157,19 @@ def summarize_set(data: Dataset, path: Path, task_name: str) -> dict[str, Any]:
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
         "score_mean": float(task.score(returns).mean()) if task.reference else None,
+        **summarize_costs(data, task.cost_limits),
         "made_with": hardware.describe_machine(),
+    }
+
+
+def summarize_costs(data: Dataset, limits: tuple[float, ...]) -> dict[str, Any]:
+    """Return the entries of a set's card on the costs of its episodes; {} without costs."""
+    if "costs" not in data.extras:
+        return {}
+    costs = np.add.reduceat(data.extras["costs"].astype(np.float64), data.episode_starts)
+    return {
+        "cost_mean": float(costs.mean()),
+        "cost_min": float(costs.min()),
+        "cost_max": float(costs.max()),
+        "share_within": {f"{limit:g}": float((costs <= limit).mean()) for limit in limits},
     }

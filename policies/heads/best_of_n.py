@@ -100,6 +100,11 @@ class BestOfN(Head):
             values = values / self.temperature + gumbel(selection_noise)
         return Samples(chunks, memories, values)
 
+    def selection_margins(self, observations: Tensor, memory: Memory, noise: Tensor) -> Tensor:
+        """See `Head.selection_margins`."""
+        best, second = self.evaluate(observations, memory, noise).values.topk(2).values.unbind(-1)
+        return best - second
+
 
 def repeat_rows(x: Tensor, count: int) -> Tensor:
     """Repeat each row `count` times, [B, ...] -> [B * N, ...]."""

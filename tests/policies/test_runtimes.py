@@ -24,7 +24,7 @@ from policies.heads.deterministic import DeterministicActor, SparseActor
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import GaussianActor, TanhGaussianActor
 from policies.heads.recurrent import RecurrentActor
-from policies.heads.residual import EditedActor, SteeredActor
+from policies.heads.residual import EditedActor, PerturbedActor, ResidualActor, SteeredActor
 from policies.heads.schedules import (
     cosine_alphas,
     ddim,
@@ -559,11 +559,22 @@ def make_edited(aggregate: Any = "mean") -> BestOfN:
     return head
 
 
+def make_perturbed() -> PerturbedActor:
+    """Return a policy that perturbs the actions that a VAE decodes."""
+    policy = ResidualActor(7, 2, (16,), scale=0.5, activation="tanh", layer_norm=False)
+    head = PerturbedActor(policy.arguments, decoder_hidden=(16, 16))
+    head.policy.scale.data.fill_(0.5)
+    for p in head.parameters():
+        p.data += 0.5 * torch.randn_like(p) * (p.dim() > 0)
+    return head
+
+
 STEPPED = {"chunk_size": 3, "n_action_steps": 3}
 ON_OTHERS: dict[str, tuple[Callable[[], Any], dict[str, int]]] = {
     "steered diffusion": (lambda: make_steered(make_sampler("ddim")), PLANNED),
     "steered one-step": (lambda: make_steered(OneStepActor(5, 2, (16,), horizon=3)), STEPPED),
     "edited": (make_edited, STEPPED),
+    "perturbed": (make_perturbed, {}),
     "edited, least cost": (lambda: make_edited("least_max"), STEPPED),
 }
 

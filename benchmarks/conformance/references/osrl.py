@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from benchmarks.conformance.inputs import ACT, OBS, WIDTH
 from benchmarks.conformance.job import UNUSED, Job, Learner, Link, swap_axes
-from benchmarks.conformance.torch_side import link, mlp, two_heads
+from benchmarks.conformance.torch_side import Layer, link, mlp, two_heads
 
 SIDE = "torch_side"
+
+
+def bc_safe(job: Job) -> Learner:
+    module, log = load(job), Log()
+    model = module.BC(OBS, ACT, 1.0, [WIDTH, WIDTH])
+    trainer = module.BCTrainer(model, None, log, job.config["lr"])
+
+    def update(b: Any) -> dict[str, float]:
+        trainer.train_one_step(b.observations, b.actions)
+        return {"policy_loss": log["loss/actor_loss"]}
+
+    return Learner(mlp("policy/trunk", model.actor), update)
 
 
 class Log(dict[str, float]):
@@ -162,3 +176,131 @@ def number(name: str, owner: Any, attribute: str) -> Link:
         setattr(owner, attribute, float(value))
 
     return Link(name, ..., lambda: np.asarray(float(getattr(owner, attribute))), write)
+
+
+def cdt(job: Job) -> Learner:
+    """Return the learner, a rollout in an episode (`act`), or the new episodes (`augment`)."""
+    sys.modules["oapackage"] = Pareto("oapackage")
+    c, log, torch.float = job.config, Log(), torch.float64
+    loaded = load(job)
+    module = loaded if hasattr(loaded, "CDT") else job.load("osrl/algorithms/cdt.py")
+    model = module.CDT(
+        OBS,
+        ACT,
+        1.0,
+        seq_len=c["context_length"],
+        episode_len=c["episode_steps"] - c["context_length"],
+        embedding_dim=c["dim_model"],
+        num_layers=c["num_layers"],
+        num_heads=c["num_heads"],
+        use_rew=True,
+        use_cost=True,
+        cost_transform=True,
+        stochastic=True,
+        target_entropy=-ACT,
+    )
+    t = module.CDTTrainer(
+        model,
+        None,
+        log,
+        learning_rate=c["lr"],
+        weight_decay=c["weight_decay"],
+        clip_grad=c["max_grad_norm"],
+        lr_warmup_steps=c["num_warmup_updates"],
+        loss_cost_weight=c["cost_weight"],
+    )
+
+    def update(b: Any) -> dict[str, float]:
+        rows = b.observations, b.actions, b.mc_returns / c["return_scale"], b.mc_costs
+        t.train_one_step(*rows, b.timesteps, b.valid.double(), b.mc_costs[:, 0], b.costs)
+        names = {"all_loss": "policy_loss", "cost_loss": "cost_loss", "ent": "entropy"}
+        return {ours: log[name] for name, ours in names.items()}
+
+    def act(b: Any) -> dict[str, Any]:
+        rewards = b.rewards[:, 0].numpy() / c["return_scale"]
+        episode = Episode(b.observations[:, 0].numpy(), rewards, b.costs[:, 0].numpy())
+        model.eval()
+        t.rollout(model, episode, c["target_return"] / c["return_scale"], c["target_cost"])
+        return {"actions": np.stack(episode.actions)}
+
+    phases = {"update": update, "act": act, "augment": partial(new_episodes, loaded, c)}
+    return Learner(transformer_links(model), phases[job.phase])
+
+
+def transformer_links(model: Any) -> list[Link]:
+    """Return links from a constrained Decision Transformer to our policy and temperature."""
+    names = {"embed_return": "return_emb", "embed_cost": "cost_emb", "cost_head": "cost_pred_head"}
+    names |= {"embed_observation": "state_emb", "embed_action": "action_emb"}
+    links = [link("policy/embed_place", model.timestep_emb.weight)]
+    links.append(link("log_alpha/value", model.log_temperature))
+    for ours, theirs in names.items():
+        links += mlp(f"policy/{ours}", [model.get_submodule(theirs)])
+    links += two_heads("policy/head", [], model.action_head.mu, model.action_head.log_std)
+    normed = {"norm_in": model.emb_norm, "norm_out": model.out_norm}
+    for i, block in enumerate(model.blocks):
+        inside, attention = f"blocks.{i}", block.attention
+        normed |= {f"{inside}.norm_attention": block.norm1, f"{inside}.norm_mlp": block.norm2}
+        parts = {"attention_in": [Layer(attention.in_proj_weight, attention.in_proj_bias)]}
+        parts |= {"attention_out": [attention.out_proj], "mlp": [block.mlp[0], block.mlp[2]]}
+        for ours, layers in parts.items():
+            links += mlp(f"policy/{inside}.{ours}", layers)
+    for ours, norm in normed.items():
+        links += [link(f"policy/{ours}.{part}", getattr(norm, part)) for part in ("weight", "bias")]
+    return links
+
+
+class Episode:
+    """Environment with given observations [T, O], rewards and costs [T], which records actions."""
+
+    def __init__(self, observations: np.ndarray, rewards: np.ndarray, costs: np.ndarray) -> None:
+        self.observations, self.rewards, self.costs = observations, rewards, costs
+        self.actions = list[np.ndarray]()
+
+    def reset(self) -> tuple[np.ndarray, dict[str, float]]:
+        return self.observations[0], {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, float]]:
+        k, count = len(self.actions), len(self.costs)
+        self.actions.append(action)
+        following, is_last = self.observations[(k + 1) % count], k + 1 == count
+        return following, self.rewards[k], False, is_last, {"cost": self.costs[k]}
+
+
+class Pareto(ModuleType):
+    """Replacement of OApackage, with the parts that the augmentation uses."""
+
+    doubleVector = tuple
+
+    class ParetoDoubleLong:
+        """Set of points, of which those that no other point surpasses are returned."""
+
+        def __init__(self) -> None:
+            self.points = list[tuple[float, ...]]()
+
+        def addvalue(self, point: tuple[float, ...], index: int) -> None:
+            self.points.append(point)
+
+        def show(self, verbose: int) -> None:
+            pass
+
+        def allindices(self) -> list[int]:
+            points = np.array(self.points)
+            better = [((points >= x).all(1) & (points > x).any(1)).any() for x in points]
+            return np.flatnonzero(~np.array(better)).tolist()
+
+
+def new_episodes(module: ModuleType, c: Mapping[str, Any], b: Any) -> dict[str, Any]:
+    """Return the new episodes for episodes of one step."""
+    columns = {"returns": b.mc_returns.numpy(), "cost_returns": b.mc_costs.numpy()}
+    episodes = [{k: x[i : i + 1] for k, x in columns.items()} for i in range(len(b.rewards))]
+    np.random.seed(0)  # noqa: NPY002
+    percent, limits = c["augmentation"], (c["max_return"], c["min_gain"])
+    nearest, new, _, kept = module.augmentation(
+        episodes, c["degree"], c["max_decrease"], 1, percent, *limits
+    )
+    targets = {k: np.array([x[k][0] for x in new]) for k in columns}
+    return {
+        "episodes": np.array(kept)[nearest],
+        "returns": targets["returns"],
+        "costs": targets["cost_returns"],
+    }

@@ -9,9 +9,9 @@ import numpy as np
 
 from envs.outcomes import Outcomes, library, never
 from envs.suites.locomotion import HalfCheetah, control_penalty
-from envs.vector import Step
 
 SPEED_LIMIT = 3.2096  # m/s
+TOO_FAST = -100.0  # reward above the limit
 DT_S = 0.05  # s per step; five simulation steps
 
 
@@ -22,20 +22,16 @@ class SafetyHalfCheetah(HalfCheetah):
     """
 
     hidden_positions = 0
+    speed_limit = SPEED_LIMIT
 
     def reward(self, speed: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return limited_reward(speed, actions)
-
-    def _step(self, actions: np.ndarray, indices: np.ndarray) -> Step:
-        step = super()._step(actions, indices)
-        step.infos["cost"] = (step.infos["x_velocity"] > SPEED_LIMIT).astype(np.float64)
-        return step
 
 
 def limited_reward(speed: Any, actions: Any) -> Any:
     """Return speed minus control cost, or -100 above the speed limit."""
     reward = speed - control_penalty(actions, HalfCheetah.control_cost)
-    return library(speed).where(speed > SPEED_LIMIT, -100.0, reward)
+    return library(speed).where(speed > SPEED_LIMIT, TOO_FAST, reward)
 
 
 def speed(s: Any, a: Any, s2: Any) -> Any:
@@ -48,6 +44,11 @@ def is_too_fast(s: Any, a: Any, s2: Any) -> Any:
     return speed(s, a, s2) > SPEED_LIMIT
 
 
+def cost(s: Any, a: Any, r: Any, s2: Any) -> Any:
+    """Return 1 above the speed limit, where the reward is -100, else 0."""
+    return 1.0 * (r == TOO_FAST)
+
+
 def reward(s: Any, a: Any, s2: Any) -> Any:
     """Return the reward of transitions."""
     return limited_reward(speed(s, a, s2), a)
@@ -55,3 +56,4 @@ def reward(s: Any, a: Any, s2: Any) -> Any:
 
 ENVS = {"neorl2/SafetyHalfCheetah": SafetyHalfCheetah}
 OUTCOMES = {"neorl2/SafetyHalfCheetah": Outcomes({"task": never, "published": is_too_fast}, reward)}
+COSTS = {"neorl2/SafetyHalfCheetah": cost}

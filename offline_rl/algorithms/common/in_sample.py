@@ -28,7 +28,7 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import OFFLINE, Dropout, Rate
-from offline_rl.algorithms.common.critics import Critic, Value
+from offline_rl.algorithms.common.critics import Critic, Value, reduce_q
 from offline_rl.algorithms.common.optim import Adam, cosine
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.data.transform import ActionClip
@@ -115,7 +115,7 @@ class DualV(ActorCritic):
 
     def aggregate_q(self, state: State, q: Tensor) -> Tensor:
         """Return the Q that V and the policy are trained on, [E, B] -> [B]."""
-        return q.amin(0)
+        return reduce_q(state, q)
 
     def value_loss(self, u: Tensor) -> Tensor:
         """Return the loss of V, 0-d. u: Q - V [M] at the pairs of `value_pairs`."""

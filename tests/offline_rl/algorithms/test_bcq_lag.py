@@ -174,10 +174,11 @@ def test_the_mean_cost_reaches_the_limit():
     data = Dataset.from_arrays(
         zeros[:, None], actions.numpy(), rewards, zeros == 0, extras={"costs": 1 + rewards}
     )
-    config = {"max_perturbation": 2.0, "reward_scale": 1.0, "integral_gain": 0.05}
-    config |= {"actor_lr": 3e-3, "critic_lr": 3e-3, "target_cost": 0.8, "episode_steps": 1}
-    state = taught(BCQLag, data, num_updates=500, **config, **SMALL)
+    config = {"max_perturbation": 0.9, "reward_scale": 1.0, "actor_lr": 1e-2, "critic_lr": 1e-2}
+    config |= {"integral_gain": 0.02, "proportional_gain": 1.0}
+    limit = {"target_cost": 0.8, "episode_steps": 1}
+    state = taught(BCQLag, data, num_updates=150, **config, **limit, **SMALL)
     s = torch.zeros(256, 1)
     a = state.policy(torch.cat([s, state.vae.sample(s, Recorded(), 1)[0]], -1))
-    assert (1 + a).mean().item() == pytest.approx(0.8, abs=0.1)
+    assert (1 + a).mean().item() == pytest.approx(0.8, abs=0.2)  # without a limit, 1.9
     assert state.params["multiplier"]["value"] > 0.5  # reward and cost have equal gradients

@@ -107,27 +107,34 @@ def test_updates_equal_plain_pytorch(released):
             actions = sample(s, random.normal((4, *a.shape)).double())  # before the tanh
             actions = actions if released else actions.tanh()
             kl = kl_divergence(encode(s.expand(4, 32, 3), actions), Normal(0.0, 1.0)).mean(-1)
-            unlikely = kl >= np.quantile(kl.numpy(), 0.6)
+            data = kl_divergence(encode(s, a), Normal(0.0, 1.0)).mean(-1)
+            unlikely = kl >= np.quantile((kl if released else data).numpy(), 0.6)
         error = ((value(cost, s, a) - y) ** 2).mean(1).sum()
         if released:  # a constant for the cost critics
-            ood = torch.where(unlikely, value(slow_cost, s, actions).min(0).values, 0.0).mean()
+            ood = torch.where(unlikely, value(slow_cost, s, actions).min(0).values, 0.0)
+            excess = ood.mean().item() - 1.3 * KAPPA
             loss = error
         else:
-            ood = torch.stack([q[unlikely].mean() for q in value(cost, s, actions)])
-            loss = error - np.exp(log_alpha) * ood.sum()
+            ood = value(cost, s, actions)[:, unlikely] - 1.3 * KAPPA
+            assert (ood > 0).any()
+            assert (ood < 0).any()
+            excess = ood.mean().item()
+            loss = error - np.exp(log_alpha) * ood[ood < 0].sum() / unlikely.sum()
         step(adams["cost"], loss)
-        log_alpha += 0.05 * np.exp(log_alpha) * (1.3 * KAPPA - ood.mean().item())
+        log_alpha -= 0.05 * np.exp(log_alpha) * excess
         log_alpha = min(max(log_alpha, -5.0), 5.0)
 
         pi = sample(s, random.normal(a.shape).double()).tanh()
-        safe = worst(value(cost, s, pi)) <= KAPPA
+        q_cost = worst(value(cost, s, pi))
+        safe = q_cost <= KAPPA
         safe_shares.append(safe.double().mean())
-        policy_loss = -torch.where(safe, value(critic, s, pi).min(0).values, 0.0).mean()
+        unsafe = 0 * q_cost if released else -q_cost
+        policy_loss = -torch.where(safe, value(critic, s, pi).min(0).values, unsafe).mean()
         step(adams["policy"], policy_loss)
         follow_leaves(slow, critic, 0.1)
         follow_leaves(slow_cost, cost, 0.1)
 
-    assert all(0.1 < share < 0.9 for share in safe_shares)
+    assert all(0 < share < 1 for share in safe_shares), safe_shares
     assert_same_leaves(state, "vae", vae, adams["vae"])
     assert_same_leaves(state, "critic", critic, adams["critic"])
     assert_same_leaves(state, "cost_critic", cost, adams["cost"])
@@ -136,7 +143,7 @@ def test_updates_equal_plain_pytorch(released):
     assert_same_leaves(state, "cost_critic_target", slow_cost)
     close(state.params["log_multiplier"]["value"], log_alpha)
     expected = {"vae_loss": vae_loss, "critic_loss": critic_loss, "policy_loss": policy_loss}
-    expected |= {"cost_critic_loss": error, "ood_cost": ood.mean(), "cost_target": y.mean()}
+    expected |= {"cost_critic_loss": error, "ood_excess": excess, "cost_target": y.mean()}
     expected |= {"safe_share": safe_shares[-1], "multiplier": np.exp(log_alpha)}
     for name, number in expected.items():
         close(metrics[name], number)
@@ -146,12 +153,14 @@ def test_the_multiplier_stays_between_exp_minus_5_and_exp_5():
     for limit, bound in ((0.0, -5.0), (1e6, 5.0)):
         first = start(CPQ, multiplier_lr=1e3, target_cost=limit, episode_steps=100, **SMALL)
         params = {**first.params, "log_multiplier": {"value": torch.tensor(0.0)}}
-        cost = {k: v + (50.0 if k == "net.biases.2" else 0) for k, v in params["cost_critic"].items()}
+        cost = {
+            k: v + (50.0 if k == "net.biases.2" else 0) for k, v in params["cost_critic"].items()
+        }
         state, _ = advance(replace(first, params={**params, "cost_critic": cost}), with_costs(1))
         assert state.params["log_multiplier"]["value"] == bound
 
 
-@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize("released", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_actions_unlike_the_data_become_unsafe_unless_the_rules_are_the_released_ones(released):
     """The data have actions in +-0.2 without any cost. The limit is one cost per episode."""
     torch.manual_seed(0)
@@ -159,10 +168,10 @@ def test_actions_unlike_the_data_become_unsafe_unless_the_rules_are_the_released
     data = Dataset.from_arrays(
         zeros[:, None], actions.numpy(), zeros, zeros == 0, extras={"costs": zeros}
     )
-    rates = {"critic_lr": 3e-3, "vae_lr": 3e-3, "kl_weight": 0.05, "multiplier_lr": 1e-2}
+    rates = {"critic_lr": 1e-2, "vae_lr": 1e-2, "kl_weight": 0.05, "multiplier_lr": 1e-2}
     limit = {"target_cost": 1.0, "episode_steps": 1, "as_released": released}
-    state = taught(CPQ, data, num_updates=300, **rates, **limit, **SMALL)
+    state = taught(CPQ, data, num_updates=100, **rates, **limit, **SMALL)
     a = torch.tensor([[0.0], [0.9], [-0.9]])
     costs = state.cost_critic(torch.zeros(3, 1), a).amax(0)
-    assert costs[0].abs() < 0.5
-    assert (costs[1:] > 1).any() != released
+    assert costs[0].abs() < 0.3
+    assert (costs[1:] < 0.3).all() if released else (costs[1:] > 1).all()

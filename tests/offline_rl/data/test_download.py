@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from envs.cards import Card, File, cards
 from offline_rl.cli.main import main
 from offline_rl.data import download as module
 from offline_rl.data.download import Patience, download
-from offline_rl.data.load import find_file
+from offline_rl.data.load import find_file, load
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import open_exclusively
 
@@ -664,3 +665,24 @@ def test_every_published_card_says_where_its_files_are() -> None:
                 assert "rail.eecs.berkeley.edu" in hosts
                 locomotion = card.name.split("-")[0] in ("ant", "halfcheetah", "hopper", "walker2d")
                 assert len(hosts) == 2 or not (locomotion and card.name.endswith("-v2"))
+
+
+def test_a_set_of_dsrl_is_downloaded_from_its_second_host_and_read_with_costs(
+    host: Host, tmp_path: Path
+) -> None:
+    card = cards()["dsrl_data:BallRun"]
+    file = card.files["train"]
+    assert [url.rsplit("/", 1)[0] for url in file.urls] == [
+        "https://huggingface.co/datasets/YYY-45/DSRL/resolve/main",
+        "http://data.offline-saferl.org/download",
+    ]
+    arrays = with_next(two_episodes()) | {"costs": np.arange(1003) % 2}
+    body = save(tmp_path / "sent.hdf5", arrays).read_bytes()
+    answers = status(404), send(body)
+    paths = [f"/{number}/{file.name}" for number in range(2)]
+    urls = tuple(host.says(path, answer) for path, answer in zip(paths, answers, strict=True))
+    local = replace(card, files={"train": replace(file, urls=urls)})
+    (path,) = download([local], tmp_path, patience=QUICK)
+    assert path == tmp_path / "dsrl" / "SafetyBallRun-v0-80-940.hdf5"
+    assert [path for path, *_ in host.requests] == paths
+    np.testing.assert_array_equal(load(local, tmp_path).extras["costs"], arrays["costs"])

@@ -176,3 +176,44 @@ def test_the_published_dmsd_is_accepted_by_its_checksum(data_dir: Path):
     assert data.name == "neorl2/DMSD"
     assert data.num_rows == 100_000
     assert np.isclose(data.episode_returns().mean(), 494.4527, atol=1e-4)
+
+
+def test_costs_of_runners_follow_from_rewards_and_actions(tmp_path: Path):
+    """Each runner's speed is reward - alive bonus + control cost, with Gymnasium's coefficients."""
+    runners = {"HalfCheetah": (0, 0.1, 3.2096), "Hopper": (1, 1e-3, 0.7402)}
+    runners["Walker2d"] = (1, 1e-3, 2.3415)
+    arrays = with_next(two_episodes())
+    arrays["rewards"] *= 4
+    path = save(tmp_path / "a.hdf5", arrays)
+    assert "costs" not in load(path).extras
+    for runner, (bonus, weight, limit) in runners.items():
+        squares = (arrays["actions"].astype(np.float64) ** 2).sum(1)
+        speed = arrays["rewards"].astype(np.float64) - bonus + weight * squares
+        costs = load(path, costs_from=f"safe/{runner}Velocity").extras["costs"]
+        assert 0.1 < costs.mean() < 0.9
+        np.testing.assert_array_equal(costs, speed > limit)
+    with pytest.raises(UserError, match="unknown environment in costs_from 'safe/Hopper'"):
+        load(path, costs_from="safe/Hopper")
+
+
+def test_a_card_adds_costs_to_the_data_of_another_card():
+    card, of = cards()["safe/HopperVelocity-medium-replay"], cards()["gym/hopper-medium-replay"]
+    assert (card.files, card.layout, card.source) == (of.files, of.layout, of.source)
+    data, plain = load(card.name), load(of.name)
+    np.testing.assert_array_equal(data.rewards, plain.rewards)
+    speed = plain.rewards - 1 + 1e-3 * (plain.actions**2).sum(1)
+    assert data.extras["costs"].mean() == pytest.approx((speed > 0.7402).mean(), abs=1e-4)
+    assert plain.extras == {}
+
+
+def test_a_time_out_row_without_next_observation_has_the_cost_of_its_own_observation(
+    tmp_path: Path,
+):
+    """Test data whose final positions are unknown, so the row's position counts."""
+    arrays = steps(6, obs=22)
+    arrays["observations"][:, -16:] = 0.5
+    arrays["observations"][[2, 5], -1] = 1.1  # inside a hazard
+    arrays["timeouts"][[2, 5]] = True
+    path = save(tmp_path / "a.hdf5", arrays)
+    costs = load(path, costs_from="safe/PointHazards").extras["costs"]
+    assert costs.tolist() == [0, 1, 1, 0, 1, 1]

@@ -142,7 +142,7 @@ def test_existing_files_of_another_size_or_damaged_ones_are_never_replaced(tmp_p
         ({"qualities": [NAME], "task": None}, "type=stitch needs a task. Add task="),
         ({"qualities": ["cube"]}, "unknown quality 'cube'"),
         ({"format": "lerobot"}, "recipe=ogbench writes OGBench's layout. Remove format="),
-        ({"recipe": "push"}, "task= is only for recipe=ogbench. Remove it"),
+        ({"recipe": "push"}, "type= is only for recipe=ogbench. Remove it"),
     ],
 )
 def test_a_refusal_is_one_sentence_with_the_remedy_and_writes_nothing(

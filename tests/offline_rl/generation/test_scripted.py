@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -190,7 +191,7 @@ def test_an_ant_learns_to_walk_and_its_cards_hold_the_learning_curve(tmp_path: P
     assert abs(starts).max() > 2  # not all at the task's default start
     assert data.num_rows == 1200
     alone = replace(load_recipe("antmaze"), agent=None)
-    with pytest.raises(UserError, match="has to learn to walk"):
+    with pytest.raises(UserError, match="uses a learned policy"):
         make_scripted_sets(alone, "antmaze", folder, [name], False)
 
 
@@ -207,3 +208,41 @@ def test_a_users_recipe_is_a_file(tmp_path: Path):
     assert 700 <= len(data.rewards) <= 1300  # complete episodes
     with pytest.raises(UserError, match=r"no\.yaml is not readable"):
         generate(recipe=str(tmp_path / "no.yaml"), show=False)
+
+
+def test_task_selects_the_set_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "BATCH", 2)
+    keys = {"recipe": "push", "rows": 20, "show": False}
+    generate(**keys, task="push/short-medium", out=str(tmp_path / "sets"))
+    assert {path.stem for path in (tmp_path / "sets").iterdir()} == {"short-medium"}
+    refused = {
+        "unknown task 'push/short'; did you mean push/short-": keys | {"task": "push/short"},
+        "task= does not apply to recipe=hopper": {"recipe": "hopper", "task": "gym/hopper-medium"},
+        "both select sets": keys | {"task": "push/short-medium", "qualities": ["short-medium"]},
+    }
+    for sentence, wrong in refused.items():
+        with pytest.raises(UserError, match=sentence):
+            generate(**wrong, out=str(tmp_path / "refused"))
+    assert not (tmp_path / "refused").exists()
+
+
+def test_hazards_make_a_set_in_dsrls_layout_with_costs_above_and_below_the_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store, "BATCH", 5)
+    keys = {"recipe": "hazards", "task": "safe/PointHazards", "rows": 2000, "show": False}
+    generate(**keys, out=str(tmp_path / "safe"))
+    with h5py.File(tmp_path / "safe" / "PointHazards.hdf5") as file:
+        words = "observations next_observations actions rewards costs terminals timeouts"
+        assert {*words.split()} == {*file} - {"metadata"}
+        costs = file["costs"][:]
+    data = load("safe/PointHazards", str(tmp_path))
+    np.testing.assert_array_equal(data.extras["costs"], costs)
+    inside = data.next_observations[:, -16:].max(1) > 1
+    np.testing.assert_array_equal(costs, inside)
+    totals = costs.reshape(5, 400).sum(1)
+    assert totals[-1] == 0  # the last limit of a batch is 0
+    assert totals.max() > 40  # the task's highest limit
+    card = json.loads((tmp_path / "safe" / "PointHazards.json").read_text())
+    assert card["cost_mean"] == pytest.approx(totals.mean())
+    assert card["share_within"] == {f"{k}": np.mean(totals <= k) for k in (10, 20, 40)}

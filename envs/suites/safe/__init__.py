@@ -1,0 +1,1 @@
+"""Constrained tasks: runners with a speed limit, and a point and an ant among hazards."""
