@@ -69,6 +69,7 @@ class Config(LimitConfig):
 
 class COptiDICE(ActorCritic):
     Config: type = Config
+    follows_card = False  # the cards' shifts of rewards are for reward_scale=1
     extra_columns = ("costs", "timesteps")
     targets: ClassVar = {}
 

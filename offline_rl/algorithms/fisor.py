@@ -72,6 +72,7 @@ class Config(idql.Config):
 class FISOR(idql.IDQL):
     Config: type = Config
     mode = Mode()
+    follows_card = False  # the cards' shifts of rewards are for reward_scale=1
     extra_columns = ("costs",)
     targets: ClassVar = idql.IDQL.targets | {"cost_critic_target": "cost_critic"}
     offline_networks: ClassVar[tuple[str, ...]] = ()
