@@ -72,9 +72,10 @@ class Config(idql.Config):
 class FISOR(idql.IDQL):
     Config: type = Config
     mode = Mode()
+    follows_card = False  # the cards' shifts of rewards are for reward_scale=1
     extra_columns = ("costs",)
     targets: ClassVar = idql.IDQL.targets | {"cost_critic_target": "cost_critic"}
-    offline_networks = ()
+    offline_networks: ClassVar[tuple[str, ...]] = ()
     acts = ("policy", "cost_critic_target")
     acts_as: ClassVar = {"cost_critic_target": "critic"}
 
@@ -112,6 +113,7 @@ class FISOR(idql.IDQL):
             state, metrics["policy_loss"] = self.update_policy(state, part, weight)
             metrics |= {"weight": weight.mean(), "feasible": feasible}
         batch = rows(batch, 0, cfg.critic_rows or size)
+        assert batch.costs is not None  # the run refuses data without costs
         s, a, mask = batch.observations, batch.actions, batch.bootstrap_mask
         h = torch.where(batch.costs > 0, cfg.unsafe_signal, -1.0)  # [B]
 

@@ -89,9 +89,9 @@ class SACLag(sac.SAC):
         a2, log_pi2 = state.policy.sample(s2, state.random)  # [B, A], [B]
         y = state.critic_target(s2, a2).amin(0) - alpha * log_pi2  # [B], eq. 3
         state, metrics = regress(state, batch, batch.rewards + batch.discount * y)
+        assert batch.costs is not None  # the run refuses data without costs
         y = cfg.cost_discount * batch.bootstrap_mask * state.cost_critic_target(s2, a2).amax(0)
-        costs = batch.costs + y  # [B]
-        state, cost_metrics = regress(state, batch, costs, network="cost_critic")
+        state, cost_metrics = regress(state, batch, batch.costs + y, network="cost_critic")
         old = state
 
         def policy_loss(policy: Network) -> LossAndMetrics:

@@ -48,7 +48,7 @@ def test_the_feasibility_target_is_the_largest_signal_of_the_future():
 
 
 def test_v_h_leans_to_the_safest_action():
-    """Its loss weighs errors above Q_h by 0.9, where Q_h is the larger of both target critics."""
+    """Errors above Q_h, the larger of both target critics, have the weight 0.9 in the loss."""
     state, batch = start(FISOR, **SMALL), with_costs()
     q_h = state.cost_critic_target(batch.observations, batch.actions).double().numpy().max(0)
     v_h = state.cost_value(batch.observations).double().numpy()
@@ -57,7 +57,7 @@ def test_v_h_leans_to_the_safest_action():
 
 
 def test_the_policy_is_updated_before_the_values_and_on_each_part_of_the_batch():
-    """Its weights come from the old values. With two parts, the last loss is that of the rest."""
+    """The old values give the weights. With two parts, the metrics are those of the second."""
     state, batch = start(FISOR, policy_updates=2, critic_rows=8, **SMALL), with_costs()
     after, metrics = advance(state, batch)
     second = {k: v[16:] for k, v in vars(batch).items() if v is not None}
