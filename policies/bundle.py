@@ -15,6 +15,8 @@ A bundle is an uncompressed ZIP archive. Format 5 has the members:
                              composed [B, chunk_size, A], the first chunks of the policy and its
                              base together, for the base's recorded observations
     graphs/<name>.onnx       the network for other runtimes, if it was exported
+    guardian.safetensors     the in-distribution score of the data, if it was exported; see
+                             `policies.runtimes.guardian`
     base.bundle              the frozen base policy, if the policy was trained on a bundle
 
 `composition` is {how, noise_scale} for a policy that acts on a base policy, otherwise {}.
@@ -45,6 +47,7 @@ from safetensors.numpy import save as save_tensors
 
 from policies.channels import flatten, get
 from policies.normalizer import Normalizer
+from policies.runtimes.guardian import Guardian
 from policies.spec import Spec
 
 FORMAT = 5
@@ -54,7 +57,7 @@ WEIGHTS, NORMALIZERS, GOLDEN = MEMBERS = (
     "normalizers.safetensors",
     "golden.safetensors",
 )
-GRAPHS, BASE = "graphs/", "base.bundle"
+GRAPHS, BASE, GUARDIAN = "graphs/", "base.bundle", "guardian.safetensors"
 BUNDLE = "policy.bundle"  # name of the bundle in the folder of a training seed
 MANIFEST: dict[str, Any] = {
     "format": int,
@@ -111,6 +114,7 @@ class Bundle:
     actions: Normalizer | None = None  # from [-1, 1] to network output; None: identity
     graphs: Mapping[str, bytes] = field(default_factory=dict)  # ONNX models by name
     composition: Composition | None = None  # how the policy acts on its base; None: it has none
+    guardian: Guardian | None = None  # in-distribution score of observations and actions
     base: Bundle | None = None  # base policy, unless it is the user's code
     golden: Golden | None = None  # added by `policies.golden.seal`, required by `write`
 
@@ -164,6 +168,7 @@ def pack(bundle: Bundle) -> bytes:
         GOLDEN: save_tensors({**recorded, "chunks": golden.chunks}),
         **{f"{GRAPHS}{name}.onnx": graph for name, graph in bundle.graphs.items()},
         **({} if bundle.base is None else {BASE: pack(bundle.base)}),
+        **({} if bundle.guardian is None else {GUARDIAN: save_tensors(bundle.guardian.tensors())}),
     }
     manifest = {
         "format": FORMAT,
@@ -239,7 +244,8 @@ def unpack(content: bytes, where: str) -> Bundle:
                 f"{where}: {name} does not match its SHA-256. The file is damaged: copy it again"
             )
     try:
-        tensors = {name: load_tensors(contents[name]) for name in MEMBERS}
+        names = (*MEMBERS, *(name for name in (GUARDIAN,) if name in contents))
+        tensors = {name: load_tensors(contents[name]) for name in names}
         for each in tensors.values():
             for name, value in each.items():
                 if not np.isfinite(value).all():
@@ -283,6 +289,7 @@ def assemble(
         graphs=graphs,
         composition=Composition(**composition) if composition else None,
         base=unpack(contents[BASE], f"{where}: {BASE}") if BASE in contents else None,
+        guardian=Guardian.from_tensors(tensors[GUARDIAN]) if GUARDIAN in tensors else None,
         golden=Golden(
             observations,
             recorded.get("noise"),

@@ -191,6 +191,26 @@ class BundlePolicy:
             chunk = self.bundle.actions.inverse(chunk).clip(-1, 1)
         return (self.spec.to_units(chunk) if self.units else chunk), memory
 
+    def in_distribution(
+        self, observation: np.ndarray, action: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return a mask of the pairs that are like the data's, and their scores, [B] each.
+
+        observation: raw, [B, O].  action: [B, A], in [-1, 1] or in units as `act` returns it.
+        `offline-rl export run=… guardian=kde` adds the guardian to a bundle. Raises BundleError if
+        the bundle has none, and ValueError for wrong shapes.
+        """
+        guardian = self.bundle.guardian
+        if guardian is None:
+            raise BundleError(
+                "the bundle has no guardian. Add one with offline-rl export run=<bundle> "
+                "guardian=neighbor"
+            )
+        if self.units:
+            low, high = self.spec.action_bounds
+            action = 2 * (np.asarray(action, np.float64) - low) / (high - low) - 1
+        return guardian.in_distribution(observation, action)
+
     def selection_margins(self, observations: Observation, noise: np.ndarray) -> np.ndarray:
         """Return by how much the selected sample's value exceeds all others, [B]. Needs torch.
 
@@ -198,13 +218,12 @@ class BundlePolicy:
         """
         import torch
 
-        inputs = map_channels(torch.from_numpy, self._normalize(observations))
+        inputs, module = map_channels(torch.from_numpy, self._normalize(observations)), self.module
         with torch.inference_mode():
-            memory = self.network.module.initial_memory(len(noise))
-            values = self.network.module.evaluate(inputs, memory, torch.from_numpy(noise)).values
-        best, second = values.topk(2).values.unbind(-1)
-        margins: np.ndarray = (best - second).numpy()
-        return margins
+            memory = module.initial_memory(len(noise))
+            margins: Any = module.selection_margins(inputs, memory, torch.from_numpy(noise))
+        result: np.ndarray = margins.numpy()
+        return result
 
     def _normalize(self, observations: Observation) -> Inputs:
         """Convert raw observations to the network's input."""

@@ -1,5 +1,6 @@
 """Baselines that a policy should exceed, on synthetic data and returns."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 
 import envs
 from benchmarks import baselines, pages, simglucose
-from envs.suites.neorl2.simglucose import draw_start
+from envs.suites.neorl2.simglucose import Simglucose, draw_start
 from offline_rl.data import Dataset
+from policies.runtimes.guardian import Guardian
 
 
 def data(rewards: list[float], terminated: bool) -> Dataset:
@@ -108,6 +110,34 @@ def test_simglucoses_page_names_the_best_rate_of_all_starts_and_of_each_patient(
     assert f"| best constant action of each patient | | | {mean:.2f} | {score:.2f} |" in lines
     assert "| adolescent#001 | 0.600 | 300.0 | 300.0 |" in lines
     assert "| child#005 | 300.000 | 310.0 | 300.0 |" in lines
+
+
+def test_simglucoses_policies_are_judged_by_the_steps_that_they_play(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shares are of all steps. Five steps of the most insulin are as unlike the data as can be."""
+    monkeypatch.setattr(Simglucose, "max_episode_steps", 5)
+    points = np.full((9, 32), -1.0)
+    guardian = Guardian("neighbor", points, np.zeros(31), np.full(31, 1e9), threshold=-1.0)
+    calls = list[tuple[float, float]]()
+
+    def act(observations: np.ndarray, rewards: np.ndarray, costs: np.ndarray) -> np.ndarray:
+        calls.append((rewards.sum(), costs.sum()))
+        return np.full((len(observations), 1), 1.0 if len(calls) > 2 else -1.0)
+
+    # the distance is that of the action, plus the observed columns' constant 1: |(1, ..., 1)|
+    near = replace(guardian, threshold=-np.sqrt(31) - 0.1)
+    day = simglucose.play_day(act, near)
+    assert len(calls) == 5
+    assert day.glucose.shape == day.is_outside.shape == (5 * 360,)
+    assert day.is_outside.reshape(5, 360).all(1).tolist() == [False, False, True, True, True]
+    assert day.is_outside.sum() == 3 * 360
+    assert calls[0] == (0, 0)
+    assert calls[-1][0] > 0
+    by_hand = simglucose.Day(
+        np.array([9.75, 475.0]), np.array([69, 70, 180, 181.0]), np.array([True] + 3 * [False])
+    )
+    assert by_hand.numbers().tolist() == [50, 50, 25, 25, 2]
 
 
 def test_simglucoses_search_refines_the_neighborhood_of_the_best_rate(

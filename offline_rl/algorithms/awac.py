@@ -27,7 +27,7 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import Sizes
-from offline_rl.algorithms.common.critics import regress
+from offline_rl.algorithms.common.critics import reduce_q, regress
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import NonNegative, Positive, frozen
 from policies.heads.gaussian import GaussianActor
@@ -60,11 +60,13 @@ class AWAC(ActorCritic):
         """
         s, a = batch.observations, batch.actions
         next_a = state.policy.explore_action(batch.next_observations, state.random)
-        next_q = state.critic_target(batch.next_observations, next_a).amin(0)  # [B]
+        next_q = reduce_q(state, state.critic_target(batch.next_observations, next_a))  # [B]
         state, metrics = regress(state, batch, batch.rewards + batch.discount * next_q)
 
         pi = state.policy.explore_action(s, state.random)
-        advantage = state.critic(s, a).amin(0) - state.critic(s, pi).amin(0)  # [B]
+        advantage = reduce_q(state, state.critic(s, a)) - reduce_q(
+            state, state.critic(s, pi)
+        )  # [B]
         weight = (advantage / self.cfg.temperature).exp().clamp(max=self.cfg.max_weight)
 
         def policy_loss(policy):

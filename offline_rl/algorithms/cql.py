@@ -45,7 +45,12 @@ from offline_rl.algorithms.common.config import (
     Sizes,
     Switch,
 )
-from offline_rl.algorithms.common.critics import Critic, candidate_values, sampled_q
+from offline_rl.algorithms.common.critics import (
+    Critic,
+    candidate_values,
+    reduce_q,
+    sampled_q,
+)
 from offline_rl.algorithms.common.entropy import update_temperature
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
@@ -118,7 +123,7 @@ class CQL(CloningFirst):
 
         def policy_loss(policy):
             pi, log_pi = policy.sample(s, old.random)
-            gain = policy.log_prob(s, a) if clone else old.critic(s, pi).amin(0)  # [B]
+            gain = policy.log_prob(s, a) if clone else reduce_q(old, old.critic(s, pi))  # [B]
             return (alpha * log_pi - gain).mean(), log_pi.mean()
 
         state, policy_value, log_pi = minimize(state, "policy", policy_loss)

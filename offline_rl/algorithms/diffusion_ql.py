@@ -34,7 +34,7 @@ from offline_rl.algorithms.common.base import (
     soft_update,
 )
 from offline_rl.algorithms.common.config import BUILT, CriticConfig, Rate, Sizes, Tau
-from offline_rl.algorithms.common.critics import regress
+from offline_rl.algorithms.common.critics import reduce_q, regress
 from offline_rl.algorithms.common.noising.targets import diffusion_targets
 from offline_rl.algorithms.common.optim import Adam, Number
 from offline_rl.replay.batch import Batch
@@ -122,8 +122,8 @@ class DiffusionQL(ActorCritic):
         s2 = repeat_rows(batch.next_observations, self.cfg.num_target_samples)  # [B * N, O]
         a2 = self.sample(state.policy_target, s2, self.noise(state, len(s2)))
         q = state.critic_target(s2, a2)  # [E, B * N]
-        q = q.unflatten(1, (-1, self.cfg.num_target_samples)).amax(2).amin(0)
-        return batch.rewards + batch.discount * q
+        q = q.unflatten(1, (-1, self.cfg.num_target_samples)).amax(2)
+        return batch.rewards + batch.discount * reduce_q(state, q)
 
     def noise(self, state: State, rows: int) -> Tensor:
         """Return the noise from which the policy samples `rows` actions."""

@@ -35,6 +35,7 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import BUILT
+from offline_rl.algorithms.common.critics import reduce_q
 from offline_rl.data import Dataset
 from offline_rl.data.augment.progress import label_progress
 from offline_rl.replay.batch import Batch, Source, Sources
@@ -110,8 +111,8 @@ class GRRL(td3_bc.TD3BC):
         noise = cfg.policy_noise * state.random.normal(batch.actions.shape)
         noise = noise.clamp(-cfg.noise_clip, cfg.noise_clip)
         next_chunks = (state.policy_target(s2) + noise).clamp(-1, 1)
-        q = state.critic_target(s2.flatten(1), next_chunks.flatten(1)).amin(0)  # [B]
-        return batch.rewards + batch.discount * q
+        q = state.critic_target(s2.flatten(1), next_chunks.flatten(1))  # [2, B]
+        return batch.rewards + batch.discount * reduce_q(state, q)
 
     def policy_loss(self, policy: Network, state: State, batch: Batch) -> LossAndMetrics:
         """Return TD3+BC's loss. Steps of a chunk after the end of the episode are not imitated."""

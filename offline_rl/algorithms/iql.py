@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import DATA_THEN_ONLINE, Network, State
 from offline_rl.algorithms.common.config import Ensemble, Expectile, Switch
-from offline_rl.algorithms.common.critics import Critic, sampled_q
+from offline_rl.algorithms.common.critics import Critic, reduce_q, sampled_q
 from offline_rl.algorithms.common.in_sample import DualConfig, DualV, expectile_loss
+from offline_rl.algorithms.common.safety.guardian import GuardianConfig
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, frozen
 from policies.heads.deterministic import DeterministicActor
@@ -34,7 +35,7 @@ from policies.networks.init import orthogonal_init
 
 
 @frozen
-class Config(DualConfig):
+class Config(DualConfig, GuardianConfig):
     """Defaults: the paper's for locomotion (appendix B)."""
 
     expectile: Expectile = 0.7  # expectile of Q that V learns; 0.5: mean action, near 1: best one
@@ -55,8 +56,8 @@ class IQL(DualV):
     mode = DATA_THEN_ONLINE
 
     def aggregate_q(self, state: State, q: Tensor) -> Tensor:
-        """Return the minimum over all or over `num_min_critics` sampled critics, [E, B] -> [B]."""
-        return sampled_q(state, q, self.cfg.num_min_critics).amin(0)
+        """Return the value of all or of `num_min_critics` sampled critics, [E, B] -> [B]."""
+        return reduce_q(state, sampled_q(state, q, self.cfg.num_min_critics))
 
     def value_loss(self, u: Tensor) -> Tensor:
         """Return the expectile loss of Q - V (eq. 5)."""

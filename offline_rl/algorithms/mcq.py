@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from offline_rl.algorithms.common.actor_critic import ActorCritic
 from offline_rl.algorithms.common.base import Metrics, State, minimize, update_targets
 from offline_rl.algorithms.common.config import CriticConfig, Fraction, Rate, Sizes
-from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.critics import Critic, reduce_q
 from offline_rl.algorithms.common.entropy import soft_target, update_policy, update_temperature
 from offline_rl.algorithms.common.models.vae import VAE
 from offline_rl.algorithms.common.optim import Adam
@@ -103,6 +103,7 @@ class MCQ(ActorCritic):
         return update_targets(state), metrics | actor_metrics
 
     def pseudo_target(self, state: State, s: Tensor) -> Tensor:
-        """Return the minimum over critics of the maximum of Q over the VAE's actions, [B]."""
+        """Return the critics' combined value of the maximum of Q over the VAE's actions, [B]."""
         proposed = state.vae.sample(s, state.random, self.cfg.num_samples)  # [N, B, A]
-        return state.critic(s.expand(len(proposed), *s.shape), proposed).amax(1).amin(0)
+        q = state.critic(s.expand(len(proposed), *s.shape), proposed)  # [2, N, B]
+        return reduce_q(state, q.amax(1))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from offline_rl.algorithms.common.base import State
 from offline_rl.algorithms.common.config import BUILT, Ensemble
-from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.critics import Critic, reduce_q
 from offline_rl.algorithms.common.models.rollouts import ModelBased, ModelConfig
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Positive, frozen
@@ -58,8 +58,8 @@ class MOBILE(ModelBased):
         cfg, s2 = self.cfg, batch.next_observations
         if cfg.max_q_backup:
             a2, _ = state.policy.sample(s2, state.random, cfg.num_samples)  # [N, B, A]
-            q = state.critic_target(s2.expand(len(a2), *s2.shape), a2).amax(1).amin(0)  # [B]
-            y = batch.rewards + batch.discount * q
+            q = state.critic_target(s2.expand(len(a2), *s2.shape), a2).amax(1)  # [E, B]
+            y = batch.rewards + batch.discount * reduce_q(state, q)
         else:
             y = super().target(state, batch, alpha)
         rows = self.predicted_rows(batch)  # [P]
@@ -78,4 +78,4 @@ class MOBILE(ModelBased):
         noise = state.random.normal((self.cfg.num_samples, *change.shape))
         s2 = s + change + std * noise  # [N, E, P, O]
         a2, _ = state.policy.sample(s2, state.random)
-        return state.critic_target(s2, a2).amin(0).mean(0).std(0)
+        return reduce_q(state, state.critic_target(s2, a2)).mean(0).std(0)

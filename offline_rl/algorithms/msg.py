@@ -47,6 +47,10 @@ class Config(SoftConfig):
     actor_lr: Rate = 3e-5
     hidden: Sizes = (256, 256, 256)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_unread("beta", "q_aggregate", "rho")  # each critic has its own target
+
 
 class MSG(CloningFirst, SoftActorCritic):
     Config: type = Config

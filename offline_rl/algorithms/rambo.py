@@ -34,6 +34,7 @@ from offline_rl.algorithms.common.base import (
     reset_optimizer,
 )
 from offline_rl.algorithms.common.config import BUILT, Rate
+from offline_rl.algorithms.common.critics import reduce_q
 from offline_rl.algorithms.common.models import dynamics
 from offline_rl.algorithms.common.models.fitting import known_targets, model_loss
 from offline_rl.algorithms.common.models.rollouts import ModelBased, ModelConfig
@@ -200,8 +201,9 @@ class RAMBO(ModelBased):
     ) -> Tensor:
         """Return how much better than Q(s, a) each transition is, standardized over the batch, [B].
 
-        It is r + gamma * Q(s', pi(s')) - Q(s, a), with the minimum over critics.
+        It is r + gamma * Q(s', pi(s')) - Q(s, a), with the critics' combined value.
         """
-        next_q = state.critic(s2, state.policy.act(s2)).amin(0)
-        gain = r + self.cfg.discount * torch.where(ends, 0.0, next_q) - state.critic(s, a).amin(0)
+        next_q = reduce_q(state, state.critic(s2, state.policy.act(s2)))
+        y = r + self.cfg.discount * torch.where(ends, 0.0, next_q)
+        gain = y - reduce_q(state, state.critic(s, a))
         return (gain - gain.mean()) / (gain.std() + 1e-6)

@@ -37,7 +37,7 @@ from offline_rl.algorithms.common.base import (
     linear_decay,
 )
 from offline_rl.algorithms.common.config import BUILT, Rate, Sizes
-from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.critics import Critic, reduce_q
 from offline_rl.data.dataset import Dataset
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Share, frozen
@@ -99,7 +99,7 @@ class ReBRAC(td3.TD3):
     def policy_loss(self, policy: Network, state: State, batch: Batch) -> LossAndMetrics:
         """Return the action penalty minus Q, with Q normalized as in TD3+BC."""
         pi = policy(batch.observations)
-        q = state.critic(batch.observations, pi).amin(0)  # [B]
+        q = reduce_q(state, state.critic(batch.observations, pi))  # [B]
         distance = (pi - batch.actions).square().sum(-1)
         weight = self.cfg.policy_bc * linear_decay(state, self.cfg.policy_bc_end)
         return weight * distance.mean() - q.mean() / q.detach().abs().mean(), {}

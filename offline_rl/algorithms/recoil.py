@@ -60,7 +60,8 @@ class ReCOIL(DualV):
         exponential of all pairs.
         """
         expert = expert_batch(batch)
-        q_expert = state.critic_target(expert.observations, expert.actions).amin(0)
+        q_expert = state.critic_target(expert.observations, expert.actions)
+        q_expert = self.aggregate_q(state, q_expert)  # [B]
         return torch.cat([batch.observations, expert.observations]), torch.cat([q, q_expert])
 
     def value_loss(self, u: Tensor) -> Tensor:

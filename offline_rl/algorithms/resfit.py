@@ -41,6 +41,7 @@ from offline_rl.algorithms.common.base import (
 )
 from offline_rl.algorithms.common.config import (
     BUILT,
+    AggregateConfig,
     Discount,
     Ensemble,
     Fraction,
@@ -49,7 +50,7 @@ from offline_rl.algorithms.common.config import (
     Switch,
     Tau,
 )
-from offline_rl.algorithms.common.critics import sample_members
+from offline_rl.algorithms.common.critics import reduce_q, sample_members
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.vision import VisionConfig, build_head, input_options
 from offline_rl.data import Dataset
@@ -63,7 +64,7 @@ from policies.heads.residual import ExecutedActionCritic, GatedActor, ResidualAc
 
 
 @frozen
-class Config(VisionConfig):
+class Config(VisionConfig, AggregateConfig):
     """Defaults: the paper's."""
 
     normalize_observations: Normalize = True  # not applied to the base's observations and action
@@ -212,5 +213,5 @@ class ResFiT(DelayedActor):
         next_a = state.policy_target(s2, state.random, noise)
         members = sample_members(state, cfg.num_critics, cfg.num_min_critics, replace=False)
         q = state.critic_target(s2, next_a, state.random, members)  # [num_min_critics, B]
-        y = batch.rewards + batch.discount * q.amin(0)
+        y = batch.rewards + batch.discount * reduce_q(state, q)
         return y.clamp(0, 1) if cfg.clip_target else y

@@ -31,7 +31,7 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import Ensemble
-from offline_rl.algorithms.common.critics import Critic, sample_members
+from offline_rl.algorithms.common.critics import Critic, reduce_q, sample_members
 from offline_rl.algorithms.common.entropy import SoftActorCritic, update_policy
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, Number, Positive, frozen
@@ -101,7 +101,7 @@ class RLPD(DelayedActor, SoftActorCritic):
         members = sample_members(
             state, self.cfg.num_critics, self.cfg.num_min_critics, replace=False
         )
-        q = state.critic_target(batch.next_observations, pi, members).amin(0)  # [B]
+        q = reduce_q(state, state.critic_target(batch.next_observations, pi, members))  # [B]
         if self.cfg.backup_entropy:
             q = q - alpha * log_pi
         return batch.rewards + batch.discount * q

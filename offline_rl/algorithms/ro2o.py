@@ -60,6 +60,11 @@ class Config(sac_n.Config):
     independent: bool = False  # each critic has its own target instead of a shared minimum
     normalize_observations: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.independent:
+            self.refuse_unread("independent", "q_aggregate", "rho")
+
 
 @frozen
 class Online(schedule.Online):

@@ -30,7 +30,7 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import BUILT, Tau
-from offline_rl.algorithms.common.critics import regress
+from offline_rl.algorithms.common.critics import reduce_q, regress
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, NonNegative, frozen
 from policies.heads.deterministic import DeterministicActor
@@ -101,7 +101,7 @@ class TD3(ActorCritic):
         noise = cfg.policy_noise * state.random.normal(batch.actions.shape)
         noise = noise.clamp(-cfg.noise_clip, cfg.noise_clip)
         next_a = (state.policy_target(s2, state.random) + noise).clamp(-1, 1)
-        next_q = state.critic_target(s2, next_a).amin(0)  # [B]
+        next_q = reduce_q(state, state.critic_target(s2, next_a))  # [B]
         return batch.rewards + batch.discount * self.next_value(next_q, batch, next_a)
 
     def next_value(self, q: Tensor, batch: Batch, next_actions: Tensor) -> Tensor:

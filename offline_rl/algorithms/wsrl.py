@@ -40,8 +40,7 @@ from offline_rl.algorithms.common.config import (
     Rate,
     Sizes,
 )
-from offline_rl.algorithms.common.critics import Critic, candidate_values
-from offline_rl.algorithms.common.entropy import ensemble_min
+from offline_rl.algorithms.common.critics import Critic, aggregate_q, candidate_values
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, Number, Positive, frozen
 from policies.heads.gaussian import TanhGaussianActor
@@ -112,5 +111,5 @@ class WSRL(rlpd.RLPD):
         return old.policy.sample(batch.next_observations, old.random)[1].mean()
 
     def actor_q(self, q: Tensor) -> Tensor:
-        """Return the value that the actor maximizes, [E, B] -> [B]: the minimum over critics."""
-        return ensemble_min(q)
+        """Return the value that the actor maximizes, [E, B] -> [B], as in the target."""
+        return aggregate_q(q, self.cfg.q_aggregate, self.cfg.rho)

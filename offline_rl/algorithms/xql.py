@@ -48,12 +48,12 @@ class XQL(DualV):
         s, a, count = batch.observations, batch.actions, self.cfg.random_actions
         if self.cfg.noise:
             noise = (0.1 * state.random.normal(a.shape)).clamp(-0.5, 0.5)
-            q = state.critic_target(s, (a + noise).clamp(-1, 1)).amin(0)
+            q = self.aggregate_q(state, state.critic_target(s, (a + noise).clamp(-1, 1)))
         if not count:
             return s, q
         uniform = 2 * state.random.uniform((count, *a.shape)) - 1  # [N, B, A]
         states = s.expand(count, *s.shape)
-        q_uniform = state.critic_target(states, uniform).amin(0)  # [N, B]
+        q_uniform = self.aggregate_q(state, state.critic_target(states, uniform))  # [N, B]
         return torch.cat([s, states.flatten(0, 1)]), torch.cat([q, q_uniform.flatten()])
 
     def critic_loss(self, critic: Network, state: State, batch: Batch, y: Tensor) -> Tensor:

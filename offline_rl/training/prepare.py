@@ -21,6 +21,7 @@ from envs import Task
 from envs.adapters import LoopVectorEnv
 from envs.tasks import NATIVE
 from offline_rl.algorithms.common.base import Algorithm
+from offline_rl.algorithms.common.safety.guardian import guarded
 from offline_rl.algorithms.common.schedule import ONLINE, Piece
 from offline_rl.data import Dataset, load
 from offline_rl.data.formats.common import NoArraysToChoose, ReadOptions
@@ -316,6 +317,8 @@ def fit(run: Run, spec: Spec, dataset: Dataset) -> tuple[Dataset, Run]:
     """
     learner = run.learner(spec)
     refuse(refusals.wrong_data(run, learner, dataset))
+    if not learner.uses_facts:  # a guardian of model rollouts leaves the data unchanged
+        dataset = guarded(dataset, learner.cfg, has_costs="costs" in learner.extra_columns)
     data, cfg = learner.prepare(dataset)
     if run.budget.num_env_steps:
         learner.for_phase(ONLINE).prepare(dataset)  # raises for settings of online training

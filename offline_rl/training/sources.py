@@ -11,6 +11,7 @@ import torch
 
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.models.facts import Facts
+from offline_rl.algorithms.common.safety.guardian import fit_guardian
 from offline_rl.algorithms.common.schedule import ONLINE, Collect, Fill
 from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
@@ -87,6 +88,15 @@ def facts_of(prepared: Prepared, transform: Transform) -> Facts:
     normalizer = transform.normalizer
     assert isinstance(normalizer, Normalizer)
     low = high = np.zeros(0)
+    guardian = None
+    if cfg.guardian != "none":
+        if data is None:
+            raise UserError(
+                f"algorithm.guardian={cfg.guardian} is fitted to data, and this run has none. Set "
+                "dataset=<card or file>, or guardian=none."
+            )
+        rows, quantile = cfg.guardian_rows, cfg.guardian_quantile
+        guardian = fit_guardian(data, cfg.guardian, rows, quantile)
     if data is not None:
         rows = normalizer(data.observations)  # states that end an episode are part of the range
         low, high = rows.min(0), rows.max(0)
@@ -99,6 +109,8 @@ def facts_of(prepared: Prepared, transform: Transform) -> Facts:
         high=high.tolist(),
         ends=ends,
         reward=None if outcomes is None else outcomes.reward,
+        guardian=guardian,
+        ood_penalty=cfg.ood_penalty * transform.reward_scale,
     )
 
 

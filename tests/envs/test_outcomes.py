@@ -13,6 +13,7 @@ import envs
 from envs.outcomes import Function, never
 from envs.suites import mazes
 from envs.tasks import NATIVE, OUTCOMES
+from offline_rl.data import load
 
 # Maximum errors of rewards computed from the files' float32 columns. Hopper and half-cheetah divide
 # a difference of positions by the time step: positions up to 7 m and 150 m have spacings of 5e-7 m
@@ -47,6 +48,16 @@ def test_every_published_transition_has_the_computed_end_and_reward(data_dir: Pa
     np.testing.assert_array_equal(ends, data["done"].ravel().astype(bool))
     rewards = outcomes.reward(s, a, s2)
     np.testing.assert_allclose(rewards, data["reward"].ravel(), rtol=0, atol=REWARD_ERRORS[task])
+
+
+def test_costs_of_the_published_simglucose_episodes(data_dir: Path):
+    """Glucose is below 70 mg/dL after 4,477 of 100,257 steps of the training file."""
+    paths = sorted((data_dir / "neorl2" / "Simglucose").glob("*train.npz"))
+    if not paths:
+        pytest.skip("no file of Simglucose")
+    costs = load("neorl2/Simglucose", data_dir).extras["costs"]
+    assert costs.shape == (100_257,)
+    assert costs.sum() == (np.load(paths[0])["next_obs"][:, 0] < 70).sum() == 4477
 
 
 def test_simglucoses_published_function_misses_a_third_of_the_ends(data_dir: Path):

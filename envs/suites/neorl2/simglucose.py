@@ -42,6 +42,11 @@ PATIENTS = [
     f"{age}#{number:03d}" for age in ("adolescent", "adult", "child") for number in range(1, 6)
 ]
 HOURS = 24  # an episode may begin at any full hour
+LOW, HIGH = 70, 180  # target range of glucose, mg/dL; lower: hypoglycemia
+# Steps of an episode (a day) with hypoglycemia: 1 %, the clinical target for older patients and
+# those at high risk; 4 %, the target for most patients; and 8 %. Battelino et al., Diabetes Care
+# 42(8), 2019.
+COST_LIMITS = (4.8, 19.2, 38.4)
 MEALS_G = {7: 45, 9.5: 10, 12: 70, 15: 10, 18: 80, 21.5: 10}  # keys: hour of the day
 
 
@@ -116,12 +121,14 @@ class Simglucose(VectorEnv):
     """One of fifteen patients with an insulin pump for one day, in steps of three minutes.
 
     Observation [31]: the sensor's glucose, mg/dL, and the first 30 of the patient's PARAMETERS.
-    Action: basal insulin, 0 to 5 U/min. Terminates when the true glucose leaves 40 to 600 mg/dL.
+    Action: basal insulin, 0 to 5 U/min. The cost of a step is 1 if the observed glucose is then
+    below 70 mg/dL (hypoglycemia). Terminates when the true glucose leaves 40 to 600 mg/dL.
     """
 
     observation_shape = (31,)
     action_dim = 1
     max_episode_steps = 480
+    cost_limits = COST_LIMITS
 
     MINUTES = 3  # length of a step and of the sensor's sampling period
     MAX_BASAL = 5.0  # U/min at action 1
@@ -178,7 +185,8 @@ class Simglucose(VectorEnv):
         glucose = np.mean(true, 0)
         rewards, terminated = glucose_reward(previous, current), is_out_of_range(glucose)
         not_over = np.zeros(len(indices), bool)
-        return Step(self._observations(indices), rewards, terminated, not_over, {})
+        infos = {"cost": 1.0 * is_low(as_observed(current))}
+        return Step(self._observations(indices), rewards, terminated, not_over, infos)
 
     def _simulate_minute(
         self, insulin: np.ndarray, parameters: np.ndarray, indices: np.ndarray
@@ -241,6 +249,26 @@ def glucose_reward(previous: Any, current: Any) -> Any:
     return where(current >= 600, 0.0, where(current <= 40, -15.0, change))
 
 
+def is_low(glucose: Any) -> Any:
+    """True for glucose below 70 mg/dL, the level of hypoglycemia."""
+    return glucose < LOW
+
+
+def is_in_target(glucose: Any) -> Any:
+    """True for glucose in 70 to 180 mg/dL, the target range."""
+    return (glucose >= LOW) & (glucose <= HIGH)
+
+
+def as_observed(glucose: np.ndarray) -> np.ndarray:
+    """Return glucose in the precision of observations, so that costs follow from them exactly."""
+    return glucose.astype(np.float32)
+
+
+def cost(s: Any, a: Any, r: Any, s2: Any) -> Any:
+    """Return 1 where the observed glucose after the step is below 70 mg/dL, else 0."""
+    return 1.0 * is_low(s2[..., 0])
+
+
 def is_out_of_range(glucose: Any) -> Any:
     """True where glucose, mg/dL, ends the episode."""
     return (glucose < 40) | (glucose > 600)
@@ -268,4 +296,5 @@ def ends_published(s: Any, a: Any, s2: Any) -> Any:
 
 
 ENVS = {"neorl2/Simglucose": Simglucose}
+COSTS = {"neorl2/Simglucose": cost}
 OUTCOMES = {"neorl2/Simglucose": Outcomes({"task": ends, "published": ends_published}, reward)}

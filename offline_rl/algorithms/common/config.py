@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
 from math import inf
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from offline_rl.data.transform import Preprocessing
-from offline_rl.utils.options import Count, Range, frozen, type_metadata
+from offline_rl.utils.options import Count, NonNegative, Range, frozen, type_metadata
 
 # Annotation of fields that define networks or data. Stacked seeds must have the same value.
 BUILT = "one value for all seeds"
@@ -66,7 +66,22 @@ class BaseConfig(Preprocessing):
 
 
 @frozen
-class CriticConfig(BaseConfig):
+class AggregateConfig(BaseConfig):
+    """Options of how the values of an ensemble of critics are combined."""
+
+    q_aggregate: Annotated[Literal["mean", "min"], BUILT] = (
+        "min"  # how the critics' values are combined. mean: minus rho standard deviations
+    )
+    rho: NonNegative = 0.0  # q_aggregate=mean: mean - rho * standard deviation of the critics
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.q_aggregate == "min":
+            self.refuse_unread("q_aggregate", "rho")
+
+
+@frozen
+class CriticConfig(AggregateConfig):
     """Options of methods with bootstrapped critics and target networks."""
 
     discount: Discount = 0.99  # discount factor gamma

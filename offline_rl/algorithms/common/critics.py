@@ -79,26 +79,36 @@ def aggregate_q(
     return q.mean(0) if is_mean else q.mean(0) - rho * q.std(0, correction=0)
 
 
+def reduce_q(state: State, q: Tensor) -> Tensor:
+    """Return `aggregate_q` of an ensemble [E, ...] -> [...], as the algorithm's config says."""
+    cfg = state.algorithm.cfg
+    return aggregate_q(q, cfg.q_aggregate, cfg.rho)
+
+
 def candidate_values(state: State, cfg: Any, s: Tensor) -> tuple[Tensor, Tensor]:
     """Return target values and log densities of the policy's actions in states s, both [N, B].
 
-    N: 1, or `num_samples` with the option `max_target_backup`. A value is the minimum over
+    N: 1, or `num_samples` with the option `max_target_backup`. A value combines
     `num_min_critics` target critics, sampled with replacement.
     """
     count = cfg.num_samples if cfg.max_target_backup else 1
     a, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
     members = sample_members(state, cfg.num_critics, cfg.num_min_critics, replace=True)
-    return state.critic_target(s.expand(count, *s.shape), a, members).amin(0), log_pi
+    return reduce_q(state, state.critic_target(s.expand(count, *s.shape), a, members)), log_pi
 
 
-def regress(state: State, batch: Batch, target: Tensor) -> tuple[State, Metrics]:
-    """Update the critics toward `target` [B].
+def regress(
+    state: State, batch: Batch, target: Tensor, *, network: str = "critic"
+) -> tuple[State, Metrics]:
+    """Update the critics `network` toward `target` [B].
 
-    The loss is the squared error, mean over B, sum over the ensemble.
+    The loss is the squared error, mean over B, sum over the ensemble. The metrics of the network
+    `cost_critic` are `cost_critic_loss` and `cost_target`.
     """
 
     def critic_loss(critic: Network) -> Tensor:  # [E, B] - [B]
         return (critic(batch.observations, batch.actions) - target).square().mean(1).sum()
 
-    state, value = minimize(state, "critic", critic_loss)
-    return state, {"critic_loss": value, "target": target.mean()}
+    state, value = minimize(state, network, critic_loss)
+    prefix = network.removesuffix("critic")
+    return state, {f"{network}_loss": value, f"{prefix}target": target.mean()}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from offline_rl.algorithms.common.actor_critic import ActorCritic, ActorCriticConfig
 from offline_rl.algorithms.common.base import Metrics, Network, State, minimize
 from offline_rl.algorithms.common.config import Rate
+from offline_rl.algorithms.common.critics import reduce_q
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import frozen
@@ -60,7 +61,7 @@ def update_policy(
     old: State,
     observations: Tensor,
     alpha: Tensor,
-    bound: Callable[[Tensor], Tensor] = ensemble_min,
+    bound: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[State, Tensor, Metrics]:
     """Update the policy on `soft_policy_loss` with the critics of `old`.
 
@@ -81,8 +82,12 @@ def soft_q(state: State, observations: Tensor, alpha: Tensor) -> Tensor:
 
 
 def soft_target(state: State, batch: Batch, alpha: Tensor) -> Tensor:
-    """Return r + discount * (min_i Q_i(s', a') - alpha log pi(a'|s')), [B]; a' ~ pi; eq. 2, 3."""
-    return batch.rewards + batch.discount * soft_q(state, batch.next_observations, alpha).amin(0)
+    """Return r + discount * (min_i Q_i(s', a') - alpha log pi(a'|s')), [B]; a' ~ pi; eq. 2, 3.
+
+    The minimum is the default of `q_aggregate`.
+    """
+    soft = reduce_q(state, soft_q(state, batch.next_observations, alpha))
+    return batch.rewards + batch.discount * soft
 
 
 def soft_policy_loss(
@@ -90,8 +95,13 @@ def soft_policy_loss(
     state: State,
     observations: Tensor,
     alpha: Tensor,
-    bound: Callable[[Tensor], Tensor] = ensemble_min,
+    bound: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return E[alpha log pi(a|s) - bound_i Q_i(s, a)] (eq. 9) and mean log pi, 0-d; a ~ pi."""
+    """Return E[alpha log pi(a|s) - bound_i Q_i(s, a)] (eq. 9) and mean log pi, 0-d; a ~ pi.
+
+    bound: how the critics' values are combined, [E, B] -> [B]; None: as the config says.
+    """
     a, log_pi = policy.sample(observations, state.random)
-    return (alpha * log_pi - bound(state.critic(observations, a))).mean(), log_pi.mean()
+    q = state.critic(observations, a)
+    value = reduce_q(state, q) if bound is None else bound(q)
+    return (alpha * log_pi - value).mean(), log_pi.mean()

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import envs
 import envs.suites.neorl2
 from envs.suites.neorl2.simglucose import (
     MEALS_G,
@@ -16,6 +17,7 @@ from envs.suites.neorl2.simglucose import (
     risk,
     time_derivative,
 )
+from envs.tasks import COSTS
 
 COUNT = len(PATIENTS)
 
@@ -145,6 +147,31 @@ def test_rewards_are_the_decrease_of_risk_with_two_exceptions() -> None:
     assert step.terminated.tolist() == [False, False, True, True]
 
 
+def test_a_step_below_70_mg_per_dl_costs_one() -> None:
+    """The cost follows from the observation after the step, in its precision."""
+    env = Simglucose(4)
+    env.reset([0, 0, 0, 0])
+    start = [60, 69.5, 75, 200]
+    for array in (env._sensor, env._cgm):
+        array[:] = start
+    env._x[[3, 12]] = np.array(start) * parameter("Vg")[env._patient]
+    step = env.step(np.full((4, 1), -1.0))
+    glucose = step.observations[:, 0]
+    assert step.infos["cost"].tolist() == [1, 1, 0, 0]
+    assert glucose[1] < 70 < glucose[2]
+    name = "neorl2/Simglucose"
+    edge = np.array([[69.99999], [70.0]], np.float32)
+    assert COSTS[name](edge, edge, edge[:, 0], edge).tolist() == [1, 0]
+    assert COSTS[name](None, None, None, step.observations).tolist() == [1, 1, 0, 0]
+
+
+def test_the_cost_limits_are_shares_of_a_day() -> None:
+    """1 %, 4 % and 8 % of 480 steps; the middle one is the target for most patients."""
+    task = envs.task("neorl2/Simglucose")
+    np.testing.assert_allclose(task.cost_limits, np.array([0.01, 0.04, 0.08]) * 480)
+    assert task.cost_limit == 19.2
+
+
 class Finer(Simglucose):
     SUBSTEPS, SUBSTEPS_FAST = 8, 32
 
@@ -152,14 +179,14 @@ class Finer(Simglucose):
 @pytest.mark.parametrize("high", [-0.98, 1.0])
 def test_shorter_integration_steps_change_little(high: float) -> None:
     """Steps are four times shorter: lunch with usual insulin, and with overdoses."""
-    rng, envs = np.random.default_rng(0), [Simglucose(16), Finer(16)]
-    for env in envs:
+    rng, both = np.random.default_rng(0), [Simglucose(16), Finer(16)]
+    for env in both:
         env.reset(range(16))
         env._minute[:] = 12 * 60 - 6
     on = np.arange(16)
     for _ in range(30):
         actions = rng.uniform(-1, high, (len(on), 1))
-        coarse, fine = (env.step(actions, on) for env in envs)
+        coarse, fine = (env.step(actions, on) for env in both)
         np.testing.assert_allclose(coarse.observations, fine.observations, rtol=0, atol=3e-4)
         assert (coarse.terminated == fine.terminated).all()
         on = on[~coarse.terminated]

@@ -20,6 +20,7 @@ from policies import Bundle, Normalizer, Spec, bundle
 from policies.golden import seal
 from policies.heads.decision_transformer import DecisionTransformer
 from policies.heads.deterministic import DeterministicActor
+from policies.runtimes.guardian import fit
 
 
 class Sweep(gymnasium.Env):
@@ -171,6 +172,31 @@ def test_every_bundle_of_a_run_is_exported(tmp_path, capsys) -> None:
     onnx, torch_ = (policies.load(path, runtime=each) for each in ("onnx", "torch"))
     actions, expected = onnx.act(observations)[0], torch_.act(observations)[0]
     np.testing.assert_allclose(actions, expected, atol=1e-5)
+
+
+def test_a_guardian_of_the_data_is_added_to_a_bundle(tmp_path) -> None:
+    """The guardian is that of the data set's rows. No exporter is needed without graphs."""
+    rng = np.random.default_rng(0)
+    s, a = np.float32(rng.normal(size=(200, 1))), np.float32(rng.uniform(-1, 1, (200, 1)))
+    ends = np.arange(200) % 20 == 19
+    np.savez(tmp_path / "data.npz", observations=s, actions=a, rewards=np.ones(200), terminals=ends)
+    path = constant(tmp_path / "policy.bundle", "none")
+    source = str(tmp_path / "data.npz")
+    (line,) = exporting.export(
+        run=str(path), format="none", guardian="kde", dataset=source, guardian_rows=50
+    )
+    assert "guardian kde of 50 rows" in line
+    expected = fit(s, a, "kde", rows=50)
+    inside, scores = policies.load(path).in_distribution(s, a)
+    np.testing.assert_array_equal(scores, expected.score(s, a))
+    assert 0.85 < inside.mean() < 1
+    for keys, words in (
+        ({"format": "none"}, "format=none needs a guardian"),
+        ({"dataset": source}, r"needs a guardian\. Set guardian=kde"),
+        ({"format": "none", "guardian": "kde"}, "does not name its data"),
+    ):
+        with pytest.raises(UserError, match=words):
+            exporting.export(run=str(path), **keys)
 
 
 def identity(size: int) -> Normalizer:

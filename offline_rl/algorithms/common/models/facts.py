@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from offline_rl.algorithms.common.safety.guardian import is_outside
+from policies.runtimes.guardian import Guardian
+
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]  # (s, a, s') -> [...]; raw observations
 
 
@@ -28,6 +31,8 @@ class Facts:
     high: Sequence[float] = ()
     ends: Mapping[str, Function] = field(default_factory=dict)  # by name; see `envs.Outcomes`
     reward: Function | None = None
+    guardian: Guardian | None = None  # of the data's pairs; it ends predicted episodes
+    ood_penalty: float = 0.0  # loss of reward with such an end, in the units of training
 
     def raw(self, observations: Tensor) -> Tensor:
         """Return raw observations [..., O]."""
@@ -45,6 +50,16 @@ class Facts:
         """Return the task's reward in the units of training, [...]."""
         assert self.reward is not None
         return self.reward(self.raw(s), a, self.raw(s2)) * self.reward_scale + self.reward_shift
+
+    def guard(self, s: Tensor, a: Tensor, rewards: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rewards [B] and ends [B] of transitions that the guardian has judged.
+
+        s: states [B, O].  a: actions [B, A].
+        """
+        if self.guardian is None:
+            return rewards, ends
+        outside = is_outside(self.guardian, self.raw(s), a)
+        return rewards - self.ood_penalty * outside, ends | outside
 
     def clamp(self, observations: Tensor) -> Tensor:
         """Return the observations [..., O], clipped to the range of the data."""

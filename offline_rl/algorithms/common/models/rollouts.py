@@ -21,6 +21,7 @@ from offline_rl.algorithms.common.critics import regress
 from offline_rl.algorithms.common.entropy import soft_target, update_policy, update_temperature
 from offline_rl.algorithms.common.models.fitting import PARTS, FittedDynamics, FittingConfig
 from offline_rl.algorithms.common.optim import Adam, cosine
+from offline_rl.algorithms.common.safety.guardian import GuardianConfig
 from offline_rl.algorithms.common.schedule import Fill, Learn, Piece
 from offline_rl.replay.batch import Batch, Source, Sources, require
 from offline_rl.replay.mixtures import Marked, Mixture
@@ -34,7 +35,7 @@ Ends = Literal["task", "published", "never"]
 
 
 @frozen
-class ModelConfig(FittingConfig):
+class ModelConfig(FittingConfig, GuardianConfig):
     """Options of rollouts in a dynamics model. Defaults: OfflineRL-Kit's."""
 
     rewards: Annotated[Literal["model", "task"], BUILT] = (
@@ -152,14 +153,14 @@ class ModelBased(FittedDynamics):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return next states [B, O], rewards [B] and ends [B] of predicted transitions.
 
-        See `clamp_states`, `rewards` and `ends` in the config.
+        See `clamp_states`, `rewards`, `ends` and `guardian` in the config.
         """
         cfg, facts = self.cfg, self.facts
         assert facts is not None
         s2, r = prediction.next_observations, prediction.rewards
         s2 = facts.clamp(s2) if cfg.clamp_states else s2
         r = facts.task_reward(s, a, s2) if cfg.rewards == "task" else r
-        return s2, r, facts.is_end(cfg.ends, s, a, s2)
+        return s2, *facts.guard(s, a, r, facts.is_end(cfg.ends, s, a, s2))
 
     def imagined_reward(self, state: State, prediction: Prediction, rewards: Tensor) -> Tensor:
         """Return the rewards [B] that are stored with predicted transitions."""

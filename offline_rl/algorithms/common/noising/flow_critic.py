@@ -46,11 +46,6 @@ class FlowConfig(ActorCriticConfig):
     activation: Activation = "gelu_tanh"
     clip_actions: ActionClip = 1 - 1e-5  # clip the data's actions to +- this, as the authors do
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.q_aggregate == "min":
-            self.refuse_unread("q_aggregate", "rho")
-
     @classmethod
     def small(cls) -> dict[str, Any]:
         return super().small() | {"num_inference_steps": 3}

@@ -25,8 +25,15 @@ from offline_rl.algorithms.common.base import (
     soft_update,
 )
 from offline_rl.algorithms.common.chunk_cloning import Built
-from offline_rl.algorithms.common.config import Ensemble, Expectile, Rate, Sizes, Tau
-from offline_rl.algorithms.common.critics import Critic
+from offline_rl.algorithms.common.config import (
+    AggregateConfig,
+    Ensemble,
+    Expectile,
+    Rate,
+    Sizes,
+    Tau,
+)
+from offline_rl.algorithms.common.critics import Critic, reduce_q
 from offline_rl.algorithms.common.in_sample import expectile_loss
 from offline_rl.algorithms.common.models import dynamics
 from offline_rl.algorithms.common.on_policy.chains import ChainConfig, DenoisingRL
@@ -40,7 +47,7 @@ HELD_OUT = 0.9  # largest useful held-out error; predicting the mean change has 
 
 
 @frozen
-class OfflineConfig(ChainConfig):
+class OfflineConfig(ChainConfig, AggregateConfig):
     """Defaults: RL-100's (Lei-Kun/RL-100), and PETS' for the transition model."""
 
     expectile: Expectile = 0.7  # expectile of V over the values of the data's chunks
@@ -91,7 +98,7 @@ class OfflineImprovement(DenoisingRL):
         cfg, s = self.cfg, batch.observations.flatten(1)
         first = cfg.n_obs_steps - 1
         a = batch.actions[:, first : first + cfg.n_action_steps].flatten(1)
-        q = state.critic_target(s, a).amin(0)  # [B]
+        q = reduce_q(state, state.critic_target(s, a))  # [B]
 
         def value_loss(value: Network) -> Tensor:
             return expectile_loss(q - value(s), cfg.expectile).mean()
@@ -119,7 +126,7 @@ class OfflineImprovement(DenoisingRL):
         executed = torch.ones_like(noise[:, 0, : cfg.n_action_steps, 0])
         log_probs = self.chain_log_probs(state.behavior, observations, chain, executed)
         s, a = observations.flatten(1), self.executed_actions(chain).flatten(1)
-        advantages = standardize(state.critic(s, a).amin(0) - state.value(s))
+        advantages = standardize(reduce_q(state, state.critic(s, a)) - state.value(s))
         columns = {"observations": observations, "chain": chain, "executed": executed}
         columns |= {"log_probs": log_probs, "advantages": advantages}
         size = cfg.decisions // cfg.environments, cfg.environments
@@ -180,7 +187,7 @@ class OfflineImprovement(DenoisingRL):
                 observations.flatten(1),
                 policy.decide(observations, {}, noise)[0][:, : self.cfg.n_action_steps].flatten(1),
             )
-            total = total + state.critic(s, a).amin(0).mean()
+            total = total + reduce_q(state, state.critic(s, a)).mean()
             change = dynamics.sample_change(state, torch.cat([s, a], -1), member, model_noise)
             observations = (s + change).unflatten(1, observations.shape[1:])
         return total
