@@ -79,6 +79,10 @@ class ComposedEpisodes(RunningEpisodes):
         self.inner.reset(seeds, rows)
         super().reset(seeds, rows)
 
+    def replan(self, rows: np.ndarray) -> None:
+        self.inner.replan(rows)
+        super().replan(rows)
+
     def fork(self) -> Self:
         other = super().fork()
         other.inner = self.inner.fork()

@@ -49,6 +49,8 @@ class RunningEpisodes:
     call `observe` once per step, and `predict_chunk` whenever you need a new chunk.
     """
 
+    interrupted = False  # True if the last observation requires a new chunk immediately
+
     def __init__(
         self,
         decide: Decide,
@@ -160,6 +162,10 @@ class RunningEpisodes:
             channels.assign(history, new, channels.take(first, new))
         self._store_history(history, rows)
         self.is_new[rows] = False
+
+    def replan(self, rows: np.ndarray) -> None:
+        """Discard the remaining actions of the chunks of the episodes `rows` [R]."""
+        self._taken[rows] = self.n_action_steps
 
     def draw_noise(self, rows: np.ndarray) -> np.ndarray:
         """Return the noise for the next decision of the episodes `rows` [R], [R, *noise_shape]."""

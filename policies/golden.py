@@ -188,11 +188,10 @@ def make_golden_input(policy: BundlePolicy) -> Golden:
         else:
             values = rng.standard_normal(shape, np.float32)
             observations[channel.name] = policy.bundle.normalizers[channel.name].inverse(values)
-    size = (rows, *policy.noise_shape)
-    noise = rng.standard_normal(size, np.float32) if policy.noise_shape else None
-    if selects and noise is not None:
+    noise = rng.standard_normal((rows, *(policy.noise_shape or (0,))), np.float32)
+    if selects:
         # if two samples have almost the same value, rounding errors decide which one is selected
         order = policy.selection_margins(observations, noise).argsort()[-ROWS:]
         observations, noise = {k: v[order] for k, v in observations.items()}, noise[order]
     memory = policy.network.initial_memory(ROWS)
-    return Golden(observations, noise, np.zeros(()), memory)
+    return Golden(observations, noise if policy.noise_shape else None, np.zeros(()), memory)

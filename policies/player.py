@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from policies import channels
+from policies.episodes import RunningEpisodes
 from policies.policy import BundlePolicy, Observation
 
 
@@ -27,6 +28,11 @@ class Player:
     def __init__(self, policy: BundlePolicy) -> None:
         self.policy, self._single, self._episodes = policy, True, policy.new_episodes()
         self.reset()
+
+    @property
+    def episodes(self) -> RunningEpisodes:
+        """The state of the running episodes."""
+        return self._episodes
 
     def reset(self, seed: int | Sequence[int] | np.ndarray = 0) -> None:
         """Start an episode, or several parallel episodes, one per seed."""

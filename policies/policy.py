@@ -218,13 +218,12 @@ class BundlePolicy:
         """
         import torch
 
-        inputs = map_channels(torch.from_numpy, self._normalize(observations))
+        inputs, module = map_channels(torch.from_numpy, self._normalize(observations)), self.module
         with torch.inference_mode():
-            memory = self.network.module.initial_memory(len(noise))
-            values = self.network.module.evaluate(inputs, memory, torch.from_numpy(noise)).values
-        best, second = values.topk(2).values.unbind(-1)
-        margins: np.ndarray = (best - second).numpy()
-        return margins
+            memory = module.initial_memory(len(noise))
+            margins: Any = module.selection_margins(inputs, memory, torch.from_numpy(noise))
+        result: np.ndarray = margins.numpy()
+        return result
 
     def _normalize(self, observations: Observation) -> Inputs:
         """Convert raw observations to the network's input."""

@@ -59,6 +59,8 @@ def row_type(spec: RobotSpec) -> np.dtype:
             ("chunk_seq", "<i8"),  # number of the chunk; -1: no plan
             ("chunk_index", "<i4"),  # index in the chunk of the action below
             ("observed_ns", "<i8"),  # time of the chunk's observation
+            ("is_backup", "u1"),  # 1: the backup policy predicted the chunk
+            ("margin", "<f8"),  # robustness that selected the chunk's policy; NaN: no backup policy
             ("inference_ns", "<i8"),  # duration from that observation to the arrival of the chunk
             ("q", "<f8", joints),
             ("dq", "<f8", joints),

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -19,6 +19,7 @@ from offline_rl.utils.options import build, coerce
 from policies.bundle import read as read_bundle
 from real_robot.check import check, control_rate
 from real_robot.console import Console, keys, print_line, show_line
+from real_robot.control.inference import load_policy
 from real_robot.control.loop import Request
 from real_robot.control.observing import offset
 from real_robot.control.rings import Reader, Ring
@@ -31,6 +32,7 @@ from real_robot.control.session import (
     request_type,
 )
 from real_robot.recording.files import read
+from real_robot.robot import Robot
 from real_robot.robots.make import make
 from real_robot.safety.limits import Rules
 from real_robot.safety.states import Reason, State
@@ -85,6 +87,11 @@ class RunOptions:
     command_latency_s: float = 0.0  # measured delay from a command to the motion; 0 to 0.5
     limits: str | None = None  # file of tighter limits; see `read_limits`
     adapter: str | None = None  # replaces the robot's adapter, for example simulated
+    backup: str | None = None  # bundle that acts while the robustness of stl is below margin
+    stl: str | None = None  # formula of signal temporal logic on the policy's observations
+    margin: float = 0.0  # robustness below which the backup takes over
+    release: float | None = None  # robustness at which the policy takes over again; default: margin
+    window: int = 10  # number of recent observations that the formula is evaluated on
     # how the operator stops the robot; keys: at a terminal; signals: with SIGINT and SIGTERM
     stop: Stop = "keys"
 
@@ -111,6 +118,7 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
     limits, rules = read_limits(cfg.limits)
     machine = make(robot, adapter=cfg.adapter, **changes)
     rate_hz = control_rate(machine.spec, cfg.rate_hz)
+    switch = _check_backup(cfg, machine, rate_hz, limits)
     check(machine, bundle, rate_hz=rate_hz, limits=limits, runtime=cfg.runtime)
     policy = read_bundle(bundle).spec
     steps = offset(policy) if cfg.offset is None else cfg.offset
@@ -128,6 +136,8 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
         changes=changes,
         bundle=str(Path(bundle).resolve()),
         runtime=cfg.runtime,
+        backup=None if cfg.backup is None else str(Path(cfg.backup).resolve()),
+        switch=switch,
         limits=limits,
         rules=rules,
         policy_rate_hz=policy.rate_hz or rate_hz,
@@ -138,6 +148,24 @@ def run(bundle: str | Path, robot: str, *, keyboard: bool = True, **options: Any
         recorder_needed=cfg.recorder_needed,
     )
     return run_session(session, seconds=cfg.seconds, start=cfg.start, keyboard=keyboard)
+
+
+def _check_backup(
+    cfg: RunOptions, machine: Robot, rate_hz: float, limits: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """Return the fields of `Switch`; {} without a backup policy.
+
+    Raises UserError if the backup fits neither the robot nor the policy, or without a formula.
+    """
+    if (cfg.backup is None) != (cfg.stl is None):
+        raise UserError("backup= and stl= belong together: give both, or neither")
+    if cfg.backup is None:
+        return {}
+    switch = {name: getattr(cfg, name) for name in ("stl", "margin", "release", "window")}
+    options: dict[str, Any] = {"limits": limits, "runtime": cfg.runtime, "connect": False}
+    check(machine, cfg.backup, rate_hz=rate_hz, **options)
+    load_policy(cfg.bundle, cfg.runtime, cfg.backup, switch)
+    return switch
 
 
 def _refuse_unstoppable(keyboard: bool, start: bool, stop: Stop, seconds: float | None) -> None:

@@ -17,12 +17,13 @@ FOR_PYTHON = {"keyboard", "ask", "changes", "return"}
 
 
 def robot(arguments: Sequence[str]) -> None:
-    """Check, run, record, replay and calibrate a robot.
+    """Check, run, record, replay, monitor and calibrate a robot.
 
     usage: offline-rl robot check robot=<name> [bundle=<file>] [key=value …]
            offline-rl robot run robot=<name> bundle=<file> [record=<file>] [key=value …]
            offline-rl robot record robot=<name> out=<file> [seconds=<s>]
            offline-rl robot replay robot=<name> recording=<file>
+           offline-rl robot monitor recording=<file> stl=<formula>
            offline-rl robot calibrate robot=<name> [key=value …]
 
       robot=     a name in configs/robot, or your own file; see docs/robot.md
@@ -40,8 +41,16 @@ def robot(arguments: Sequence[str]) -> None:
       recorder_needed=false   a full disk does not stop the robot
       offset=          steps from an observation to the time at which its first action is due
       command_latency_s=0     measured delay from a command to the motion, 0 to 0.5
+      backup=          bundle that acts while the robustness of stl= is below margin=
+      stl=             formula of signal temporal logic on the policy's observations
+      margin=0         robustness below which the backup takes over
+      release=         robustness at which the policy takes over again; default: margin
+      window=10        number of recent observations that the formula is evaluated on
       stop=signals     run without a terminal: SIGINT stops the robot immediately, SIGTERM brings
                        it to rest. start=true needs a terminal, stop=signals or seconds=
+    monitor
+      stl=             formula on measurements, such as shoulder.q, and commands, shoulder.sent;
+                       prints its robustness for every episode of a recording
 
     Exit codes: 0: the run finished or was quit. 1: a fault, an emergency stop or another reason
     stopped the robot, and it was not re-armed. 2: the command was wrong and nothing has moved, or a
@@ -56,13 +65,14 @@ def robot(arguments: Sequence[str]) -> None:
         "run": _run,
         "record": _record,
         "replay": _replay,
+        "monitor": _monitor,
         "calibrate": _calibrate,
     }
     if not arguments or arguments[0] not in verbs:
         name = arguments[0] if arguments else ""
         raise UserError(unknown("robot command", name, verbs))
     values = parse_options(arguments[1:])
-    if "robot" not in values:
+    if "robot" not in values and arguments[0] != "monitor":
         raise UserError("robot=… is missing: add the name of a robot in configs/robot, or a file")
     verbs[arguments[0]](values)
 
@@ -132,6 +142,17 @@ def _replay(values: dict[str, Any]) -> None:
     if "recording" not in values:
         raise UserError("recording=… is missing: add the file to play back")
     _report_outcome(replay(values.pop("recording"), values.pop("robot"), **values))
+
+
+def _monitor(values: dict[str, Any]) -> None:
+    from real_robot.monitoring import monitor
+
+    options = ("recording", "stl")
+    for name in (name for name in values if name not in options):
+        raise UserError(unknown("option", name, options))
+    for name in (name for name in options if name not in values):
+        raise UserError(f"{name}=… is missing: use robot monitor recording=<file> stl=<formula>")
+    print(monitor(str(values["recording"]), str(values["stl"])))
 
 
 def _report_outcome(outcome: Outcome) -> None:

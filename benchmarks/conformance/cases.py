@@ -49,12 +49,14 @@ REPOSITORIES = {  # key of the command: repository, commit
     "qam": ("ColinQiyangLi/qam", "f93efd22520a79f6819f458dffe9c075eacc786f"),
     "qc": ("ColinQiyangLi/qc", "48283b4f662bd1c127ec9fa80647b49759f10653"),
     "idql": ("philippe-eecs/IDQL", "7582571ce686c77b4ee0f592dd639ab8151295fa"),
+    "fisor": ("ZhengYinan-AIR/FISOR", "2097e8bbc96ef49183f22cb2a1b05948b5859ec0"),
     "offlinerl_kit": (
         "yihaosun1124/OfflineRL-Kit",
         "e3ce69793766d02660217d4dfc0af4693a5531bd",
     ),
     "coplanner": ("si0wang/COPlanner", "35a4b8a29a1dcfca1677d0b08ac169cc6c6cffe8"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
+    "caps": ("yassineCh/CAPS", "f578c22d1ef43e5cfd400779bac9becb98b33733"),
     "osrl": ("liuzuxin/OSRL", "03a4586463690566ec8d7830ca4027b46d4ad02f"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -72,6 +74,7 @@ class Case:
     draws: tuple[str, ...] = ()  # names of our random draws in an update, in order
     config: Mapping[str, Any] = field(default_factory=dict)  # options other than network sizes
     online: Mapping[str, Any] = field(default_factory=dict)  # options of online training
+    shifts: Mapping[str, float] = field(default_factory=dict)  # numbers added to initial parameters
     phase: str = "update"
     variant: str = ""  # distinguishes cases with the same algorithm and repository
     adapted: tuple[str, ...] = ()  # differences removed by changing the reference
@@ -85,7 +88,8 @@ class Case:
     @property
     def inputs(self) -> str:
         """Return a key of all inputs. Cases with equal keys must have the same numbers."""
-        options = sorted(self.config.items()), sorted(self.online.items())
+        options = [sorted(x.items()) for x in (self.config, self.online)]
+        options += [sorted(self.shifts.items())] if self.shifts else []
         return repr((self.algorithm, *options, self.draws, self.phase, self.updates))
 
 
@@ -106,6 +110,7 @@ SEQUENCE = {
     "episode_steps": 12,
 }
 SEQUENCE |= {"target_return": 1.0, "return_scale": 2.0, "num_warmup_updates": 8}
+LIMITED = SEQUENCE | {"episode_steps": 16, "target_cost": 5.0, "dropout": 0.0}
 DENOISING = {
     "n_obs_steps": 2,
     "horizon": 4,
@@ -196,6 +201,9 @@ MODEL: dict[str, Any] = {"members": 3, "elites": 2, "real_share": 0.5}
 ANNEALED = "the actor's learning rate falls every 1,000 updates -> every update"
 SINGLE = "predictions in float32 -> float64"
 STEPS = tuple(f"{name}_{k}" for k in range(3) for name in ("action", "member", "noise"))
+RELEASED = {"as_released": True, "target_cost": 1.0, "episode_steps": 300}
+# moves the values of cost critics to the limit
+COSTS = {f"{name}/net.biases.2": 0.75 for name in ("cost_critic", "cost_critic_target")}
 CASES = (
     Case(
         "diffusion_policy",
@@ -372,6 +380,7 @@ CASES = (
         aims=("observations",),
     ),
     Case("bc", "corl", "algorithms/offline/any_percent_bc.py", aims=("actions",)),
+    Case("bc_safe", "osrl", "osrl/algorithms/bc.py", aims=("actions",)),
     Case("td3", "td3", "TD3.py", ("noise",)),
     Case("td3_bc", "td3_bc", "TD3_BC.py", ("noise",)),
     Case("td3_bc", "corl", "algorithms/offline/td3_bc.py", ("noise",)),
@@ -402,6 +411,26 @@ CASES = (
         PENALTY,
         {"gap": 1.0, "max_target_backup": True, "backup_entropy": True, "clip_diff_max": 5.0},
         variant="lagrange",
+    ),
+    *(
+        Case(
+            "caps",
+            "caps",
+            "osrl/algorthims/capsiql.py",
+            config={"num_heads": h, "target_cost": 5.0, "episode_steps": 30, "decay_updates": 20},
+            variant=f"{h}-policies",
+            aims=("rewards", "costs"),
+        )
+        for h in (2, 4)
+    ),
+    Case(
+        "caps",
+        "caps",
+        "osrl/algorthims/capsiql.py",
+        config={"num_heads": 4, "target_cost": 1.0, "episode_steps": 7, "decay_updates": 20},
+        phase="act",
+        variant="switch",
+        aims=("observations",),
     ),
     Case("xql", "xql", "offline/learner.py", adapted=(NORM,), updates=6),
     Case(
@@ -462,6 +491,34 @@ CASES = (
         SEQUENCE,
         variant="dropout",
         aims=("actions",),
+    ),
+    Case(
+        "cdt",
+        "osrl",
+        "osrl/algorithms/cdt.py",
+        config=LIMITED,
+        aims=("actions",),
+    ),
+    Case(
+        "cdt",
+        "osrl",
+        "osrl/algorithms/cdt.py",
+        config=LIMITED,
+        phase="act",
+        variant="acting",
+        aims=("observations",),
+    ),
+    Case(
+        "cdt",
+        "osrl",
+        "osrl/common/dataset.py",
+        config=LIMITED
+        | {"augmentation": 0.5, "degree": 2, "max_return": 500.0, "max_decrease": 60.0}
+        | {"as_released": True},
+        phase="augment",
+        variant="episodes",
+        aims=("mc_returns", "mc_costs"),
+        updates=2,  # with equal numbers of new episodes
     ),
     Case("lb_sac", "corl", "algorithms/offline/lb_sac.py", SOFT, adapted=(EPSILON, CRITICS)),
     Case("lb_sac", "lb_sac", "lb_sac/sac.py", SOFT, adapted=(EPSILON, CRITICS)),
@@ -560,6 +617,15 @@ CASES = (
         config=IDQL,
         phase="online",
         variant="online",
+    ),
+    Case(
+        "fisor",
+        "fisor",
+        "jaxrl5/agents/fisor/fisor.py",
+        tuple(f"{name}_{k}" for k in range(2) for name in IDQL_DRAWS),
+        IDQL | {"policy_updates": 2, "critic_rows": 5},
+        adapted=("values are trained on the first 256 rows -> 5 rows",),
+        aims=("rewards", "discount"),
     ),
     *(
         Case(
@@ -910,6 +976,38 @@ CASES = (
             "the reference reports no loss except the VAE's",
         ),
     ),
+    *(
+        Case(
+            "coptidice",
+            "osrl",
+            "osrl/algorithms/coptidice.py",
+            ("observation_noise", "action_noise"),
+            {"as_released": True, "target_cost": 2.0, "episode_steps": 300, "alpha": alpha}
+            | {"initial_share": 0.05},
+            variant=variant,
+            adapted=("noise is scaled by the data's standard deviation -> the batch's",),
+            aims=("rewards", "costs", "discount"),
+        )
+        for variant, alpha in (("", 0.5), ("close", 5.0))
+    ),
+    Case(
+        "cpq",
+        "osrl",
+        "osrl/algorithms/cpq.py",
+        ("vae", "next", "next_cost", "ood", "policy"),
+        RELEASED | {"multiplier_lr": 0.01, "likely_share": 0.75},
+        shifts=COSTS,
+        aims=("rewards", "discount", "costs"),
+    ),
+    Case(
+        "bcq_lag",
+        "osrl",
+        "osrl/algorithms/bcql.py",
+        ("vae", "next", "next_cost", "proposed"),
+        RELEASED,
+        shifts=COSTS,
+        aims=("rewards", "discount", "costs"),
+    ),
 )
 # one case per set of inputs; its numbers are recorded
 RECORDED_CASES = tuple({case.inputs: case for case in reversed(CASES)}.values())
@@ -918,5 +1016,6 @@ WITHOUT = {  # algorithms without a case, and the reason
     "one_step": "its loss equals that of rl100's one-step head (see its row); a test checks this",
     "mbpo": "jannerm/mbpo needs TensorFlow 1; mbpo shares fit, rollouts and updates with mopo",
     "sparse_policy": "a test compares its fit, in common/models/sparse.py, with pysindy (STLSQ)",
+    "sac_lag": "liuzuxin/FSRL differs (see its docstring); a test compares it with plain PyTorch",
     "msg": "google-research/google-research: jrl/agents/msg was not run: it needs acme and reverb",
 }

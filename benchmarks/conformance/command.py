@@ -36,7 +36,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "conformance"
 RECORDING_FOLDER = ROOT / "tests" / "offline_rl" / "conformance"
 FAULT = 1e-6
 NETWORKS = ("policy", "model", "critic", "value", "vae", "student", "behavior", "dynamics", "fit")
-NETWORKS += ("best_dynamics", "record", "walk")
+NETWORKS += ("best_dynamics", "record", "walk", "cost_critic", "cost_value", "nu", "chi")
 GROUPS = ("networks", "targets", "temperatures", "gradients", "losses")
 HEADER = ["algorithm", "compared with", "updates", *GROUPS, "with a fault", "removed differences"]
 INTRODUCTION = """# Conformance
@@ -206,7 +206,7 @@ def column_of(quantity: str) -> str:
     """Return the column of a quantity."""
     if quantity.endswith("gradient"):
         return "gradients"
-    if quantity.startswith("log_"):
+    if quantity.startswith(("log_", "raw_")):
         return "temperatures"
     if quantity.endswith("_target"):
         return "targets"

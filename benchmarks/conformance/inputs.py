@@ -65,6 +65,30 @@ def costs(update: int, lead: tuple[int, ...] = (BATCH,)) -> np.ndarray:
     return rng.uniform(size=lead) * (rng.uniform(size=lead) < 1 / 2)
 
 
+def window_costs(update: int) -> Arrays:
+    """Return the columns of costs of `windows`; about half of the steps cost 1."""
+    lead = (BATCH, WINDOW)
+    return {
+        "costs": (costs(update, lead) > 0).astype(np.float64),
+        "mc_costs": 10 * costs(update + EXPERT, lead),
+    }
+
+
+def episodes(update: int) -> Arrays:
+    """Return episodes of one step, of which four each have a similar cost and return."""
+    rng, groups = np.random.RandomState([SEED, update, 7]), np.repeat(np.arange(10.0), 4)
+    columns = batch(update, 1.0, (40,))
+    columns["mc_costs"] = 10 * groups + 0.1 * rng.uniform(size=40)
+    columns["mc_returns"] = 100 * np.sqrt(groups) + 50 * (groups % 3 > 0)
+    columns["mc_returns"] += 0.1 * rng.uniform(size=40)
+    return columns
+
+
+def timesteps(update: int) -> np.ndarray:
+    """Return the steps of transitions within their episodes, [BATCH]; about half of them are 0."""
+    return np.random.RandomState([SEED, update, 7]).randint(0, 2, BATCH)
+
+
 def is_end(next_observations: Any) -> Any:
     """Return a mask of the transitions that end an episode of a dynamics model, [...]."""
     return next_observations[..., 0] > 0.5

@@ -23,7 +23,9 @@ from offline_rl.algorithms.common.noising.flow_critic import FlowCritic
 from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
 from offline_rl.algorithms.common.on_policy.denoising import replay_log_prob
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
+from offline_rl.algorithms.common.safety.augmentation import make_targets
 from offline_rl.algorithms.common.schedule import ONLINE
+from offline_rl.algorithms.coptidice import COptiDICE
 from offline_rl.replay.batch import Batch
 from offline_rl.replay.rollouts import Decisions
 from offline_rl.utils.errors import UserError
@@ -151,11 +153,16 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
         cfg = algorithm.cfg
         full = cfg.partial == "bootstrap"
         return inputs.chunk_transitions(update, cfg.discount, cfg.horizon, full=full)
-    if "timesteps" in algorithm.extra_columns:
-        return inputs.windows(update, full=bool(case.draws))
+    if case.phase == "augment":
+        return inputs.episodes(update)
+    if "timesteps" in algorithm.extra_columns and not isinstance(algorithm, COptiDICE):
+        windows = inputs.windows(update, full=bool(case.draws))
+        return windows | (inputs.window_costs(update) if "costs" in algorithm.extra_columns else {})
     columns = inputs.batch(update, algorithm.cfg.discount)
     if "costs" in algorithm.extra_columns:
         columns["costs"] = inputs.costs(update)
+    if isinstance(algorithm, COptiDICE):
+        columns["timesteps"] = inputs.timesteps(update)
     if "expert" in algorithm.extra_columns:
         expert = inputs.batch(update + inputs.EXPERT, algorithm.cfg.discount)
         columns |= {f"expert/{name}": x for name, x in expert.items()}
@@ -282,6 +289,39 @@ def plan_in_the_environment(
     return state, {"actions": head.explore_action(batch.observations, state.random)}
 
 
+def act_in_an_episode(
+    algorithm: Any, state: State, batch: Batch, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Return the actions of an episode whose observations, rewards and costs are the batch's.
+
+    Of windows, only the first steps are used.
+    """
+    head = Network(algorithm.acting_head(), algorithm.acting_params(state.params))
+    memory, actions = algorithm.acting_head().initial_memory(1), []
+    columns = (batch.observations, batch.rewards, batch.costs)
+    steps = [x[:, 0] if batch.valid is not None else x for x in columns if x is not None]
+    for observation, reward, cost in zip(*steps, strict=True):
+        chunk, memory = head.decide(observation[None, None], memory, observation.new_zeros(1, 0))
+        reported = {"rewards": reward[None], "costs": cost[None]}
+        memory = {name: reported.get(name, x) for name, x in memory.items()}
+        actions.append(chunk[0, 0])
+    return state, {"actions": torch.stack(actions)}
+
+
+def make_new_episodes(
+    algorithm: Any, state: State, batch: Batch, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Return the new episodes of CDT for episodes of one step."""
+    cfg = algorithm.cfg
+    names = ("degree", "max_return", "min_gain", "max_decrease", "as_released")
+    options = {name: getattr(cfg, name) for name in names}
+    assert batch.mc_costs is not None
+    assert batch.mc_returns is not None
+    columns = batch.mc_costs.numpy(), batch.mc_returns.numpy()
+    new = make_targets(*columns, share=cfg.augmentation, **options)
+    return state, {name: torch.from_numpy(x).double() for name, x in new._asdict().items()}
+
+
 def improve_all_steps(
     algorithm: Any, state: State, batch: Any, i: int
 ) -> tuple[State, dict[str, Tensor]]:
@@ -314,6 +354,9 @@ REPLACEMENTS: dict[tuple[str, str], Any] = {
     ("mopo", "roll_out"): roll_out,
     ("coplanner", "plan_in_the_model"): plan_in_the_model,
     ("coplanner", "plan_in_the_environment"): plan_in_the_environment,
+    ("caps", "act"): act_in_an_episode,
+    ("cdt", "act"): act_in_an_episode,
+    ("cdt", "augment"): make_new_episodes,
 }
 
 
@@ -333,6 +376,7 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
     with float64_mode():
         algorithm = make(case)
         start = parameters(algorithm, case.algorithm)
+        start |= {name: start[name] + shift for name, shift in case.shifts.items()}
         arrays: Arrays = {f"params/{name}": x for name, x in start.items()}
         params: dict[str, dict[str, Tensor]] = {}
         for name, x in start.items():

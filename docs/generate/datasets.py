@@ -34,8 +34,8 @@ environment. Without `qualities=`, `generate` makes all data sets of a recipe; `
 makes the one that `task=` and `type=` select.
 """
 NATIVE_NOTE = """Each of these is a task: `offline-rl train task=<name>`. Train online, or on a file
-given with `dataset=`. Some environments need an extra (`box2d`, `robotics`, `pusht`, `ogbench`);
-the error message names it.
+given with `dataset=`. Some environments need an extra (`box2d`, `robotics`, `pusht`, `ogbench`)
+or Bullet-Safety-Gym; the error message names it.
 """
 GENERATED_NOTE = """A recipe that trains an agent generates the same bytes on the same processor
 with the same versions (`made_with` in the card). Another processor rounds differently, so the agent
@@ -66,8 +66,11 @@ def number(x: float) -> str:
     return f"{x:.6g}"
 
 
-def row(card: Card) -> str:
-    """Return the row of a card in the table of the suite."""
+def row(card: Card, *, constrained: bool) -> str:
+    """Return the row of a card in the table of the suite.
+
+    constrained: the table has a column of the limits on the cost of an episode.
+    """
     low, high = ("", "")
     if card.reference is not None and card.reference.success:
         low, high = "0 %", "100 %"
@@ -75,7 +78,8 @@ def row(card: Card) -> str:
         low, high = number(card.reference.min), number(card.reference.max)
     files = ", ".join(f"`{file.name}`" for file in card.files.values())
     limit = f"{card.max_episode_steps:,}" if card.max_episode_steps else ""
-    cells = [f"`{card.name}`", card.env or "", limit, low, high, files]
+    limits = [", ".join(map(number, task(card.name).cost_limits))] if constrained else []
+    cells = [f"`{card.name}`", card.env or "", limit, *limits, low, high, files]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -110,8 +114,11 @@ def page() -> str:
         if any(c.env for c in suite_cards):
             kinds = sorted({c.env.split("-")[0] for c in suite_cards if c.env})
             parts += ["Environments: " + ", ".join(kinds) + ".", ""]
-        parts += ["| name | environment | steps | score 0 | score 100 | files |", "|---" * 6 + "|"]
-        parts += [*map(row, suite_cards), ""]
+        constrained = any(task(c.name).cost_limits for c in suite_cards)
+        columns = ["name", "environment", "steps", *(["cost limits"] if constrained else [])]
+        columns += ["score 0", "score 100", "files"]
+        parts += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+        parts += [*(row(c, constrained=constrained) for c in suite_cards), ""]
     parts += ["## Environments by their own names", "", NATIVE_NOTE]
     names = sorted(name for name in NATIVE if "-singletask-task" not in name)
     parts += [", ".join(f"`{name}`" for name in names) + ".", ""]

@@ -46,7 +46,8 @@ class Budgeted(ABC):
     def is_bold(self, indices: np.ndarray) -> np.ndarray:
         """Return True where the controller is bold, [B]."""
         has_budget = self.spent[indices] < self.limits[indices]
-        return np.asarray(self._wants_bold[indices] & has_budget)
+        bold: np.ndarray = self._wants_bold[indices] & has_budget
+        return bold
 
     @abstractmethod
     def last_costs(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -75,7 +76,7 @@ class HazardWalk(Budgeted):
         self._remaining = np.zeros(env.num_envs, np.int64)  # steps of the detours
 
     def last_costs(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        return (observations[:, -NUM_BINS:] > 1).any(1)
+        return np.asarray((observations[:, -NUM_BINS:] > 1).any(1))
 
     def act(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
         places = observations[:, :2].astype(np.float64)

@@ -9,7 +9,8 @@ the episode.
 
 import sys
 import warnings
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any
 
@@ -31,17 +32,28 @@ TASKS = {  # time limits, steps
 }
 
 
-class SeededResets(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that draws the initial state of an episode from its seed."""
+class Reproducible(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Wrapper in which an episode depends on its seed and its actions only.
+
+    The initial state is drawn from the seed. The simulation is built anew for each episode, because
+    PyBullet's solver keeps forces of the episode before when it restores a state.
+    """
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        if seed is None:
-            return self.env.reset()
+        env: Any = self.env
         before = np.random.get_state()  # noqa: NPY002
-        np.random.seed(seed % 2**32)  # noqa: NPY002
+        word = None if seed is None else seed % 2**32
+        np.random.seed(word)  # noqa: NPY002
         try:
+            with real_streams():
+                env.close()
+                env.bc = env._setup_client_and_physics()
+                env.bullet_client_id = env.bc._client
+                env.stored_state_id = -1
+                env._setup_simulation()
+            np.random.seed(word)  # noqa: NPY002  # the initial state is that of the package
             return self.env.reset()
         finally:
             np.random.set_state(before)  # noqa: NPY002
@@ -61,10 +73,19 @@ class Bullet(LoopVectorEnv):
         super().__init__(partial(make, task), num_envs, max_episode_steps, name=f"bullet/{task}")
 
 
+@contextmanager
+def real_streams() -> Iterator[None]:
+    """Use the process's standard streams.
+
+    The package redirects them, which fails for those of notebooks and of pytest.
+    """
+    with redirect_stdout(sys.__stdout__), redirect_stderr(sys.__stderr__):
+        yield
+
+
 def make(task: str) -> gymnasium.Env:
     """Return one environment, without a time limit. Raises ValueError without the packages."""
-    # The package redirects standard streams, which fails for those of notebooks and of pytest.
-    with redirect_stdout(sys.__stdout__), redirect_stderr(sys.__stderr__):
+    with real_streams():
         try:
             import bullet_safety_gym
         except ModuleNotFoundError as error:
@@ -75,7 +96,7 @@ def make(task: str) -> gymnasium.Env:
         with warnings.catch_warnings():  # its spaces mix float32 and float64
             warnings.filterwarnings("ignore", message="overflow encountered in cast")
             env = gymnasium.make(f"Safety{task}-v0", disable_env_checker=True).unwrapped
-    return rescale_actions(SeededResets(env))
+    return rescale_actions(Reproducible(env))
 
 
 ENVS: dict[str, Any] = {

@@ -21,6 +21,9 @@ class Runner(MujocoVectorEnv):
     control_cost: float  # coefficient of the sum of squared actions
     reset_noise: float  # half-width of the uniform noise on the initial positions, m or rad
     alive_bonus = 0.0
+    limits_plane = (
+        False  # whether `speed_limit` is for the speed in the plane, not for that along x
+    )
     speed_limit: float | None = None  # m/s; info `cost` is 1 in a step above it, else 0
     hidden_positions = 1  # x
     max_episode_steps = 1000
@@ -44,12 +47,12 @@ class Runner(MujocoVectorEnv):
         """Return the noise on the initial velocities, [nv]."""
         return rng.uniform(-self.reset_noise, self.reset_noise, self.model.nv)
 
-    def speed(self, indices: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """Return the speed [B] along x in the last step, m/s.
+    def velocity(self, indices: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """Return the velocity [B, 2] in the last step, m/s: along x, and along y or z.
 
         before: qpos at the start of that step.
         """
-        return (self._qpos[indices, 0] - before[:, 0]) / self.dt_s
+        return (self._qpos[indices, :2] - before[:, :2]) / self.dt_s
 
     def start(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         noise = rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
@@ -59,10 +62,12 @@ class Runner(MujocoVectorEnv):
         self, indices: np.ndarray, before: np.ndarray, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         qpos, qvel = self._qpos[indices], self._qvel[indices]
-        speed = self.speed(indices, before)
+        velocity = self.velocity(indices, before)
+        speed = velocity[:, 0]
         infos = {"x_velocity": speed}
         if self.speed_limit is not None:
-            infos["cost"] = (speed > self.speed_limit).astype(np.float64)
+            limited = np.sqrt((velocity**2).sum(1)) if self.limits_plane else speed
+            infos["cost"] = (limited > self.speed_limit).astype(np.float64)
         return self.reward(speed, actions), ~self.healthy(qpos, qvel), infos
 
 
@@ -107,11 +112,12 @@ class Ant(Runner):
 
     xml, frame_skip = "ant.xml", 5
     control_cost, reset_noise, alive_bonus, hidden_positions = 0.5, 0.1, 1.0, 2
+    num_zeros = 84
 
     def __init__(self, num_envs: int, *, num_threads: int = 1) -> None:
         super().__init__(num_envs, num_threads=num_threads)
-        self.observation_shape = (111,)
-        self._x = np.zeros(num_envs)
+        self.observation_shape = (27 + self.num_zeros,)
+        self._torso = np.zeros((num_envs, 2))  # x and y, m
 
     def healthy(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
         return finite(qpos) & ant_stands(np.concatenate([qpos[:, 2:], qvel], 1))
@@ -121,15 +127,16 @@ class Ant(Runner):
 
     def _read(self, indices: np.ndarray) -> None:
         super()._read(indices)
-        self._before, self._x = self._x, self._x.copy()
+        self._before, self._torso = self._torso, self._torso.copy()
         for index in indices:
-            self._x[index] = self._data[index].xpos[1, 0]
+            self._torso[index] = self._data[index].xpos[1, :2]
 
-    def speed(self, indices: np.ndarray, before: np.ndarray) -> np.ndarray:
-        return (self._x - self._before)[indices] / self.dt_s
+    def velocity(self, indices: np.ndarray, before: np.ndarray) -> np.ndarray:
+        return (self._torso - self._before)[indices] / self.dt_s
 
     def _observations(self, indices: np.ndarray) -> np.ndarray:
-        return np.concatenate([super()._observations(indices), np.zeros((len(indices), 84))], 1)
+        zeros = np.zeros((len(indices), self.num_zeros))
+        return np.concatenate([super()._observations(indices), zeros], 1)
 
 
 def control_penalty(actions: Any, coefficient: float) -> Any:

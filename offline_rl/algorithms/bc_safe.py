@@ -18,6 +18,7 @@ import numpy as np
 
 from offline_rl.algorithms import bc
 from offline_rl.algorithms.common.config import BUILT, Rate
+from offline_rl.algorithms.common.safety.augmentation import pareto_optimal
 from offline_rl.algorithms.common.safety.costs import LimitConfig
 from offline_rl.data.dataset import Dataset
 from offline_rl.data.transform import Normalize
@@ -86,17 +87,3 @@ def near_frontier(costs: np.ndarray, returns: np.ndarray) -> np.ndarray:
             break
         frontier = np.poly1d(np.polyfit(c, r, degree))
     return np.abs(returns - frontier(costs)) <= WIDTH * np.ptp(returns)
-
-
-def pareto_optimal(costs: np.ndarray, returns: np.ndarray) -> np.ndarray:
-    """Return a mask of the episodes without a better one in cost or return, [E].
-
-    A better episode is at least as good in both and different in one.
-    """
-    order = np.lexsort((-returns, costs))  # by cost, and by falling return at equal cost
-    c, r = costs[order], returns[order]
-    first = np.searchsorted(c, c)  # the first episode with this cost has the highest return
-    below = np.append(-np.inf, np.maximum.accumulate(r))[first]  # highest return at a lower cost
-    mask = np.zeros(len(costs), bool)
-    mask[order] = (r == r[first]) & (r > below)
-    return mask

@@ -44,7 +44,7 @@ from offline_rl.algorithms.common.config import (
     Tau,
 )
 from offline_rl.algorithms.common.critics import Critic, Value, reduce_q
-from offline_rl.algorithms.common.in_sample import expectile_loss
+from offline_rl.algorithms.common.in_sample import update_values
 from offline_rl.algorithms.common.noising.targets import diffusion_targets
 from offline_rl.algorithms.common.optim import Adam, cosine
 from offline_rl.algorithms.common.schedule import ONLINE
@@ -148,33 +148,33 @@ class IDQL(ActorCritic):
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update the policy and its moving average, V, the critics (with the new V), targets."""
-        s, a, metrics = batch.observations, batch.actions, Metrics()
+        metrics = Metrics()
         if self.trains_policy:
-            state, metrics["policy_loss"] = minimize(state, "model", self.model_loss(state, batch))
-            state = soft_update(state, "policy", "model", self.cfg.policy_tau)
-        q = reduce_q(state, state.critic_target(s, a))  # [B]
+            state, metrics["policy_loss"] = self.update_policy(state, batch)
+        q = reduce_q(state, state.critic_target(batch.observations, batch.actions))  # [B]
 
-        def value_loss(value: Network) -> Tensor:
-            return expectile_loss(q - value(s), self.cfg.expectile).mean()
+        def target(next_value: Tensor) -> Tensor:
+            return batch.rewards + batch.discount * next_value
 
-        state, metrics["value_loss"] = minimize(state, "value", value_loss)
-        target = batch.rewards + batch.discount * state.value(batch.next_observations)  # [B]
+        state, value_metrics = update_values(state, batch, q, self.cfg.expectile, target)
+        return state, metrics | value_metrics
 
-        def critic_loss(critic: Network) -> Tensor:  # [E, B] - [B]
-            return (critic(s, a) - target).square().mean()
+    def update_policy(
+        self, state: State, batch: Batch, weight: Tensor | None = None
+    ) -> tuple[State, Tensor]:
+        """Update the policy and its moving average; also return the loss, 0-d.
 
-        state, metrics["critic_loss"] = minimize(state, "critic", critic_loss)
-        state = soft_update(state, "critic_target", "critic", self.cfg.tau)
-        return state, metrics | {"target": target.mean()}
-
-    def model_loss(self, state: State, batch: Batch) -> Any:
-        """Return the squared error of the predicted noise, summed over the action dimensions."""
+        The loss is the squared error of the predicted noise, summed over the action dimensions.
+        weight: [B], of each transition; None: all are 1.
+        """
         x, times, noise = diffusion_targets(  # [1, B, 1, A], [1, B]
             state.random, batch.actions[:, None], 1, self.alphas, "epsilon"
         )
 
-        def loss(model: Network) -> Tensor:
+        def policy_loss(model: Network) -> Tensor:
             prediction = model(batch.observations[:, None], x, times, state.random)
-            return (prediction - noise).square().sum(-1).mean()
+            error = (prediction - noise).square().sum(-1)  # [1, B, 1]
+            return (error if weight is None else weight[:, None] * error).mean()
 
-        return loss
+        state, loss = minimize(state, "model", policy_loss)
+        return soft_update(state, "policy", "model", self.cfg.policy_tau), loss

@@ -32,10 +32,11 @@ HEADER += ["worst cost", "length", "success %", "target cost", "episodes", "best
 LESS_NEEDED = ["episodes", "best safe", "success %", "worst cost", "target cost", "return", "cost"]
 LESS_NEEDED += ["length"]
 LEGEND = {
-    "limit": "cost limit: highest allowed mean of the undiscounted cost of an episode.",
+    "limit": "cost limit: highest allowed mean of the undiscounted cost of an episode. The rows "
+    "`mean` have means over all limits, in which each limit has the same weight.",
     "safe": "`yes`: the normalized cost is at most 1. `best`: the highest score, or return without "
     "scores, of all safe rows with this limit. Unsafe rows are listed below the safe ones. Their "
-    "scores cannot be compared with those of safe rows.",
+    "scores cannot be compared with those of safe rows. In the rows `mean`: number of limits.",
     "normalized cost": "mean cost divided by the limit, or (cost + 1) / (limit + 1) for the limit "
     "0, mean ± standard deviation over seeds.",
     "unsafe %": "share of the episodes of all seeds whose cost exceeds the limit. The limit is for "
@@ -183,7 +184,7 @@ class Result:
             format_mean_std([float(e.returns.mean()) for e in played]),
             format_mean_std([float(np.mean(e.costs)) for e in played], 1),  # type: ignore[arg-type]
             f"{100 * self.unsafe_share:.0f}",
-            f"{self.costs.max():,.4g}",
+            f"{self.costs.max():,.1f}",
             format_mean_std([float(e.lengths.mean()) for e in played], 0),
             f"{100 * np.concatenate(success).mean():.0f}" if success else "",
             "none" if self.target_cost is None else f"{self.target_cost:g}",
@@ -215,7 +216,8 @@ def rows_of(results: Sequence[Result], data: Sequence[DataResult] = ()) -> list[
     """Return the rows of the table, sorted by limit, with safe rows above unsafe ones.
 
     An empty row separates limits. A row with the word `unsafe` is above the unsafe rows. The rows
-    of the data are the first ones of their limit, and are not compared.
+    of the data are the first ones of their limit, and are not compared. The last rows are means
+    over the limits.
     """
     body, empty = list[list[str]](), [""] * (len(HEADER) - 1)
     for limit, group in groupby(sorted(results, key=lambda r: r.limit), lambda r: r.limit):
@@ -229,7 +231,37 @@ def rows_of(results: Sequence[Result], data: Sequence[DataResult] = ()) -> list[
         if unsafe:
             body += [[f"unsafe for the limit {limit:g}:", *empty]]
             body += [r.cells("no") for r in unsafe]
-    return body
+    means = mean_rows(results)
+    return [*body, *([["", *empty]] if means else []), *means]
+
+
+def mean_rows(results: Sequence[Result]) -> list[list[str]]:
+    """Return a row for each method that was evaluated at all of several limits.
+
+    A method that is trained for each limit separately has several runs, whose labels differ only in
+    the name in parentheses. The highest score or return is first.
+    """
+    limits, groups = sorted({r.limit for r in results}), dict[str, list[Result]]()
+    for r in results:
+        name = r.label if r.target_cost is None else r.label.partition(" (")[0]
+        groups.setdefault(name, []).append(r)
+    complete = {k: v for k, v in groups.items() if sorted(r.limit for r in v) == limits}
+    if len(limits) < 2:
+        return []
+    rows = []
+    for name, of_method in complete.items():
+        scores = [np.mean(r.scores) for r in of_method if None not in r.scores]  # type: ignore[arg-type]
+        cells = dict.fromkeys(HEADER, "")
+        cells |= {"algorithm": name, "limit": "mean"}
+        cells["safe"] = f"{sum(r.is_safe for r in of_method)} of {len(limits)}"
+        cells["score"] = format_mean_std([float(np.mean(scores))] if scores else [], 1)
+        share = np.mean([np.mean(r.normalized_costs) for r in of_method])
+        cells["normalized cost"] = f"{share:.2f}"
+        returns = [np.mean([e.returns.mean() for e in r.episodes]) for r in of_method]
+        cells["return"] = format_mean_std([float(np.mean(returns))])
+        cells["unsafe %"] = f"{100 * np.mean([r.unsafe_share for r in of_method]):.0f}"
+        rows.append((float(np.mean([r.value for r in of_method])), list(cells.values())))
+    return [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
 
 
 def terminal_lines(results: Sequence[Result]) -> list[str]:

@@ -25,6 +25,7 @@ from offline_rl.data.specs import (
     stated_spec,
 )
 from offline_rl.engine.acting import NO_COSTS
+from offline_rl.evaluation import specifications
 from offline_rl.evaluation.compare import Difference, difference, note_on
 from offline_rl.evaluation.constrained import BEST_SAFE, Limits, Result, terminal_lines
 from offline_rl.evaluation.held_out import HeldOutErrors, held_out_errors
@@ -43,6 +44,7 @@ from policies.bundle import BUNDLE
 from policies.channels import Observations
 from policies.composed import needs_base
 from policies.policy import BundlePolicy
+from policies.stl.signals import SignalReader
 
 STARTS = {  # result of `LoopVectorEnv.classify_starts` -> how episodes start, for the user
     "seeded": "started from seeds {first} to {last}",
@@ -135,6 +137,7 @@ class Evaluation:
         ]
         if results := self.constrained:
             lines += ["", *terminal_lines(results)]
+        lines += specifications.lines_of(self.by_target, self.options.stl)
         if len(self.runs) > 1:
             differences = self.differences
             note = wrap_text(note_on(differences, self.start_kind, every=every))
@@ -165,6 +168,7 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
         )
     if not paths:
         raise UserError("run=[] names no run. Give a bundle, or the folder of a run.")
+    specifications.check_backup_options(options)
     start_kind, target = "seeded", options.target_return
     costs = options.target_cost if isinstance(options.target_cost, list) else [options.target_cost]
     if not costs or len(set(costs)) < len(costs):
@@ -172,7 +176,7 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
             f"target_cost={format_value(costs)} must name at least one limit, and each limit once."
         )
     if options.dataset is not None:
-        for key in ("task", "episodes", "eval_envs", "base"):
+        for key in ("task", "episodes", "eval_envs", "base", "stl", "backup"):
             if key in keys:
                 raise UserError(f"{key}= needs an environment, but dataset= uses none. Remove one.")
         if len(costs) > 1:
@@ -195,13 +199,18 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
                 start_kind = env.classify_starts()
             loaded = {
                 cost: {
-                    path: load(path, task, env, head_arguments(target, cost), options.base)
+                    path: specifications.with_backup(
+                        load(path, task, env, head_arguments(target, cost), options.base),
+                        options,
+                        env,
+                    )
                     for path in paths
                 }
                 for cost in costs
             }
+            reader = specifications.signal_reader(options.stl, env)
             played = {
-                cost: {path: play(policy, env, seeds) for path, policy in by_path.items()}
+                cost: {path: play(policy, env, seeds, reader) for path, policy in by_path.items()}
                 for cost, by_path in loaded.items()
             }
             shares = (
@@ -226,6 +235,7 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
     }
     files, problem = list[Path](), None
     saved_keys = {"episodes": options.episodes, "target_return": target, "base": options.base}
+    saved_keys |= specifications.saved_keys(options)
     try:
         for cost, path in product(costs, paths):
             keys, judged = saved_keys | {"target_cost": cost}, limits[path, cost]
@@ -254,6 +264,8 @@ def constrained_results(
     """
     groups = dict[tuple[str, float | None, float | None, float], list[Episodes]]()
     names = dict(zip(runs, relative_names(list(runs)), strict=True))
+    if len(runs) == 1:
+        names = {run: "/".join(Path(run).absolute().parts[-2:]) for run in runs}
     entries = product(by_target, ((name, path) for name, run in runs.items() for path in run))
     for cost, (run, path) in entries:
         played, judged = by_target[cost][path], limits[path, cost]
@@ -371,23 +383,32 @@ def read_policy(path: Path, arguments: Mapping[str, Any]) -> BundlePolicy:
         raise UserError(f"{'' if str(path) in str(error) else f'{path}: '}{error}") from None
 
 
-def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) -> Episodes:
+def play(
+    policy: BundlePolicy,
+    env: VectorEnv,
+    seeds: np.ndarray | None = None,
+    reader: SignalReader | None = None,
+) -> Episodes:
     """Play one episode from every seed. Of each chunk, `n_action_steps` actions are executed.
 
     seeds: by default the fixed evaluation seeds, one per environment. If there are more seeds than
-    environments, the episodes are played in groups.
+    environments, the episodes are played in groups. reader: see `rollout`.
     """
     seeds = EVALUATION_SEED + np.arange(env.num_envs) if seeds is None else seeds
     if len(seeds) > env.num_envs:
         starts = range(0, len(seeds), env.num_envs)
-        return Episodes.joined([play(policy, env, seeds[k : k + env.num_envs]) for k in starts])
+        groups = [seeds[k : k + env.num_envs] for k in starts]
+        return Episodes.joined([play(policy, env, group, reader) for group in groups])
     player = Player(policy)
     feedback: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
     convert = action_conversion(policy.spec, env, "the policy")
     player.reset(seeds)
 
+    log = specifications.BackupLog(player.episodes)
+
     def act(observations: Observations) -> np.ndarray:
         actions = player.step(observations, *feedback)
+        log.add()
         return actions if convert is None else convert(actions)
 
     def observe(rewards: np.ndarray, costs: np.ndarray | None) -> None:
@@ -397,7 +418,7 @@ def play(policy: BundlePolicy, env: VectorEnv, seeds: np.ndarray | None = None) 
         feedback = rewards, costs
 
     raw = channels.identity(env.observation_shape)  # a bundle's policy normalizes its inputs
-    return rollout(env, act, raw, seeds, observe)
+    return log.completed(rollout(env, act, raw, seeds, observe, reader))
 
 
 def as_text(
@@ -495,6 +516,7 @@ def as_json(
         row["cost"] = None if e.costs is None else e.costs.mean()
         if e.costs is not None:
             row |= {"target_cost": target, "costs": e.costs, "lengths": e.lengths}
+        row |= specifications.numbers(e)
         rows.append({**row, "returns": e.returns, "seeds": e.seeds})
     reference = asdict(task.reference) if task.reference else None
     content = {"task": task.name, "score_reference": reference, "bundles": rows}

@@ -16,6 +16,7 @@ from offline_rl.evaluation.rollout import Episodes, rollout
 from offline_rl.utils import hardware
 from policies import channels
 from policies.channels import Observations
+from policies.stl.signals import SignalReader
 
 
 class Evaluation(NamedTuple):
@@ -36,13 +37,15 @@ class Evaluator:
         starts: np.ndarray,
         *,
         background: bool,
+        reader: SignalReader | None = None,
     ) -> None:
         """Create the evaluator.
 
         env: one environment for each seed and episode, or fewer. starts: random seeds of the
         episodes. background: run in a thread if a core is free and `env` has no limit on instances.
+        reader: signals of a formula, whose robustness the evaluation contains.
         """
-        self.env, self.normalizer, self.starts = env, normalizer, starts
+        self.env, self.normalizer, self.starts, self.reader = env, normalizer, starts, reader
         self.episodes, self.groups = len(starts), len(engine.seeds)
         # episodes of a seed that run in parallel
         self.width = min(self.episodes, max(1, env.num_envs // self.groups))
@@ -136,4 +139,4 @@ class Evaluator:
 
         seeds = np.tile(starts, len(group))
         self._policies.reset(to_all_seeds(seeds).numpy().ravel())
-        return rollout(self.env, act, self.normalizer, seeds, observe)
+        return rollout(self.env, act, self.normalizer, seeds, observe, self.reader)

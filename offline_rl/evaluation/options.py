@@ -20,6 +20,11 @@ class EvaluateOptions(Checked):
     episodes: Count | Literal["all"] = 100  # per bundle, fixed seeds; all: each initial state once
     eval_envs: Count | None = None  # environments open at a time; 1 if only one can exist
     target_return: Number | None = None  # target of return-conditioned policies; default: bundle's
+    stl: str | None = None  # formula of signal temporal logic; adds its robustness per episode
+    backup: str | None = None  # bundle that acts while the robustness of stl= is below margin=
+    margin: Number | None = None  # robustness below which the backup takes over; default: 0
+    release: Number | None = None  # robustness at which it hands back; default: margin
+    window: Count | None = None  # recent observations that the backup watches; default: 10
     target_cost: NonNegative | list[NonNegative] | None = (
         None  # cost limit of policies that take one, or a list of limits; default: the bundle's
     )

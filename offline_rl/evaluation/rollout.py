@@ -16,6 +16,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import channels
 from policies.channels import Observations
+from policies.stl.signals import EpisodeRecorder, SignalReader
 
 Act = Callable[[Observations], np.ndarray]  # normalized observations [B, *obs] -> actions [B, A]
 # called with the raw rewards [B] and the raw costs [B] of a step; None: no costs are reported
@@ -30,6 +31,9 @@ class Episodes(NamedTuple):
     success: np.ndarray | None  # [B] bool; None if the environment does not report it
     costs: np.ndarray | None  # [B] float64, undiscounted; None if not reported
     seeds: np.ndarray  # [B] int, environment seed of each episode
+    robustness: np.ndarray | None = None  # [B] float64, margin of a formula; None without one
+    satisfied: np.ndarray | None = None  # [B] bool, True if the formula holds
+    backup_steps: np.ndarray | None = None  # [B] int, steps of a backup policy; None without one
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Episodes:
@@ -37,7 +41,12 @@ class Episodes(NamedTuple):
         success = None if row["success"] is None else np.asarray(row["success"])
         costs = None if row["costs"] is None else np.asarray(row["costs"], np.float64)
         returns = np.asarray(row["returns"], np.float64)
-        return cls(returns, np.asarray(row["lengths"]), success, costs, np.asarray(row["seeds"]))
+        kinds = {"robustness": np.float64, "satisfied": np.bool_, "backup_steps": np.int64}
+        more: dict[str, Any] = {
+            k: np.asarray(row[k], v) for k, v in kinds.items() if row.get(k) is not None
+        }
+        lengths, seeds = np.asarray(row["lengths"]), np.asarray(row["seeds"])
+        return cls(returns, lengths, success, costs, seeds, **more)
 
     @classmethod
     def joined(cls, parts: Sequence[Episodes]) -> Episodes:
@@ -79,12 +88,14 @@ def rollout(
     normalizer: Callable[[Observations], Observations],
     seeds: np.ndarray,
     observe: Observe | None = None,
+    reader: SignalReader | None = None,
 ) -> Episodes:
     """Play one episode from each seed, each in its own environment, in parallel.
 
     seeds: [B], at most `env.num_envs`. observe: called after each step with the raw rewards and
     costs, [B] each, which are 0 for finished episodes; policies with memory use them. The costs are
-    None if the environment reports none. Raises Broken if the environment returns NaN or an
+    None if the environment reports none. reader: signals of a formula, whose robustness the result
+    contains. Raises Broken if the environment returns NaN or an
     infinity.
     """
     count = len(seeds)
@@ -94,6 +105,7 @@ def rollout(
     returns, lengths = np.zeros(count), np.zeros(count, int)
     success, costs = np.zeros(count, bool), np.zeros(count)
     info_keys = set[str]()
+    recorder = None if reader is None else EpisodeRecorder(reader, observations)
     while len(running):
         actions = act(normalizer(observations))
         step = env.step(actions[running], running)
@@ -112,10 +124,14 @@ def rollout(
         for key in SUCCESS & step.infos.keys():
             success[running] |= step.infos[key].astype(bool)
         costs[running] += 0.0 if last_costs is None else last_costs
+        if recorder is not None:
+            feedback = step.observations, step.rewards, last_costs
+            recorder.add(running, actions[running], *feedback)
         channels.assign(observations, running, step.observations)
         running = running[~(step.terminated | step.truncated)]
     reported = (success if info_keys & SUCCESS else None, costs if "cost" in info_keys else None)
-    return Episodes(returns, lengths, *reported, np.asarray(seeds))
+    judged = (None, None) if recorder is None else recorder.verdict()
+    return Episodes(returns, lengths, *reported, np.asarray(seeds), *judged)
 
 
 def spread(values: np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:

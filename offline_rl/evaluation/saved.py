@@ -27,6 +27,8 @@ from offline_rl.utils.trees import to_json_values
 from offline_rl.version import __version__
 from policies import Bundle, BundleError, bundle
 
+MAX_VALUE = 60  # characters of an option's value in the name of a file
+
 
 @dataclass(frozen=True)
 class SavedEvaluation:
@@ -83,8 +85,15 @@ def save(
 
 def name_of(keys: Mapping[str, Any]) -> str:
     """Return the part of the file name that differs between the evaluations of a bundle."""
-    rest = [f"{k}_{v}" for k, v in sorted(keys.items()) if k not in ("task", "episodes")]
+    rest = [f"{k}_{_short(v)}" for k, v in sorted(keys.items()) if k not in ("task", "episodes")]
     return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join([keys["task"], str(keys["episodes"]), *rest]))
+
+
+def _short(value: Any) -> str:
+    """Return a value as text. Of a long one, the start and a checksum: names of files are short."""
+    text = str(value)
+    checksum = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 9]}-{checksum}"
 
 
 def saved_evaluations(path: Path) -> list[SavedEvaluation]:

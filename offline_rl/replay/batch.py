@@ -36,6 +36,7 @@ class Batch:
     held_out: Tensor | None = None  # [B], 1 for validation rows, on which models are not fitted
     timesteps: Tensor | None = None  # [B], index of the step within its episode, from 0
     steps: Tensor | None = None  # [B], environment steps of the transition
+    sampling_weights: Tensor | None = None  # [B], relative probability of sampling the row
     valid: Tensor | None = None  # [B, H] bool, padding mask: False where a step is only repeated
     weights: Tensor | None = None  # [B], weights in losses; None: all are 1
     imagined: Tensor | None = None  # [B], 1 for transitions that a model predicted

@@ -25,6 +25,8 @@ from offline_rl.replay.buffer import (
 from offline_rl.replay.columns import COLUMNS
 from offline_rl.utils.random import Random
 
+WEIGHT_BITS = 38  # of the largest sampling weight; sums of 16 million rows fit into 63 bits
+
 
 class Chunks(Source):
     """A source of batches of action chunks. The current step of a chunk is a uniformly sampled row.
@@ -144,9 +146,7 @@ class Sequences(Source):
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
     ) -> Batch:
         """See `ReplayBuffer.sample`. The batch's discount refers to single rows."""
-        start = (data["oldest"] + random.integers(data["size"], (batch_size,))) % len(
-            data["rewards"]
-        )
+        start = self.sample_rows(data, random, batch_size)
         rows, valid = rows_around(data, start, 0, self.length - 1)
         columns: dict[str, Any] = {name: data[name][rows] for name in COLUMNS if name in data}
         bootstraps = 1 - data["terminated"][rows]
@@ -159,3 +159,50 @@ class Sequences(Source):
             valid=valid,
             **columns,
         )
+
+    def sample_rows(self, data: Tensors, random: Random, count: int) -> Tensor:
+        """Return the first rows of `count` sequences, [B]."""
+        return (data["oldest"] + random.integers(data["size"], (count,))) % len(data["rewards"])
+
+
+class WeightedSequences(Sequences):
+    """Sequences that start at a row with a probability proportional to `sampling_weights`.
+
+    In data that does not fit into memory, the probabilities are those within the current part.
+    """
+
+    def __init__(self, buffer: Source, length: int) -> None:
+        """Sample from `buffer`, which has the column `sampling_weights` and does not grow."""
+        super().__init__(buffer, length)
+        self.cumulative = self._accumulate()  # [1, N] int64
+        self._version = self._weights._version
+
+    @property
+    def _weights(self) -> Tensor:
+        weights: Tensor = self.buffer.tensors()["sampling_weights"]
+        return weights
+
+    def _accumulate(self) -> Tensor:
+        """Return cumulative sums of the weights as integers, whose order of summation is free."""
+        weights, size = self._weights.double(), self.buffer.tensors()["size"]
+        weights = weights * (torch.arange(weights.shape[1], device=weights.device) < size[:, None])
+        return (weights / weights.amax(1, keepdim=True) * 2**WEIGHT_BITS).round().long().cumsum(1)
+
+    def tensors(self) -> Tensors:
+        """See `Source`."""
+        return self.buffer.tensors() | {"cumulative": self.cumulative}
+
+    def prefetch(self, update: int) -> None:
+        """See `Source`."""
+        super().prefetch(update)
+        if self._version != self._weights._version:  # the buffer has another part of the data
+            self._version = self._weights._version
+            self.cumulative.copy_(self._accumulate())
+
+    def sample_rows(self, data: Tensors, random: Random, count: int) -> Tensor:
+        """Return the first rows of `count` sequences, [B]."""
+        high, low = ((random.uniform((count,)) * 2**24).double() for _ in range(2))
+        position = (high + low / 2**24) / 2**24  # uniform in [0, 1) with 48 bits
+        cumulative = data["cumulative"]
+        target = (position * cumulative[-1]).long().clamp(max=cumulative[-1] - 1)
+        return torch.searchsorted(cumulative, target, right=True)

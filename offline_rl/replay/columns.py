@@ -55,6 +55,14 @@ def steps(data: Dataset) -> np.ndarray:
     return data.extras.get("steps", np.ones(data.num_rows, np.float32))
 
 
+def sampling_weights(data: Dataset) -> np.ndarray:
+    """Return the relative probability with which `WeightedSequences` start at each row, [N].
+
+    It is 1 unless the algorithm adds it to the data.
+    """
+    return data.extras.get("sampling_weights", np.ones(data.num_rows, np.float32))
+
+
 def next_actions(data: Dataset) -> np.ndarray:
     """Return the action of the next row, [N, A]; the last row of an episode repeats its action."""
     following = np.arange(data.num_rows) + 1
@@ -89,6 +97,7 @@ COLUMNS = {
     "next_actions": Column("last", next_actions, of_actions=True),
     "timesteps": Column("first", timesteps),
     "steps": Column("sum", steps, info="steps"),
+    "sampling_weights": Column("first", sampling_weights),
 }
 
 

@@ -130,6 +130,9 @@ class EvaluationOptions(Checked):
     eval_envs: Annotated[Count | None, LOCAL] = (
         None  # limit on open evaluation environments, for simulators that allow few; default: none
     )
+    eval_stl: str | None = (
+        None  # formula of signal temporal logic, whose robustness evaluations report; default: none
+    )
     checkpoint_every: Count = 10_000  # updates (online: environment steps) between checkpoints
 
 

@@ -82,7 +82,7 @@ def no_limit_taken(options: TrainOptions, algorithm: type[Algorithm]) -> Iterato
     able = [name for name, config in configs.items() if issubclass(config, LimitConfig)]
     yield (
         f"target_cost={options.target_cost:g}: {options.algorithm} takes no cost limit. Remove it, "
-        f"or use {' or '.join(able)}."
+        f"or use one of {', '.join(able)}."
     )
 
 

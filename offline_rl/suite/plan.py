@@ -2,7 +2,7 @@
 
     seeds: [0, 1, 2, 3, 4]                 # seeds of every cell, trained together
     keys: {eval_episodes: 100}             # options of `train` for all cells that do not set them
-    cells:                                 # lists: all combinations of algorithm, task and dataset
+    cells:                                 # lists: all combinations of these options (`CROSSED`)
       - {algorithm: [td3_bc, iql], task: [neorl2/DMSD, neorl2/Simglucose], num_updates: 300000}
       - {algorithm: wsrl, from: iql/default, task: neorl2/DMSD, num_env_steps: 30000}
 
@@ -32,7 +32,7 @@ from offline_rl.reporting import compact
 from offline_rl.reporting.records import run_of
 from offline_rl.runs.folder import BUNDLE, SeedFolder, named_task, run_folder
 from offline_rl.runs.options import IDENTITY, aliases
-from offline_rl.runs.run import CHECKSUMS, Run, difference, option_name, role_of, runs_of
+from offline_rl.runs.run import CHECKSUMS, Run, difference, option_name, role_of, runs_of, suffix_of
 from offline_rl.training.assemble import expected_seconds
 from offline_rl.training.prepare import first_episodes, fit, read_data, read_for
 from offline_rl.utils.errors import MissingData, UserError
@@ -43,7 +43,7 @@ from offline_rl.utils.trees import flatten
 
 VERSION = 1  # format version of plan.json
 LENGTHS = ("num_updates", "num_env_steps")  # settings in which a stored run may be longer
-CROSSED = ("algorithm", "task", "dataset")
+CROSSED = ("algorithm", "task", "dataset", "target_cost")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +228,8 @@ def cells(suite: Suite, out: str, seeds: int | list[int] | None = None) -> list[
         choices = [_list(keys[name]) for name in CROSSED if name in keys]
         for values in product(*choices):
             chosen = dict(zip([n for n in CROSSED if n in keys], values, strict=True))
+            if isinstance(keys.get("target_cost"), list):
+                chosen["name"] = keys.get("name", "default") + limit_suffix(chosen["target_cost"])
             try:
                 declared = coerce(keys["seeds"], int | list[int], "seeds")
                 made_of = keys | chosen | {"seeds": declared if seeds is None else seeds}
@@ -370,6 +372,11 @@ def continuation_keys(
 
 def _seeds(value: int | list[int]) -> Sequence[int]:
     return value if isinstance(value, list) else range(value)
+
+
+def limit_suffix(limit: Any) -> str:
+    """Return the suffix of the name of a run with this cost limit, if a cell lists several."""
+    return suffix_of({"target_cost": limit})
 
 
 def _list(value: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from offline_rl.engine.choices import Choices, choose, choose_precision
 from offline_rl.engine.cost import COMPILED_SPEEDUP
 from offline_rl.engine.engine import Engine
 from offline_rl.evaluation.evaluator import Evaluator
+from offline_rl.evaluation.specifications import signal_reader
 from offline_rl.online.collector import Collector
 from offline_rl.online.sinks import ReplaySink, RolloutSink, Sink
 from offline_rl.replay.batch import Sources
@@ -258,7 +259,8 @@ def open_evaluator(
         why = "" if env.limit == prepared.limit else f"{env.limit}. "
         say_once(f"{why}Evaluation runs {at_a_time(env.num_envs)}")
     seeds, background = prepared.eval_seeds, watch is None
-    return Evaluator(engine, env, transform.normalizer, seeds, background=background)
+    reader = signal_reader(run.evaluation.eval_stl, env)
+    return Evaluator(engine, env, transform.normalizer, seeds, background=background, reader=reader)
 
 
 def store(prepared: Prepared, run: Run, choices: Choices, *, new: bool) -> None:

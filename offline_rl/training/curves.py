@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from envs import Task
 from offline_rl.algorithms.common.schedule import Piece
+from offline_rl.evaluation import specifications
 from offline_rl.evaluation.constrained import cost_metrics
 from offline_rl.evaluation.evaluator import Evaluation
 from offline_rl.online.collector import Collector
@@ -153,7 +154,7 @@ class Curves:
                 values["eval/success"] = float(episodes.success.mean())
             if episodes.costs is not None:
                 values |= cost_metrics(episodes.costs, self.cost_limit)
-            yield values, episodes._asdict()
+            yield values | specifications.metrics(episodes), episodes._asdict()
 
     def _report_divergence(self, s: int, moment: Moment) -> None:
         """Store and print that a seed diverged, once."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_FLOAT = float_info.max
+FORMULAS = ("stl", "eval_stl")  # options whose values are formulas, which need no inner quotes
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ def parse_overrides(arguments: Sequence[str], groups: Any = None) -> list[Overri
     by_key: dict[str, Override] = {}
     for argument in arguments:
         try:
-            (override,) = parser.parse_overrides([argument])
+            (override,) = parser.parse_overrides([quote_formula(argument)])
         except HydraException:
             raise UserError(
                 f"{argument!r} is not of the form key=value. Put a value with special characters "
@@ -247,6 +248,20 @@ def parse_overrides(arguments: Sequence[str], groups: Any = None) -> list[Overri
             raise UserError(f"{override.key_or_group} is given twice. Give it once.")
         by_key[override.key_or_group] = override
     return list(by_key.values())
+
+
+def quote_formula(argument: str) -> str:
+    """Return `key=value` with the value in quotes if the key is one of FORMULAS.
+
+    The quotes keep a formula's commas and parentheses from being parsed.
+    """
+    key, _, text = argument.partition("=")
+    if key not in FORMULAS or text == "null":
+        return argument
+    if text[:1] in ("'", '"') and text[-1:] == text[0] and text.count(text[0]) == 2:
+        text = text[1:-1]
+    escaped = text.replace("'", "\\'")
+    return f"{key}='{escaped}'"
 
 
 def override_values(overrides: Iterable[Override]) -> dict[str, Any]:

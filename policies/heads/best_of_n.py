@@ -13,6 +13,8 @@ from torch import Tensor
 from policies.heads.head import Head, Memory, load_kinds
 from policies.networks.mlp import Critic
 
+Aggregate = Literal["min", "mean", "least_max"]
+
 
 class Samples(NamedTuple):
     """N sampled chunks per decision."""
@@ -36,7 +38,7 @@ class BestOfN(Head):
         critic_arguments: Mapping[str, Any],
         *,
         num_samples: int,
-        aggregate: Literal["min", "mean"] = "min",
+        aggregate: Aggregate = "min",
         temperature: float = 0.0,
     ) -> None:
         """Create the policy and the critic.
@@ -44,7 +46,8 @@ class BestOfN(Head):
         policy: class name in `policies.heads`.  policy_arguments: arguments of this class.
         critic_arguments: arguments of `Critic`. Both classes store their arguments in `arguments`.
         num_samples: number N of sampled chunks per decision.
-        aggregate: how the values of the critics are combined.
+        aggregate: how the critics are combined to the value of a chunk. least_max: minus their
+        maximum, for critics of costs. The chunk of the lowest maximum is then selected.
         temperature: 0 selects the chunk of the highest value. Otherwise the probability of a chunk
         is proportional to exp(value / temperature). The noise of each sample then has one more
         number, for the selection.
@@ -91,11 +94,16 @@ class BestOfN(Head):
         repeated = {name: repeat_rows(x, count) for name, x in memory.items()}
         chunks, memories = self.policy.decide(s, repeated, noise.flatten(0, 1))
         q = self.critic(s.flatten(1), chunks[:, : self.n_action_steps].flatten(1))  # [E, B * N]
-        values = q.amin(0) if self.aggregate == "min" else q.mean(0)
-        values = values.unflatten(0, (-1, count))
+        combined = {"min": q.amin, "mean": q.mean, "least_max": (-q).amin}[self.aggregate](0)
+        values = combined.unflatten(0, (-1, count))
         if selection_noise is not None:
             values = values / self.temperature + gumbel(selection_noise)
         return Samples(chunks, memories, values)
+
+    def selection_margins(self, observations: Tensor, memory: Memory, noise: Tensor) -> Tensor:
+        """See `Head.selection_margins`."""
+        best, second = self.evaluate(observations, memory, noise).values.topk(2).values.unbind(-1)
+        return best - second
 
 
 def repeat_rows(x: Tensor, count: int) -> Tensor:

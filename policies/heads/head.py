@@ -14,7 +14,7 @@ over seeds, and the memory can stay on the device. `policies.episodes.RunningEpi
 in evaluations, bundles and robots.
 
 A bundle stores the class name of its head; `load_kinds` finds the class in the modules of this
-folder.
+folder and its subfolders.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Head(nn.Module):
     n_obs_steps: int = 1  # number of observations in the input
     chunk_size: int = 1  # number of predicted actions
     n_action_steps: int = 1  # number of executed actions per chunk, before the next decision
-    num_samples: int = 1  # chunks sampled per decision; one is selected
+    num_samples: int = 1  # candidate chunks per decision; one is selected
     noise_shape: tuple[int, ...] = ()  # shape of the noise for one decision; () for none
     temporal_ensemble_coeff: float | None = None  # see `policies.episodes.RunningEpisodes`
     # Sampler table of a denoising head, see `heads.schedules`. Such a head also has the methods
@@ -86,6 +86,13 @@ class Head(nn.Module):
     ) -> tuple[Tensor, Memory]:
         """Return what `decide` returns, with the exploration noise of the method from `random`."""
         return self.decide(observations, memory, noise)
+
+    def selection_margins(self, observations: Any, memory: Memory, noise: Tensor) -> Tensor:
+        """Return by how much the selected chunk's value exceeds all others, [B].
+
+        Heads with `num_samples` > 1 define it. Arguments: see `decide`.
+        """
+        raise NotImplementedError
 
     def describe(
         self, weights: Any, observation_names: Sequence[str], action_names: Sequence[str]
@@ -181,12 +188,12 @@ class ChunkHead(Head):
 
 
 def load_kinds() -> dict[str, type[Head]]:
-    """Return the classes of the heads in this folder, by name."""
+    """Return the classes of the heads in this folder and its subfolders, by name."""
     kinds: dict[str, type[Head]] = {}
-    for info in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        module = importlib.import_module(f"{__package__}.{info.name}")
+    for info in pkgutil.walk_packages([str(Path(__file__).parent)], f"{__package__}."):
+        module = importlib.import_module(info.name)
         for name, value in vars(module).items():
             is_local = isinstance(value, type) and value.__module__ == module.__name__
-            if is_local and issubclass(value, Head) and info.name != "head":
+            if is_local and issubclass(value, Head) and info.name != __name__:
                 kinds[name] = value
     return kinds

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from policies.channels import BASE_ACTION
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import TanhGaussianActor
-from policies.heads.head import Actor, Head, Memory, load_kinds
+from policies.heads.head import Actor, Head, Memory, load_kinds, take_last
 from policies.networks.dropout import Random
 from policies.networks.encoders import ObservationEncoder
 from policies.networks.init import small_output_init
@@ -267,6 +267,37 @@ class SteeredActor(Head):
         """See `Head.explore`. The policy explores, and the sampler adds nothing."""
         actions = self.policy.explore_action(observations.flatten(1), random)
         return self.run_sampler(observations, actions), memory
+
+
+class PerturbedActor(Head):
+    """The action of a `ResidualActor` whose base action is decoded by a VAE (BCQ).
+
+    The noise is the latent variable of the VAE, clipped to +-0.5 so that the decoded action is
+    likely under the data.
+    """
+
+    def __init__(
+        self, policy_arguments: Mapping[str, Any], *, decoder_hidden: Sequence[int]
+    ) -> None:
+        """Create the policy and the decoder.
+
+        policy_arguments: arguments of `ResidualActor`.
+        decoder_hidden: units of each hidden layer of the decoder.
+        """
+        super().__init__()
+        self.arguments = {"policy_arguments": dict(policy_arguments)}
+        self.arguments |= {"decoder_hidden": [*decoder_hidden]}
+        self.policy = ResidualActor(**policy_arguments)
+        actions, latent = self.policy.actions, 2 * self.policy.actions
+        inputs = policy_arguments["observations"] - actions + latent
+        self.vae = nn.ModuleDict({"decoder": MLP(inputs, actions, decoder_hidden)})
+        self.noise_shape = (latent,)
+
+    def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
+        """See `Head.decide`."""
+        s, decoder = take_last(observations), self.vae["decoder"]
+        proposed = decoder(torch.cat([s, noise.clamp(-0.5, 0.5)], -1)).tanh()
+        return self.policy.act(torch.cat([s, proposed], -1))[:, None], memory
 
 
 def steering_problem(kind: str, noise_shape: Sequence[int]) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.networks.init import normal_init
-from policies.networks.mlp import MLP, LayerNorm
+from policies.networks.mlp import MLP, Activation, LayerNorm
 from policies.networks.time import sinusoids
 
 Drop = Callable[[Tensor], Tensor]
@@ -46,16 +46,16 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """The pre-norm block of GPT-2 (openai/gpt-2:src/model.py), with the initialization of GPT-2.
 
-    It consists of self-attention and an MLP with 4 D hidden units. The activation here is ReLU.
+    It consists of self-attention and an MLP with 4 D hidden units.
     """
 
-    def __init__(self, size: int, heads: int) -> None:
+    def __init__(self, size: int, heads: int, activation: Activation = "relu") -> None:
         super().__init__()
         init, self.attention = normal_init(0.02), Attention(heads)
         self.norm_attention, self.norm_mlp = LayerNorm(size), LayerNorm(size)
         self.attention_in = MLP(size, 3 * size, (), inner=True, init=init)
         self.attention_out = MLP(size, size, (), inner=True, init=init)
-        self.mlp = MLP(size, size, (4 * size,), inner=True, init=init)
+        self.mlp = MLP(size, size, (4 * size,), activation=activation, inner=True, init=init)
 
     def forward(self, x: Tensor, allowed: Tensor, drop: Drop) -> Tensor:
         """Return [B, L, D] for x [B, L, D].

@@ -1,4 +1,4 @@
-"""Policies of MLPs in numpy: actors, denoising policies, and the best of N samples by critics."""
+"""Policies of MLPs in numpy: actors, denoising policies, and selections by critics."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from policies.bundle import Bundle
+from policies.episodes import COSTS
+from policies.heads.safety.limits import discounted_limit
 from policies.heads.schedules import FLOW_TIME
 from policies.networks.polynomial import Library
 from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
 KINDS = (*ACTORS, "SparseActor", "DiffusionActor", "EditedActor", "SteeredActor", "BestOfN")
+KINDS += ("PerturbedActor", "SwitchingActor")
 DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]
 
@@ -85,8 +88,10 @@ def make_head(kind: str, arguments: Mapping[str, Any], weights: Weights) -> Nump
         "BestOfN": BestOfN,
         "DiffusionActor": DenoisingActor,
         "EditedActor": EditedActor,
+        "PerturbedActor": PerturbedActor,
         "SparseActor": SparseActor,
         "SteeredActor": SteeredActor,
+        "SwitchingActor": SwitchingActor,
     }
     if kind in kinds:
         return kinds[kind](arguments, weights)
@@ -284,6 +289,13 @@ class EditedActor(NumpyNetwork):
         return edited.clip(-1, 1)
 
 
+AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "min": lambda q: q.min(0),
+    "mean": lambda q: q.mean(0),
+    "least_max": lambda q: -q.max(0),
+}
+
+
 class BestOfN(NumpyNetwork):
     """One of N samples, selected by critics; see `policies.heads.best_of_n.BestOfN`."""
 
@@ -293,7 +305,7 @@ class BestOfN(NumpyNetwork):
         critic = arguments["critic_arguments"]
         self._critic = Perceptron(subtree(weights, "critic.net."), critic["activation"], critic)
         self._count, self._temperature = arguments["num_samples"], arguments["temperature"]
-        self._aggregate = np.min if arguments["aggregate"] == "min" else np.mean
+        self._aggregate = AGGREGATES[arguments["aggregate"]]
         options = options.get("flow_arguments", options)
         self._n_action_steps = options.get("n_action_steps", options.get("horizon", 1))
         shape = self._policy.noise_shape
@@ -306,12 +318,70 @@ class BestOfN(NumpyNetwork):
         chunks = self._policy.sample(s, noise.reshape(len(s), *self._policy.noise_shape))
         executed = chunks[:, : self._n_action_steps].reshape(len(s), -1)
         q = self._critic(np.concatenate([s.reshape(len(s), -1), executed], -1))  # [E, B * N, 1]
-        values = self._aggregate(q[..., 0], axis=0).reshape(-1, self._count)  # [B, N]
+        values = self._aggregate(q[..., 0]).reshape(-1, self._count)  # [B, N]
         if self._temperature:
             uniform = normal_cdf(selection_noise).clip(1e-7, 1 - 1e-7)
             values = values / self._temperature - np.log(-np.log(uniform))  # Gumbel noise
         best = values.argmax(1) + self._count * np.arange(len(values))
         return chunks[best]
+
+
+class PerturbedActor(NumpyNetwork):
+    """A decoded action plus a residual; see `policies.heads.residual.PerturbedActor`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        options = arguments["policy_arguments"]
+        self._decoder = Perceptron(subtree(weights, "vae.decoder."), "relu")
+        self._residual = Perceptron(subtree(weights, "policy.trunk."), options["activation"])
+        self._scale = weights["policy.scale"]
+        self.noise_shape = (2 * options["actions"],)
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        s = observations[:, -1]
+        base = np.tanh(self._decoder(np.concatenate([s, noise.clip(-0.5, 0.5)], -1)))
+        residual = self._scale * np.tanh(self._residual(np.concatenate([s, base], -1)))
+        actions: np.ndarray = (base + residual).clip(-1, 1)
+        return actions[:, None]
+
+
+class SwitchingActor(NumpyNetwork):
+    """Several policies and a switch; see `policies.heads.safety.switching.SwitchingActor`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        policy = arguments["policy_arguments"]
+        self._policy = Actor("DeterministicActor", policy, subtree(weights, "policy."))
+        self._critic, self._cost_critic = (
+            Perceptron(subtree(weights, f"{name}.net."), options["activation"], options)
+            for name in ("critic", "cost_critic")
+            for options in [arguments[f"{name}_arguments"]]
+        )
+        self._num_heads, self._target_cost = arguments["num_heads"], arguments["target_cost"]
+        self._steps, self._discount = arguments["episode_steps"], arguments["cost_discount"]
+
+    def initial_memory(self, batch: int) -> Memory:
+        zeros = np.zeros(batch, np.float32)
+        return {"spent": zeros, "steps": np.zeros(batch, np.int64), COSTS: zeros}
+
+    def decide(
+        self, observations: Inputs, memory: Memory, noise: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
+        assert isinstance(observations, np.ndarray)
+        spent, steps, rows = memory["spent"] + memory[COSTS], memory["steps"], len(noise)
+        left = np.maximum(self._steps - steps, 1).astype(np.float32)
+        budget = np.maximum(self._target_cost - spent, 0)
+        limit = discounted_limit(budget, left, self._discount)  # [B]
+        actions = self._policy.sample(observations, noise).reshape(rows, self._num_heads, -1)
+        s = np.repeat(observations[:, -1:], self._num_heads, 1)
+        inputs = np.concatenate([s, actions], -1).reshape(rows * self._num_heads, -1)
+        q, cost = (
+            combine(critic(inputs)[..., 0], axis=0).reshape(rows, -1)  # [B, H]
+            for critic, combine in ((self._critic, np.min), (self._cost_critic, np.max))
+        )
+        is_admissible = cost < limit[:, None]
+        best = np.where(is_admissible, q, -np.inf).argmax(1)
+        index = np.where(is_admissible.any(1), best, cost.argmin(1))
+        chunk = actions[np.arange(rows), index][:, None]
+        return chunk, {"spent": spent, "steps": steps + 1, COSTS: memory[COSTS]}
 
 
 def sinusoids(time: float, size: int) -> np.ndarray:

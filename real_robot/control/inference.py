@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,8 @@ import numpy as np
 from offline_rl.utils.errors import UserError
 from policies import BundleError, Spec, channels, load
 from policies.episodes import RunningEpisodes
-from policies.policy import refuse_feedback
+from policies.policy import BundlePolicy, refuse_feedback
+from policies.stl.backup import BackupEpisodes, BackupPolicy, Switch
 from real_robot.control.observing import goals, observer, observes_channels
 from real_robot.control.rings import Reader, Ring, SharedValues
 from real_robot.control.session import (
@@ -112,17 +113,22 @@ class Inference:
         self._next_ns = (now_ns if late else self._next_ns) + self._period_ns
         is_due = self._num_observed % self._steps == 0
         self._num_observed += 1
+        start_ns = self._now_ns()
         if is_due:
-            start_ns = self._shared["call_started_ns"] = self._now_ns()
+            self._shared["call_started_ns"] = start_ns
         # this calls the base policy if there is one
         self._episodes.observe(channels.map_channels(lambda x: x[None], observation))
-        if not is_due:
+        if not (is_due or self._episodes.interrupted):
             return False
         chunk = self._episodes.predict_chunk()[0]
         self._shared["call_started_ns"], self._shared["call_took_ns"] = 0, self._now_ns() - start_ns
         record = self._chunks.record
         record["seq"], record["observed_ns"] = self.seq, observed_ns
         record["actions"] = self._goals(chunk)
+        record["is_backup"], record["margin"] = 0, np.nan
+        if isinstance(self._episodes, BackupEpisodes):
+            record["is_backup"] = self._episodes.active[0]
+            record["margin"] = self._episodes.margins[0]
         record["completed_ns"] = self._now_ns()
         self._chunks.push()
         self.seq += 1
@@ -148,15 +154,35 @@ class Inference:
         return round((chunk_size + steps - self._steps) * self._period_ns)
 
 
+def load_policy(
+    bundle: str, runtime: str, backup: str | None, switch: Mapping[str, Any]
+) -> BundlePolicy:
+    """Load a policy, with its backup policy if there is one. Raises UserError.
+
+    switch: fields of `Switch`, which states when the backup acts.
+    """
+    try:
+        policy = load(bundle, runtime=runtime)
+        if backup is None:
+            return policy
+        other = load(backup, runtime=runtime)
+        mine, theirs = other.spec.chunk_size, policy.spec.chunk_size
+        if mine != theirs:
+            raise BundleError(
+                f"the backup predicts chunks of {mine} actions, the policy of {theirs}. On a robot "
+                "both need the same chunk size"
+            )
+        return BackupPolicy(policy, other, Switch(**switch))
+    except ValueError as error:  # BundleError or FormulaError
+        raise UserError(str(error)) from None
+
+
 def infer(session: Session) -> None:
     """Run the inference process until the run ends. Raises UserError."""
     pin(last_core=False)
     assert session.bundle is not None
     shared = SharedValues(session.path / "shared_values")
-    try:
-        policy = load(session.bundle, runtime=session.runtime)
-    except BundleError as error:
-        raise UserError(str(error)) from None
+    policy = load_policy(session.bundle, session.runtime, session.backup, session.switch)
     spec = session.make_robot().spec
     chunks = Ring.create(
         session.path / "chunks", chunk_type(policy.spec.chunk_size, len(spec.joints)), 16

@@ -339,11 +339,13 @@ class Loop:
         if chunk is None:
             row["chunk_seq"], row["chunk_index"], row["observed_ns"] = -1, -1, 0
             row["inference_ns"], row["action"] = 0, self._nan
+            row["is_backup"], row["margin"] = 0, _NAN
         else:
             index = self.schedule.index
             row["chunk_seq"], row["chunk_index"] = chunk.seq, index
             row["observed_ns"] = chunk.observed_ns
             row["inference_ns"] = chunk.completed_ns - chunk.observed_ns
+            row["is_backup"], row["margin"] = chunk.is_backup, chunk.margin
             row["action"] = chunk.actions[index] if index >= 0 else self._nan
         row["q"], row["dq"], row["current_a"] = reading.q, reading.dq, reading.current_a
         row["status"] = reading.status

@@ -39,6 +39,9 @@ class Chunk:
     observed_ns: int  # timestamp of the oldest measurement in the observation
     completed_ns: int  # time at which inference ended
     actions: np.ndarray  # [H, J] rad or m
+    is_backup: bool = False  # True if the backup policy predicted it
+    # robustness of the formula that selects the policy, at the observation; NaN without a backup
+    margin: float = float("nan")
 
 
 @dataclass(frozen=True)

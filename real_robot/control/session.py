@@ -64,6 +64,9 @@ class Session:
     changes: Mapping[str, Any] = field(default_factory=dict)  # options of the adapter
     bundle: str | None = None  # path of the policy bundle
     runtime: str = "auto"  # runtime of the bundle
+    backup: str | None = None  # path of the backup policy's bundle
+    # when the backup acts: the fields of `policies.stl.backup.Switch`
+    switch: Mapping[str, Any] = field(default_factory=dict)
     # .npy file of joint positions to play back instead of a policy, [N, J]
     plan: str | None = None
     armed: bool = True  # False: torque is switched off, and the operator moves the robot by hand
@@ -186,6 +189,8 @@ def chunk_type(chunk_size: int, joints: int) -> np.dtype:
             ("observed_ns", "<i8"),
             ("completed_ns", "<i8"),
             ("actions", "<f8", (chunk_size, joints)),
+            ("is_backup", "u1"),
+            ("margin", "<f8"),
         ]
     )
 
@@ -196,6 +201,8 @@ def chunk_of(record: np.ndarray) -> Chunk:
         int(record["observed_ns"]),
         int(record["completed_ns"]),
         record["actions"].copy(),
+        bool(record["is_backup"]),
+        float(record["margin"]),
     )
 
 

@@ -96,6 +96,8 @@ def test_targets_a_millionth_too_large_are_found(name):
         ("mopo-offlinerl_kit-aleatoric", "penalty"),
         ("combo-offlinerl_kit-model", "conservatism"),
         ("mobile-offlinerl_kit", "penalty"),
+        ("cpq-osrl", "ood_limit"),
+        ("bcq_lag-osrl", "integral_gain"),
     ],
 )
 def test_a_setting_a_thousandth_off_is_found(name, field):

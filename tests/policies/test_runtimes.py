@@ -24,7 +24,7 @@ from policies.heads.deterministic import DeterministicActor, SparseActor
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import GaussianActor, TanhGaussianActor
 from policies.heads.recurrent import RecurrentActor
-from policies.heads.residual import EditedActor, SteeredActor
+from policies.heads.residual import EditedActor, PerturbedActor, ResidualActor, SteeredActor
 from policies.heads.schedules import (
     cosine_alphas,
     ddim,
@@ -546,15 +546,26 @@ def make_steered(sampler: Any) -> SteeredActor:
     return SteeredActor(*parts, noise_scale=1.5)
 
 
-def make_edited() -> BestOfN:
+def make_edited(aggregate: Any = "mean") -> BestOfN:
     """Return the best of three edited chunks of a flow policy."""
     sizes = {"n_obs_steps": 1, "horizon": 3, "n_action_steps": 3}
     shape: Any = sizes | {"table": euler(4), "options": {"hidden": [16]}}
     flow = DiffusionActor(5, 2, network="plain", **shape)
     edit, critic = TanhGaussianActor(11, 6, (16,)), Critic(5, 6, (16,), ensemble=3)
     arguments: Any = EditedActor(flow.arguments, edit.arguments, edit_scale=0.7).arguments
-    head: Any = BestOfN("EditedActor", arguments, critic.arguments, num_samples=3, aggregate="mean")
+    options: Any = {"num_samples": 3, "aggregate": aggregate}
+    head: Any = BestOfN("EditedActor", arguments, critic.arguments, **options)
     head.policy.edit.trunk.biases[-1].data[..., 6] = 9.0  # a log standard deviation out of bounds
+    return head
+
+
+def make_perturbed() -> PerturbedActor:
+    """Return a policy that perturbs the actions that a VAE decodes."""
+    policy = ResidualActor(7, 2, (16,), scale=0.5, activation="tanh", layer_norm=False)
+    head = PerturbedActor(policy.arguments, decoder_hidden=(16, 16))
+    head.policy.scale.data.fill_(0.5)
+    for p in head.parameters():
+        p.data += 0.5 * torch.randn_like(p) * (p.dim() > 0)
     return head
 
 
@@ -563,6 +574,8 @@ ON_OTHERS: dict[str, tuple[Callable[[], Any], dict[str, int]]] = {
     "steered diffusion": (lambda: make_steered(make_sampler("ddim")), PLANNED),
     "steered one-step": (lambda: make_steered(OneStepActor(5, 2, (16,), horizon=3)), STEPPED),
     "edited": (make_edited, STEPPED),
+    "perturbed": (make_perturbed, {}),
+    "edited, least cost": (lambda: make_edited("least_max"), STEPPED),
 }
 
 

@@ -11,6 +11,7 @@ from envs.outcomes import Outcomes, library, never
 from envs.suites.locomotion import HalfCheetah, control_penalty
 
 SPEED_LIMIT = 3.2096  # m/s
+TOO_FAST = -100.0  # reward above the limit
 DT_S = 0.05  # s per step; five simulation steps
 
 
@@ -30,7 +31,7 @@ class SafetyHalfCheetah(HalfCheetah):
 def limited_reward(speed: Any, actions: Any) -> Any:
     """Return speed minus control cost, or -100 above the speed limit."""
     reward = speed - control_penalty(actions, HalfCheetah.control_cost)
-    return library(speed).where(speed > SPEED_LIMIT, -100.0, reward)
+    return library(speed).where(speed > SPEED_LIMIT, TOO_FAST, reward)
 
 
 def speed(s: Any, a: Any, s2: Any) -> Any:
@@ -44,8 +45,8 @@ def is_too_fast(s: Any, a: Any, s2: Any) -> Any:
 
 
 def cost(s: Any, a: Any, r: Any, s2: Any) -> Any:
-    """Return 1 above the speed limit, else 0."""
-    return 1.0 * is_too_fast(s, a, s2)
+    """Return 1 above the speed limit, where the reward is -100, else 0."""
+    return 1.0 * (r == TOO_FAST)
 
 
 def reward(s: Any, a: Any, s2: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Half-cheetah, Hopper and Walker2d with a speed limit, as in Safety-Gymnasium.
+"""Runners with a speed limit, as in Safety-Gymnasium.
 
 The limits are those of version 1 of `PKU-Alignment/safety-gymnasium:safety_gymnasium/tasks/
 safe_velocity`. A step above the limit has info `cost` 1; reward and termination are those of the
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.outcomes import CostFunction
+from envs.outcomes import CostFunction, Outcomes, never
 from envs.suites.locomotion import OUTCOMES as OUTCOMES_OF_RUNNERS
-from envs.suites.locomotion import HalfCheetah, Hopper, Runner, Walker2d, control_penalty
+from envs.suites.locomotion import Ant, HalfCheetah, Hopper, Runner, Walker2d, control_penalty
 
 
 class VelocityRunner(Runner):
@@ -41,6 +41,23 @@ class Walker2dVelocity(VelocityRunner, Walker2d):
     """Walker2d with a speed limit."""
 
     speed_limit = 2.3415
+
+
+class AntVelocity(VelocityRunner, Ant):
+    """Ant of Gymnasium's v4, with a limit on its speed in the plane. Observation [27]."""
+
+    speed_limit, limits_plane, num_zeros = 2.6222, True, 0
+
+
+class SwimmerVelocity(VelocityRunner):
+    """Swimmer with a limit on its speed in the plane; never terminates.
+
+    Observation [8]: 3 angles, velocities of x, y and the angles.
+    """
+
+    xml, frame_skip = "swimmer.xml", 4
+    control_cost, reset_noise, hidden_positions, camera = 1e-4, 0.1, 2, -1
+    speed_limit, limits_plane = 0.2282, True
 
 
 class Pace(VelocityRunner):
@@ -95,17 +112,22 @@ def speed_cost(kind: type[VelocityRunner]) -> CostFunction:
     return cost
 
 
-RUNNERS: dict[
-    str, tuple[type[VelocityRunner], str]
-] = {  # class of the task, and the task without a limit
+# the tasks whose rewards determine their costs, and the tasks without a limit
+RUNNERS: dict[str, tuple[type[VelocityRunner], str]] = {
     "safe/HalfCheetahVelocity": (HalfCheetahVelocity, "HalfCheetah-v4"),
     "safe/HopperVelocity": (HopperVelocity, "Hopper-v4"),
     "safe/Walker2dVelocity": (Walker2dVelocity, "Walker2d-v4"),
 }
 ENVS: dict[str, type[Runner]] = {
     **{name: kind for name, (kind, _) in RUNNERS.items()},
+    "safe/AntVelocity": AntVelocity,
+    "safe/SwimmerVelocity": SwimmerVelocity,
     "HalfCheetah-pace": HalfCheetahPace,
     "Hopper-pace": HopperPace,
 }
 OUTCOMES = {name: OUTCOMES_OF_RUNNERS[base] for name, (_, base) in RUNNERS.items()}
+OUTCOMES |= {
+    "safe/AntVelocity": OUTCOMES_OF_RUNNERS["Ant-v2"],
+    "safe/SwimmerVelocity": Outcomes({"task": never}),
+}
 COSTS = {name: speed_cost(kind) for name, (kind, _) in RUNNERS.items()}

@@ -97,14 +97,18 @@ def candidate_values(state: State, cfg: Any, s: Tensor) -> tuple[Tensor, Tensor]
     return reduce_q(state, state.critic_target(s.expand(count, *s.shape), a, members)), log_pi
 
 
-def regress(state: State, batch: Batch, target: Tensor) -> tuple[State, Metrics]:
-    """Update the critics toward `target` [B].
+def regress(
+    state: State, batch: Batch, target: Tensor, *, network: str = "critic"
+) -> tuple[State, Metrics]:
+    """Update the critics `network` toward `target` [B].
 
-    The loss is the squared error, mean over B, sum over the ensemble.
+    The loss is the squared error, mean over B, sum over the ensemble. The metrics of the network
+    `cost_critic` are `cost_critic_loss` and `cost_target`.
     """
 
     def critic_loss(critic: Network) -> Tensor:  # [E, B] - [B]
         return (critic(batch.observations, batch.actions) - target).square().mean(1).sum()
 
-    state, value = minimize(state, "critic", critic_loss)
-    return state, {"critic_loss": value, "target": target.mean()}
+    state, value = minimize(state, network, critic_loss)
+    prefix = network.removesuffix("critic")
+    return state, {f"{network}_loss": value, f"{prefix}target": target.mean()}

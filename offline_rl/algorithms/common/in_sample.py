@@ -11,6 +11,7 @@ order of steps is that of ikostrikov/implicit_q_learning:learner.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from offline_rl.algorithms.common.base import (
     Network,
     State,
     minimize,
+    soft_update,
     update_targets,
 )
 from offline_rl.algorithms.common.config import OFFLINE, Dropout, Rate
@@ -139,6 +141,36 @@ class DualV(ActorCritic):
         """Return the advantage-weighted imitation loss, -E[weight * log pi(a|s)]."""
         log_pi = policy.log_prob(batch.observations, batch.actions, state.random)
         return -(weight * log_pi).mean()
+
+
+def update_values(
+    state: State,
+    batch: Batch,
+    q: Tensor,
+    expectile: float | Tensor,
+    target: Callable[[Tensor], Tensor],
+    prefix: str = "",
+) -> tuple[State, Metrics]:
+    """Update V toward an expectile of q [B]; then the critics with the new V; then their target.
+
+    target: function from V(s') [B] to the regression target of the critics [B].
+    prefix: networks are `<prefix>value`, `<prefix>critic`, `<prefix>critic_target`.
+    """
+    value, critic, tau = f"{prefix}value", f"{prefix}critic", state.algorithm.cfg.tau
+
+    def value_loss(network: Network) -> Tensor:
+        return expectile_loss(q - network(batch.observations), expectile).mean()
+
+    state, v_loss = minimize(state, value, value_loss)
+    y = target(getattr(state, value)(batch.next_observations))  # [B]
+
+    def critic_loss(network: Network) -> Tensor:  # [E, B] - [B]
+        return (network(batch.observations, batch.actions) - y).square().mean()
+
+    state, q_loss = minimize(state, critic, critic_loss)
+    state = soft_update(state, f"{critic}_target", critic, tau)
+    metrics = {"value_loss": v_loss, "critic_loss": q_loss, "target": y.mean()}
+    return state, {f"{prefix}{name}": x for name, x in metrics.items()}
 
 
 def gumbel_loss(u: Tensor, temperature: float | Tensor, clip: float | Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from offline_rl.evaluation import specifications
 from offline_rl.evaluation.saved import SavedEvaluation, saved_evaluations
 from offline_rl.reporting.runs import Seed
 from offline_rl.reporting.summary import share_of, share_text
@@ -11,10 +12,12 @@ from offline_rl.runs.folder import BUNDLE
 from offline_rl.utils.text import format_mean_std
 
 # `keys` are the options of the evaluation.
-HEADER = ["algorithm", "task", "score", "return", "success %", "cost", "episodes", "keys"]
+HEADER = ["algorithm", "task", "score", "return", "success %", "cost", "satisfied %"]
+HEADER += ["episodes", "keys"]
 # columns that are hidden, in this order, if the table is wider than the terminal
 LESS_NEEDED = ["cost", "return", "keys", "task", "episodes"]
 LEGEND = {
+    "satisfied %": "share of episodes that satisfy the formula `stl`.",
     "keys": "options of `offline-rl evaluate` other than `task` and `episodes`.",
 }
 
@@ -46,6 +49,7 @@ def row(label: str, saved: Sequence[SavedEvaluation]) -> list[str]:
         format_mean_std([float(e.returns.mean()) for e in played]),
         share_text(share_of(success)) if success else "",
         format_mean_std([None if e.costs is None else float(e.costs.mean()) for e in played], 1),
+        specifications.satisfied_cell(played),
         f"{len(played[0].returns)} × {len(saved)} seed{'s' * (len(saved) > 1)}",
         " ".join(f"{k}={v}" for k, v in keys.items() if k not in ("task", "episodes")),
     ]

@@ -1,5 +1,7 @@
 """Runners with a speed limit: costs from positions, commands, and the data's costs."""
 
+import gymnasium
+import mujoco
 import numpy as np
 import pytest
 
@@ -42,6 +44,38 @@ def test_a_step_above_the_speed_limit_costs_one(runner: str) -> None:
     assert envs.task(f"safe/{runner}Velocity").cost_limit == 40
 
 
+@pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
+@pytest.mark.parametrize(("runner", "limit"), [("Ant", 2.6222), ("Swimmer", 0.2282)])
+def test_ant_and_swimmer_have_a_limit_in_the_plane(runner: str, limit: float) -> None:
+    """Compare with Gymnasium's v4, to the bit, and its infos of both velocities."""
+    theirs = gymnasium.make(f"{runner}-v4")
+    if runner == "Ant" and mujoco.mj_version() >= 3005000:
+        theirs.unwrapped.model.geom_margin /= 2  # type: ignore[attr-defined]
+    env, rng = ENVS[f"safe/{runner}Velocity"](1), np.random.default_rng(0)
+    costs = []
+    for seed in range(3):
+        observation, _ = theirs.reset(seed=seed)
+        ours = env.reset([seed])
+        assert ours.shape == (1, len(observation))
+        np.testing.assert_array_equal(ours[0], observation.astype(np.float32))
+        for data in (theirs.unwrapped.data, env._data[0]):  # type: ignore[attr-defined]
+            data.qvel[:2] += 0.9 * limit
+        for _ in range(25):
+            action = rng.uniform(-1, 1, env.action_dim)
+            observation, reward, terminated, _, info = theirs.step(action)
+            step = env.step(action[None])
+            np.testing.assert_array_equal(step.observations[0], observation.astype(np.float32))
+            assert step.rewards[0] == pytest.approx(reward, abs=1e-12)
+            assert step.terminated[0] == terminated
+            speed = np.hypot(info["x_velocity"], info["y_velocity"])
+            assert step.infos["cost"][0] == (speed > limit)
+            costs.append(step.infos["cost"][0])
+            if terminated:
+                break
+    assert {*costs} == {0, 1}
+    assert envs.task(f"dsrl_data:{runner}Velocity").env_id == f"safe/{runner}Velocity"
+
+
 def test_running_faster_than_commanded_costs_three_per_meter_per_second() -> None:
     env, plain = ENVS["Hopper-pace"](3), ENVS["safe/HopperVelocity"](3)
     observations, rng = env.reset([0, 1, 2]), np.random.default_rng(0)
@@ -80,3 +114,17 @@ def test_a_controller_commands_careful_speeds_after_its_limit() -> None:
     bold = np.array(commands) > 0.95
     assert bold.tolist() == [[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
     assert run.spent.tolist() == [3, 3, 3]
+
+
+def test_the_costs_of_neorl2s_half_cheetah_follow_from_its_rewards() -> None:
+    env = envs.make_vector("neorl2/SafetyHalfCheetah", 2)
+    env.reset([0, 1])
+    for data, speed in zip(env._data, (5.0, 1.0), strict=True):
+        data.qvel[0] = speed
+    step = env.step(np.zeros((2, 6)))
+    assert step.infos["x_velocity"][0] > 3.2096 > step.infos["x_velocity"][1]
+    assert step.rewards[0] == -100
+    assert step.infos["cost"].tolist() == [1, 0]
+    costs = COSTS["neorl2/SafetyHalfCheetah"](None, None, step.rewards, None)
+    assert costs.tolist() == [1, 0]
+    assert envs.task("neorl2/SafetyHalfCheetah").cost_limits == (20, 40, 80)

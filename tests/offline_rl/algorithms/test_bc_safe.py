@@ -24,7 +24,7 @@ def episodes(costs: Any, returns: Any, action: Any = 0.0) -> Dataset:
     )
 
 
-def kept(data: Dataset, **config: Any) -> list[int]:
+def kept_episodes(data: Dataset, **config: Any) -> list[int]:
     part, _ = BCSafe(Spec((1,), 1), Config(**config)).prepare(data)
     return part.observations[part.episode_starts, 0].astype(int).tolist()
 
@@ -40,18 +40,18 @@ def kept(data: Dataset, **config: Any) -> list[int]:
 )
 def test_whole_episodes_are_kept_by_their_undiscounted_cost(name: str, expected: list[int]):
     data = episodes([0, 5, 10, 11, 15, 16, 20, 40], np.arange(8))
-    assert kept(data, target_cost=10.0, episodes_kept=name) == expected
+    assert kept_episodes(data, target_cost=10.0, episodes_kept=name) == expected
 
 
 def test_the_best_of_the_safe_episodes_can_be_kept():
     """`top_fraction` of bc applies to the episodes that are kept."""
     data = episodes([0, 0, 0, 0, 90], [1, 4, 2, 3, 99])
-    assert kept(data, target_cost=1.0, top_fraction=0.5) == [1, 3]
+    assert kept_episodes(data, target_cost=1.0, top_fraction=0.5) == [1, 3]
 
 
 def test_no_episode_within_the_limit_is_refused():
     with pytest.raises(UserError, match=r"safe with target_cost=2 keeps no .* cost 3 to 7\."):
-        kept(episodes([3, 7], [1, 2]), target_cost=2.0)
+        kept_episodes(episodes([3, 7], [1, 2]), target_cost=2.0)
 
 
 def test_pareto_optimal_episodes_are_those_that_no_other_surpasses():
@@ -86,7 +86,7 @@ def test_the_episodes_near_the_frontier_are_those_of_the_released_code():
 def test_on_a_straight_frontier_episodes_within_a_fifth_of_the_range_are_kept():
     """The frontier is R = 10 C and the range of returns is 40, so the last one is 8 below it."""
     data = episodes([0, 1, 2, 3, 4, 2, 2, 2], [0, 10, 20, 30, 40, 12.1, 11.9, 5])
-    assert kept(data, target_cost=1.0, episodes_kept="frontier") == [0, 1, 2, 3, 4, 5]
+    assert kept_episodes(data, target_cost=1.0, episodes_kept="frontier") == [0, 1, 2, 3, 4, 5]
     assert BCSafe.uses_rewards(Config(target_cost=1.0, episodes_kept="frontier"))
     assert not BCSafe.uses_rewards(Config(target_cost=1.0))
 

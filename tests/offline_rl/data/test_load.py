@@ -209,7 +209,7 @@ def test_a_card_adds_costs_to_the_data_of_another_card():
 def test_a_time_out_row_without_next_observation_has_the_cost_of_its_own_observation(
     tmp_path: Path,
 ):
-    """At a time-out without a stored next observation, the cost is that of the last position."""
+    """Test data whose final positions are unknown, so the row's position counts."""
     arrays = steps(6, obs=22)
     arrays["observations"][:, -16:] = 0.5
     arrays["observations"][[2, 5], -1] = 1.1  # inside a hazard

@@ -86,11 +86,31 @@ def test_unsafe_rows_are_below_the_safe_ones_of_their_limit_and_the_best_safe_on
         ("slow", "10", "yes"),
         ("unsafe for the limit 10:", "", ""),
         ("wild", "10", "no"),
+        ("", "", ""),
+        ("slow", "mean", "1 of 2"),
     ]
-    wild, slow = rows[-1], rows[4]
+    wild, slow = rows[6], rows[4]
     assert (wild["normalized cost"], wild["cost"]) == ("1.10 ± 0.90", "11.0 ± 9.0")
-    assert (wild["unsafe %"], wild["worst cost"], wild["target cost"]) == ("25", "40", "none")
+    assert (wild["unsafe %"], wild["worst cost"], wild["target cost"]) == ("25", "40.0", "none")
     assert (slow["return"], slow["length"], rows[3]["target cost"]) == ("2.0", "4", "10")
+
+
+def test_means_over_limits_are_those_of_methods_with_a_result_at_each_limit() -> None:
+    """`cpq` is trained for each limit: its normalized costs are 5 / 10 and 30 / 20."""
+    results = [
+        Result("bc", 10.0, None, [played([4], [20])], [8.0]),
+        Result("bc", 20.0, None, [played([4], [20])], [8.0]),
+        Result("cpq (a)", 10.0, 10.0, [played([1, 1], [0, 10])], [2.0]),
+        Result("cpq (b)", 20.0, 20.0, [played([3, 3], [20, 40])], [6.0]),
+        Result("caps", 10.0, 10.0, [played([9], [0])], [9.0]),
+    ]
+    rows = [dict(zip(HEADER, row, strict=True)) for row in rows_of(results)]
+    names = "algorithm", "limit", "safe", "score", "normalized cost", "return", "unsafe %"
+    assert [tuple(row[name] for name in names) for row in rows[-2:]] == [
+        ("bc", "mean", "1 of 2", "8.0", "1.50", "4.0", "50"),
+        ("cpq", "mean", "1 of 2", "4.0", "1.00", "2.0", "25"),
+    ]
+    assert all(row["limit"] != "mean" for row in rows[:-2])
 
 
 def test_a_diverged_method_is_not_the_best_safe_one() -> None:

@@ -28,7 +28,7 @@ def test_roles_state_which_options_make_another_run() -> None:
     }
     files = {"dataset", "expert_dataset", "base", "dynamics"}
     intervals = {"eval_every", "checkpoint_every"}
-    assert by_role["changeable"] == files | intervals | {"eval_episodes"}
+    assert by_role["changeable"] == files | intervals | {"eval_episodes", "eval_stl"}
     speed = {"device", "precision", "compile", "stream", "eval_envs"}
     assert by_role["local"] == speed | {
         "seeds",

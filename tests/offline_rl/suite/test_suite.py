@@ -66,6 +66,18 @@ def test_lists_of_algorithms_and_tasks_are_crossed_in_order() -> None:
     assert [(c.label, [f.seed for f in c.folders]) for c in only] == [("bc on none/small", [7])]
 
 
+def test_each_of_several_cost_limits_is_a_cell_with_a_name() -> None:
+    cell = {**CELL, "algorithm": "bc_safe", "target_cost": [10, 2.5]}
+    plan = cells(read_suite(str(suite({**CELL, "algorithm": "bc"}, cell))), "runs")
+    assert [c.keys.get("name") for c in plan[1:]] == [
+        "default-target_cost_10",
+        "default-target_cost_2.5",
+    ]
+    assert [c.runs[0].method.cfg.target_cost for c in plan[1:]] == [10, 2.5]
+    (one,) = cells(read_suite(str(suite({**cell, "name": "low", "target_cost": 1}))), "runs")
+    assert (one.keys["name"], one.runs[0].method.cfg.target_cost) == ("low", 1)
+
+
 WRONG = {
     "key": ({"num_update": 4}, "num_updates"),
     "hyper-parameter": ({"algorithm.alfa": 1.0}, "algorithm.alpha"),

@@ -111,7 +111,7 @@ def test_the_steps_of_a_limit_are_the_tasks_time_limit(fast: str, tmp_path: Path
         ({"task": "fast", "target_cost": -1}, "target_cost=-1.* at least 0"),
         (
             {"task": "fast", "algorithm": "iql", "target_cost": 3},
-            r"target_cost=3: iql takes no cost limit\. Remove it, or use .*bc_safe",
+            r"target_cost=3: iql takes no cost limit\. Remove it, or use one of .*bc_safe",
         ),
         (
             {"task": "fast", "target_cost": 3, "algorithm.target_cost": 4},

@@ -11,7 +11,7 @@ import torch
 from offline_rl.data import Dataset
 from offline_rl.runs.run import runs_of
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.options import build, coerce
+from offline_rl.utils.options import build, coerce, parse_options
 from policies.arrays import as_array
 
 
@@ -88,3 +88,9 @@ def test_a_key_of_a_file_that_is_no_text_is_an_unknown_option(key: Any) -> None:
     """A YAML file can contain the line `1.5: 2`."""
     with pytest.raises(UserError, match=rf"^table\.yaml: unknown option '{key}'"):
         build(Rates, {key: 2.0}, "table.yaml: ")
+
+
+@pytest.mark.parametrize("argument", ["stl=always[0,2](x > 1), y", "stl='always[0,2](x > 1), y'"])
+def test_a_formula_needs_no_inner_quotes(argument: str) -> None:
+    assert parse_options([argument]) == {"stl": "always[0,2](x > 1), y"}
+    assert parse_options(["stl='a b' > 0 and 'c' < 1"]) == {"stl": "'a b' > 0 and 'c' < 1"}

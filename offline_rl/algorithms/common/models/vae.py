@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from offline_rl.algorithms.common.base import Network, State, minimize
 from policies.networks.dropout import Random
 from policies.networks.mlp import MLP
 
@@ -44,9 +45,33 @@ class VAE(nn.Module):
         mean, log_std = self.encode(observations, actions)
         z = mean + log_std.exp() * random.normal(mean.shape)
         error = (self.decode(observations, z) - actions).square()
-        return error, 0.5 * (mean.square() + (2 * log_std).exp() - 1) - log_std
+        return error, divergence(mean, log_std)
+
+    def unlikelihood(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return KL(q(z | s, a), N(0, 1)), mean over the dimensions of z, [...]."""
+        return divergence(*self.encode(observations, actions)).mean(-1)
 
     def sample(self, observations: Tensor, random: Random, samples: int) -> Tensor:
         """Sample actions like the data's, [B, O] -> [N, B, A], with z clipped to +-0.5 (BCQ)."""
         z = random.normal((samples, *observations.shape[:-1], self.latent)).clamp(-0.5, 0.5)
         return self.decode(observations.expand(samples, *observations.shape), z)
+
+
+def divergence(mean: Tensor, log_std: Tensor) -> Tensor:
+    """Return the KL divergence of normal distributions from N(0, 1), elementwise."""
+    return 0.5 * (mean.square() + (2 * log_std).exp() - 1) - log_std
+
+
+def fit_vae(
+    state: State, observations: Tensor, actions: Tensor, kl_weight: float | Tensor
+) -> tuple[State, Tensor]:
+    """Return the state after one update of the network `vae`, and the loss, 0-d.
+
+    The squared error and the KL divergence are averaged over their dimensions, as in BCQ.
+    """
+
+    def vae_loss(vae: Network) -> Tensor:
+        error, kl = vae.terms(observations, actions, state.random)
+        return error.mean() + kl_weight * kl.mean()
+
+    return minimize(state, "vae", vae_loss)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from torch import Tensor
-
 from offline_rl.algorithms.common.config import BUILT, BaseConfig, Discount
 from offline_rl.algorithms.common.safety.guardian import GuardianConfig
 from offline_rl.utils.options import Count, NonNegative, frozen
+from policies.heads.safety.limits import discounted_limit as discounted_limit
 
 Limit = Annotated[NonNegative | None, BUILT]
 Steps = Annotated[Count | None, BUILT]
@@ -35,15 +34,3 @@ class CostConfig(LimitConfig, GuardianConfig):
     @classmethod
     def small(cls) -> dict[str, Any]:
         return super().small() | {"episode_steps": 30}
-
-
-def discounted_limit(
-    target_cost: float | Tensor, episode_steps: int | Tensor, discount: float | Tensor
-) -> float | Tensor:
-    """Return the discounted cost of an episode that spends `target_cost` at a constant rate.
-
-    It is the limit for a critic of discounted costs: (L/T) (1 - gamma^T) / (1 - gamma), with the
-    limit L and T steps. With the remaining budget and the remaining steps, it is the limit from the
-    current step on. `discount` is less than 1; `episode_steps` is at least 1.
-    """
-    return target_cost / episode_steps * (1 - discount**episode_steps) / (1 - discount)

@@ -1,0 +1,1 @@
+"""Experiments with signal temporal logic: backup policy, neural controller, conformance."""

@@ -1,0 +1,1 @@
+"""Signal temporal logic: formulas, exact and smooth robustness, and the backup policy."""
