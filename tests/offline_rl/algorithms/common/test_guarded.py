@@ -129,6 +129,10 @@ def test_a_run_guards_its_data_or_its_rollouts(tmp_path: Path) -> None:
     assert iql.dataset is not None
     assert set(iql.data.rewards.tolist()) == {-2.0, 1.0}
     assert set(iql.dataset.rewards.tolist()) == {1.0}
+    online: dict[str, Any] = {"algorithm": "mbpo", "task": "env:Pendulum-v1", "num_env_steps": 100}
+    online["num_updates"] = 0
+    with pytest.raises(UserError, match="guardian=neighbor is fitted to data, and this run"):
+        prepare({k: v for k, v in keys.items() if k != "dataset"} | online)
     scaled = {"algorithm": "mopo", "algorithm.ends": "never", "algorithm.reward_scale": 0.5}
     mopo = prepare(keys | scaled)
     assert mopo.data is not None
