@@ -34,7 +34,7 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import CriticConfig, Rate, Sizes
-from offline_rl.algorithms.common.critics import regress
+from offline_rl.algorithms.common.critics import reduce_q, regress
 from offline_rl.algorithms.common.models.vae import VAE, fit_vae
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.safety.cost_critics import (
@@ -129,7 +129,7 @@ class BCQLag(ActorCritic):
 
         def policy_loss(policy):
             a = perturb(policy, s, proposed)
-            q = old.critic(s, a).amin(0).mean()
+            q = reduce_q(old, old.critic(s, a)).mean()
             return multiplier * self.excess_cost(old, s, a) - q
 
         state, policy_value = minimize(state, "policy", policy_loss)

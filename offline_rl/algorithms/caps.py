@@ -36,7 +36,7 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import BUILT, OFFLINE, Expectile, Rate, Sizes
-from offline_rl.algorithms.common.critics import Value
+from offline_rl.algorithms.common.critics import Value, reduce_q
 from offline_rl.algorithms.common.in_sample import expectile_loss
 from offline_rl.algorithms.common.optim import Adam, cosine
 from offline_rl.algorithms.common.safety.costs import CostConfig
@@ -130,7 +130,10 @@ class CAPS(ActorCritic):
         s, a, s2, cfg = batch.observations, batch.actions, batch.next_observations, self.cfg
         assert batch.costs is not None
         old = state
-        q, cost = old.critic_target(s, a).amin(0), old.cost_critic_target(s, a).amax(0)  # [B]
+        q, cost = (
+            reduce_q(old, old.critic_target(s, a)),
+            old.cost_critic_target(s, a).amax(0),
+        )  # [B]
         y = batch.rewards + batch.discount * old.value(s2)
         y_cost = batch.costs + cfg.cost_discount * batch.bootstrap_mask * old.cost_value(s2)
         advantage, saving = q - old.value(s), old.cost_value(s) - cost  # [B]

@@ -37,7 +37,7 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import BUILT, Rate, Sizes
-from offline_rl.algorithms.common.critics import regress
+from offline_rl.algorithms.common.critics import reduce_q, regress
 from offline_rl.algorithms.common.models.vae import VAE, fit_vae
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.safety.cost_critics import (
@@ -98,7 +98,8 @@ class CPQ(ActorCritic):
 
         a2, _ = state.policy.sample(s2, state.random)
         safe = highest_cost(self.cfg, state.cost_critic_target(s2, a2)) <= limit  # [B]
-        y = batch.rewards + batch.discount * safe * state.critic_target(s2, a2).amin(0)
+        q = reduce_q(state, state.critic_target(s2, a2))  # [B]
+        y = batch.rewards + batch.discount * safe * q
         state, metrics = regress(state, batch, y)
         state, cost_metrics = self.update_cost_critic(state, batch)
         old = state
@@ -108,7 +109,7 @@ class CPQ(ActorCritic):
             cost = highest_cost(self.cfg, old.cost_critic(s, a))  # [B]
             unsafe = torch.zeros_like(cost) if self.cfg.as_released else -cost
             safe = cost <= limit
-            value = torch.where(safe, old.critic(s, a).amin(0), unsafe)
+            value = torch.where(safe, reduce_q(old, old.critic(s, a)), unsafe)
             return -value.mean(), safe.float().mean()
 
         state, policy_value, safe_share = minimize(state, "policy", policy_loss)

@@ -28,7 +28,9 @@ def test_weights_switch_on_feasibility():
     v, v_h = torch.tensor([0.1] * 6), torch.tensor([-0.1, -0.1, 0.0, 0.1, 1.2, 2.0])
     networks = {"critic_target": lambda s, a: q, "value": lambda s: v}
     networks |= {"cost_critic_target": lambda s, a: q_h, "cost_value": lambda s: v_h}
-    weight, feasible = algorithm.weights(SimpleNamespace(**networks), made_batch(0))
+    weight, feasible = algorithm.weights(
+        SimpleNamespace(algorithm=algorithm, **networks), made_batch(0)
+    )
     # the smaller Q, the larger Q_h; exp(3 * 0.1); 0; capped twice; exp(5 * 0.2); exp(-5)
     close(weight, [np.exp(0.3), 0, 100, 150, np.exp(1.0), np.exp(-5.0)])
     assert feasible == 0.5
