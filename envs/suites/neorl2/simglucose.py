@@ -126,6 +126,7 @@ class Simglucose(VectorEnv):
     """
 
     observation_shape = (31,)
+    observation_names = ("glucose", *PARAMETERS[:NUM_OBSERVED])
     action_dim = 1
     max_episode_steps = 480
     cost_limits = COST_LIMITS

@@ -96,6 +96,19 @@ def test_the_backup_acts_in_the_steps_in_which_the_formula_is_violated(
     assert row["backup"] == pytest.approx(sum(held) / 200)
 
 
+@pytest.mark.slow
+def test_a_patient_without_hypoglycemia_has_no_cost_and_satisfies_the_formula(
+    tmp_path: Path,
+) -> None:
+    """The cost counts the steps after which the observed glucose is below 70 mg/dL."""
+    policy = constant_policy(tmp_path / "dose.bundle", (-0.99,), observations=31)
+    keys: dict[str, Any] = {"run": str(policy), "task": "neorl2/Simglucose", "episodes": 6}
+    (row,) = json.loads(evaluate(**keys, stl="always(glucose >= 70)", json=True))["bundles"]
+    no_cost = np.array(row["costs"]) == 0
+    assert 0 < no_cost.sum() < 6
+    assert ((np.array(row["robustness"]) >= 0) == no_cost).all()
+
+
 def test_episodes_are_stored_and_read_with_their_robustness() -> None:
     one = np.ones(2)
     played = Episodes(one, one, None, None, one, one, one > 0, one.astype(int))
