@@ -72,8 +72,8 @@ def page(folder: Path) -> str:
     with PUBLISHED.open() as file:
         published = {r["task"]: r["holdout_error"] for r in csv.DictReader(file)}
     text = (
-        "Error: the mean over outputs (change of each observation, and reward) of the squared error "
-        "of the mean prediction on holdout rows, in raw units, of the elites' best epochs. "
+        "Error: the squared error of the mean prediction on holdout rows, in raw units, averaged "
+        "over outputs (the change of each observation, and the reward) and elites. "
         "Variance: that of the targets, the error of a constant prediction. Published: the least "
         "error of a grid of 8 settings, without a limit of epochs (polixir/NeoRL2:benchmark). "
         "Limit: the limit of epochs, where it ended the fit. Commands: see "
