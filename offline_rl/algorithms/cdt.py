@@ -8,14 +8,12 @@ cost limit is an argument of the policy, so that one run serves every limit.
 
 Paper:   Liu, Guo, Yao, Cen, Yu, Zhang, Zhao, ICML 2023, arXiv:2302.07351.
 Differs: from the authors' code (liuzuxin/OSRL:osrl/algorithms/cdt.py, osrl/common/dataset.py).
-         Their new episodes do not have the targets that they were chosen for, but those of others;
-         `as_released` does the same. They sample an episode and then its first step; ours samples
-         the pair, with the same probability, and in up to 10 of many similar episodes with other
-         random numbers. A step has a cost if it is above 0; theirs rounds it down, so that costs
-         below 1 count as none. The temperature is stored in checkpoints; theirs is not. Without a
-         table, target returns are the best returns of the data at each cost. Time step embeddings
-         beyond the last one repeat it. There is no prediction of next observations, whose weight is
-         0 in all of their settings.
+         There, new episodes get the targets of other new episodes, because the two lists are in
+         different orders; `as_released` does the same. A step has a cost if it is above 0; the
+         authors round costs down, so that costs below 1 count as none. The temperature is stored in
+         checkpoints; the authors' is not. Without a table, target returns are the best returns of
+         the data at each cost. Steps beyond the last time step embedding use the last one. Next
+         observations are not predicted; the authors give them the weight 0.
 """
 
 from __future__ import annotations
