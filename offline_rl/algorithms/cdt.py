@@ -37,7 +37,6 @@ from offline_rl.algorithms.common.safety.augmentation import (
 )
 from offline_rl.algorithms.common.safety.costs import LimitConfig, Steps
 from offline_rl.data.dataset import Dataset
-from offline_rl.data.transform import Normalize
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import WeightedSequences
 from offline_rl.utils.options import (
@@ -53,8 +52,10 @@ from offline_rl.utils.options import (
 from policies.heads.decision_transformer import ConstrainedTransformer
 from policies.networks.mlp import Scalar
 
-HEAD = ("target_cost", "target_return", "cost_limits", "target_returns", "cost_shift")
-HEAD += ("return_scale", "context_length", "dim_model", "num_layers", "num_heads", "episode_steps")
+HEAD = (  # options of the policy
+    *("target_cost", "target_return", "cost_limits", "target_returns", "cost_shift"),
+    *("return_scale", "context_length", "dim_model", "num_layers", "num_heads", "episode_steps"),
+)
 
 
 @frozen
@@ -70,7 +71,9 @@ class Config(LimitConfig, dt.Config):
     cost_shift: Annotated[Number, BUILT] = 50.0  # the network input is this minus the cost-to-go
     context_length: Count = 10  # steps in the context (K)
     num_heads: Count = 8  # attention heads in each layer
-    episode_steps: Steps = None  # number of time step embeddings; null: the task's time limit
+    episode_steps: Steps = (  # type: ignore[assignment]
+        None  # number of time step embeddings; null: the task's time limit
+    )
     num_warmup_updates: Amount = 500  # updates over which the learning rate rises
     temperature_lr: Rate = 1e-4  # learning rate of the temperature of the entropy
     initial_temperature: Positive = 0.1  # first weight of the entropy
@@ -86,7 +89,7 @@ class Config(LimitConfig, dt.Config):
         None  # new episodes repeat steps of at most this much less return; null: 10 % of the range
     )
     as_released: bool = False  # give new episodes the targets of others, as in the authors' code
-    normalize_observations: Normalize = False
+    normalize_observations: bool = False
     batch_size: Count = 2048  # windows per update
 
     def __post_init__(self) -> None:
