@@ -78,7 +78,7 @@ class Config(BaseConfig):
 
 class DT(Algorithm):
     Config: type = Config
-    extra_columns = ("mc_returns", "timesteps")
+    extra_columns: ClassVar[tuple[str, ...]] = ("mc_returns", "timesteps")
     follows_card = False  # target_return is a raw return, so rewards must not be preprocessed
     imitation_phases = ("update",)
 
