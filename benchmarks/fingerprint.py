@@ -55,7 +55,7 @@ SMALL |= {
     "dim_model": 8,
 }
 SMALL |= {"num_layers": 2, "num_heads": 2, "episode_steps": 20, "num_warmup_updates": 5}
-SMALL |= {"target_return": 3.0, "return_scale": 2.0}
+SMALL |= {"target_return": 3.0, "return_scale": 2.0, "target_cost": 5.0}
 SMALL |= {
     "network": "mlp",
     "widths": [8, 16],
@@ -101,6 +101,7 @@ def dataset(rows: int = 300, seed: int = 0) -> Dataset:
         ends & (np.arange(rows) % 60 == 29),
         ends & (np.arange(rows) % 60 != 29),
         random.normal(size=(rows, OBSERVATION_DIM)),
+        extras={"costs": (np.arange(rows) % 3 == 0).astype(np.float32)},
     )
 
 

@@ -16,7 +16,8 @@ Differs: settings and order of liuzuxin/OSRL:osrl/algorithms/bcql.py; `as_releas
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import CriticConfig, Rate, Sizes
-from offline_rl.algorithms.common.critics import regress
+from offline_rl.algorithms.common.critics import reduce_q, regress
 from offline_rl.algorithms.common.models.vae import VAE, fit_vae
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.safety.cost_critics import (
@@ -84,7 +85,8 @@ class BCQLag(ActorCritic):
 
     def actor(self) -> nn.Module:
         inputs, cfg = self.spec.observation_dim + self.spec.action_dim, self.cfg
-        options = {"scale": float(cfg.max_perturbation), "activation": "tanh", "layer_norm": False}
+        options: Any = {"scale": float(cfg.max_perturbation), "activation": "tanh"}
+        options |= {"layer_norm": False}
         return ResidualActor(inputs, self.spec.action_dim, cfg.policy_hidden, **options)
 
     def critic(self) -> nn.Module:
@@ -99,10 +101,10 @@ class BCQLag(ActorCritic):
         return super().optimizers() | more
 
     def acting_head(self) -> PerturbedActor:
-        policy = self.modules["policy"].arguments
-        return PerturbedActor(policy, decoder_hidden=self.cfg.vae_hidden)
+        arguments: Any = self.modules["policy"].arguments
+        return PerturbedActor(arguments, decoder_hidden=self.cfg.vae_hidden)
 
-    def acting_params(self, params: dict[str, Params]) -> Params:
+    def acting_params(self, params: Mapping[str, Params]) -> Params:
         named = super().acting_params(params).items()
         return {k: v for k, v in named if not k.startswith("vae.encoder.")}
 
@@ -127,7 +129,7 @@ class BCQLag(ActorCritic):
 
         def policy_loss(policy):
             a = perturb(policy, s, proposed)
-            q = old.critic(s, a).amin(0).mean()
+            q = reduce_q(old, old.critic(s, a)).mean()
             return multiplier * self.excess_cost(old, s, a) - q
 
         state, policy_value = minimize(state, "policy", policy_loss)

@@ -18,7 +18,7 @@ Differs: from the authors' code (yassineCh/CAPS:osrl/algorthims/capsiql.py). Its
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -36,7 +36,7 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import BUILT, OFFLINE, Expectile, Rate, Sizes
-from offline_rl.algorithms.common.critics import Value
+from offline_rl.algorithms.common.critics import Value, reduce_q
 from offline_rl.algorithms.common.in_sample import expectile_loss
 from offline_rl.algorithms.common.optim import Adam, cosine
 from offline_rl.algorithms.common.safety.costs import CostConfig
@@ -66,9 +66,22 @@ class Config(CostConfig, ActorCriticConfig):
     batch_size: Count = 512  # transitions per update; `batch_size=` sets it too
 
 
+@dataclass(frozen=True, kw_only=True)
+class Online(schedule.OneBuffer):
+    """Defaults: IQL's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_step > 1:
+            raise ValueError(
+                f"n_step={self.n_step}: the costs of several steps have no discount of their own. "
+                "Use n_step=1."
+            )
+
+
 class CAPS(ActorCritic):
     Config: type = Config
-    Online: type = schedule.OneBuffer
+    Online: type = Online
     mode = DATA_THEN_ONLINE
     follows_card = False  # the cards' shifts of rewards are for reward_scale=1
     extra_columns = ("costs",)
@@ -117,7 +130,10 @@ class CAPS(ActorCritic):
         s, a, s2, cfg = batch.observations, batch.actions, batch.next_observations, self.cfg
         assert batch.costs is not None
         old = state
-        q, cost = old.critic_target(s, a).amin(0), old.cost_critic_target(s, a).amax(0)  # [B]
+        q, cost = (
+            reduce_q(old, old.critic_target(s, a)),
+            old.cost_critic_target(s, a).amax(0),
+        )  # [B]
         y = batch.rewards + batch.discount * old.value(s2)
         y_cost = batch.costs + cfg.cost_discount * batch.bootstrap_mask * old.cost_value(s2)
         advantage, saving = q - old.value(s), old.cost_value(s) - cost  # [B]

@@ -69,6 +69,7 @@ class Config(LimitConfig):
 
 class COptiDICE(ActorCritic):
     Config: type = Config
+    follows_card = False  # the cards' shifts of rewards are for reward_scale=1
     extra_columns = ("costs", "timesteps")
     targets: ClassVar = {}
 
@@ -104,16 +105,17 @@ class COptiDICE(ActorCritic):
 
         Except for nu in the last step, each loss reads the parameters from before the update.
         """
-        cfg, multiplier = self.cfg, softplus(state.raw_multiplier())
+        assert batch.costs is not None  # the run refuses data without costs
+        cfg, multiplier, costs = self.cfg, softplus(state.raw_multiplier()), batch.costs
         temperature, reward = softplus(state.raw_temperature()), batch.rewards
-        reward = reward - multiplier * batch.costs  # [B]
+        reward = reward - multiplier * costs  # [B]
         w = ratio(self.residual(state.nu, batch, reward) / cfg.alpha)  # [B]
 
         def chi_loss(chi: Network) -> LossAndMetrics:  # the weights v favor high residuals
-            ell = self.initial_value(chi, batch) + w * self.residual(chi, batch, batch.costs)  # [B]
+            ell = self.initial_value(chi, batch) + w * self.residual(chi, batch, costs)  # [B]
             log_v = (ell / temperature).log_softmax(0) + math.log(len(ell))
             v = log_v.exp()  # [B], mean 1
-            bound = {"cost": (v * w * batch.costs).mean()}
+            bound = {"cost": (v * w * costs).mean()}
             return (v * ell).mean(), bound | {"divergence": (v * log_v - v + 1).mean()}
 
         def nu_loss(nu: Network) -> Tensor:
@@ -159,6 +161,7 @@ class COptiDICE(ActorCritic):
 
     def initial_value(self, function: Network, batch: Batch) -> Tensor:
         """Return terms [B] whose mean is that of (1 - gamma) F over initial states."""
+        assert batch.timesteps is not None  # every data set has them
         is_first = (batch.timesteps == 0).float()
         value = lowest(function, batch.observations) * is_first / self.cfg.initial_share
         return (1 - self.cfg.discount) * value

@@ -7,15 +7,15 @@ The policy maximizes Q where its action is safe, and minimizes the cost elsewher
 action has the value 0, so rewards should not be negative.
 
 Paper:   Xu, Zhan, Zhu, AAAI 2022, arXiv:2107.09003.
-Differs: settings and order of updates of liuzuxin/OSRL:osrl/algorithms/cpq.py, whose rules are
-         those of `as_released=true`. There, the term for unlikely actions has no gradient, uses
-         actions before the tanh, and counts likely actions as 0; a fixed share of the policy's
-         actions is unlikely; unsafe actions have no gradient; costs bootstrap after terminations,
-         and the lowest cost critic counts. Here, an action is unlikely compared with the data's;
-         the term stops at the threshold, because a term without bound lets costs grow in all
-         states; unsafe actions reduce their cost, because a policy that is unsafe in all states
-         would stop learning; costs end with the episode, and the highest cost critic counts.
-         Time-outs bootstrap here. The authors removed their code; its last version
+Differs: settings and order of updates of liuzuxin/OSRL:osrl/algorithms/cpq.py; `as_released=true`
+         with `likely_share=0.75` reproduces its losses. There, the term for unlikely actions has no
+         gradient, uses actions before the tanh, and counts likely actions as 0; a fixed share of
+         the policy's actions is unlikely; unsafe actions have no gradient; costs bootstrap after
+         terminations, and the lowest cost critic counts. Here, the data's actions define which
+         actions are likely; the term stops at the threshold, because a term without bound lets
+         costs grow in all states; unsafe actions reduce their cost, because a policy that is unsafe
+         in all states would stop learning; costs end with the episode, and the highest cost critic
+         counts. Time-outs bootstrap here. The authors removed their code; its last version
          (ryanxhr/CPQ at 7be1c69) has neither a VAE nor a term in the loss of the cost critic.
 """
 
@@ -37,7 +37,7 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import BUILT, Rate, Sizes
-from offline_rl.algorithms.common.critics import regress
+from offline_rl.algorithms.common.critics import reduce_q, regress
 from offline_rl.algorithms.common.models.vae import VAE, fit_vae
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.safety.cost_critics import (
@@ -98,7 +98,8 @@ class CPQ(ActorCritic):
 
         a2, _ = state.policy.sample(s2, state.random)
         safe = highest_cost(self.cfg, state.cost_critic_target(s2, a2)) <= limit  # [B]
-        y = batch.rewards + batch.discount * safe * state.critic_target(s2, a2).amin(0)
+        q = reduce_q(state, state.critic_target(s2, a2))  # [B]
+        y = batch.rewards + batch.discount * safe * q
         state, metrics = regress(state, batch, y)
         state, cost_metrics = self.update_cost_critic(state, batch)
         old = state
@@ -108,7 +109,7 @@ class CPQ(ActorCritic):
             cost = highest_cost(self.cfg, old.cost_critic(s, a))  # [B]
             unsafe = torch.zeros_like(cost) if self.cfg.as_released else -cost
             safe = cost <= limit
-            value = torch.where(safe, old.critic(s, a).amin(0), unsafe)
+            value = torch.where(safe, reduce_q(old, old.critic(s, a)), unsafe)
             return -value.mean(), safe.float().mean()
 
         state, policy_value, safe_share = minimize(state, "policy", policy_loss)

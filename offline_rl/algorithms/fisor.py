@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from offline_rl.algorithms import idql
 from offline_rl.algorithms.common.base import Metrics, Mode, State
 from offline_rl.algorithms.common.config import BUILT, Discount, Expectile
-from offline_rl.algorithms.common.critics import Value
+from offline_rl.algorithms.common.critics import Value, reduce_q
 from offline_rl.algorithms.common.in_sample import update_values
 from offline_rl.algorithms.common.optim import Adam, cosine
 from offline_rl.data.dataset import Dataset
@@ -72,9 +72,10 @@ class Config(idql.Config):
 class FISOR(idql.IDQL):
     Config: type = Config
     mode = Mode()
+    follows_card = False  # the cards' shifts of rewards are for reward_scale=1
     extra_columns = ("costs",)
     targets: ClassVar = idql.IDQL.targets | {"cost_critic_target": "cost_critic"}
-    offline_networks = ()
+    offline_networks: ClassVar[tuple[str, ...]] = ()
     acts = ("policy", "cost_critic_target")
     acts_as: ClassVar = {"cost_critic_target": "critic"}
 
@@ -112,6 +113,7 @@ class FISOR(idql.IDQL):
             state, metrics["policy_loss"] = self.update_policy(state, part, weight)
             metrics |= {"weight": weight.mean(), "feasible": feasible}
         batch = rows(batch, 0, cfg.critic_rows or size)
+        assert batch.costs is not None  # the run refuses data without costs
         s, a, mask = batch.observations, batch.actions, batch.bootstrap_mask
         h = torch.where(batch.costs > 0, cfg.unsafe_signal, -1.0)  # [B]
 
@@ -122,7 +124,7 @@ class FISOR(idql.IDQL):
             """Return the largest h from now on, discounted toward the present h."""
             return h + mask * cfg.cost_discount * (next_value - h).clamp(min=0)
 
-        q = state.critic_target(s, a).amin(0)  # [B]
+        q = reduce_q(state, state.critic_target(s, a))  # [B]
         state, reward_metrics = update_values(state, batch, q, cfg.expectile, target)
         q, low = state.cost_critic_target(s, a).amax(0), 1 - cfg.cost_expectile
         state, cost_metrics = update_values(state, batch, q, low, cost_target, "cost_")
@@ -131,7 +133,7 @@ class FISOR(idql.IDQL):
     def weights(self, state: State, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the weight of each action in the policy loss [B], and the feasible share, 0-d."""
         s, a, cfg = batch.observations, batch.actions, self.cfg
-        q, v = state.critic_target(s, a).amin(0), state.value(s)
+        q, v = reduce_q(state, state.critic_target(s, a)), state.value(s)
         q_h, v_h = state.cost_critic_target(s, a).amax(0), state.cost_value(s)
         by_reward = (cfg.beta * (q - v)).exp().clamp(max=cfg.max_weight) * (q_h <= 0)
         by_cost = (cfg.cost_beta * (v_h - q_h)).exp().clamp(max=cfg.max_cost_weight)

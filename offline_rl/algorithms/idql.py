@@ -103,7 +103,7 @@ class IDQL(ActorCritic):
     Online: type = Online
     mode = DATA_THEN_ONLINE
     targets: ClassVar = {"policy": "model", "critic_target": "critic"}
-    offline_networks = ("policy", "model")
+    offline_networks: ClassVar[tuple[str, ...]] = ("policy", "model")
     trains_policy = True
     acts = ("policy", "critic_target")
     acts_as: ClassVar = {"critic_target": "critic"}

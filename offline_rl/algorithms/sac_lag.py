@@ -33,7 +33,7 @@ from offline_rl.algorithms.common.base import (
     minimize,
     update_targets,
 )
-from offline_rl.algorithms.common.critics import regress
+from offline_rl.algorithms.common.critics import reduce_q, regress
 from offline_rl.algorithms.common.entropy import update_temperature
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.algorithms.common.safety.costs import Limit, discounted_limit
@@ -87,16 +87,16 @@ class SACLag(sac.SAC):
         s, s2, cfg = batch.observations, batch.next_observations, self.cfg
         alpha, multiplier = state.log_alpha().exp().detach(), state.multiplier()
         a2, log_pi2 = state.policy.sample(s2, state.random)  # [B, A], [B]
-        y = state.critic_target(s2, a2).amin(0) - alpha * log_pi2  # [B], eq. 3
+        y = reduce_q(state, state.critic_target(s2, a2)) - alpha * log_pi2  # [B], eq. 3
         state, metrics = regress(state, batch, batch.rewards + batch.discount * y)
+        assert batch.costs is not None  # the run refuses data without costs
         y = cfg.cost_discount * batch.bootstrap_mask * state.cost_critic_target(s2, a2).amax(0)
-        costs = batch.costs + y  # [B]
-        state, cost_metrics = regress(state, batch, costs, network="cost_critic")
+        state, cost_metrics = regress(state, batch, batch.costs + y, network="cost_critic")
         old = state
 
         def policy_loss(policy: Network) -> LossAndMetrics:
             a, log_pi = policy.sample(s, state.random)
-            soft_q = old.critic(s, a).amin(0) - alpha * log_pi  # [B], eq. 9
+            soft_q = reduce_q(old, old.critic(s, a)) - alpha * log_pi  # [B], eq. 9
             cost = old.cost_critic(s, a).amax(0).mean()
             loss = (multiplier * cost - soft_q.mean()) / (1 + multiplier)
             return loss, {"entropy": -log_pi.mean(), "cost_excess": cost - self.limit(old)}

@@ -136,6 +136,11 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
     refuse(refusals.wrong_outcomes(run, spec))
 
     # complete the settings
+    if dataset is None and (kind := getattr(run.method.cfg, "guardian", "none")) != "none":
+        raise UserError(
+            f"algorithm.guardian={kind} is fitted to data, and this run reads none. Set "
+            "dataset=<card or file> or guardian=none."
+        )
     data, completed = dataset, list(runs)
     if dataset is not None:
         fitted = [fit(each, spec, dataset) for each in runs]

@@ -89,12 +89,7 @@ def facts_of(prepared: Prepared, transform: Transform) -> Facts:
     assert isinstance(normalizer, Normalizer)
     low = high = np.zeros(0)
     guardian = None
-    if cfg.guardian != "none":
-        if data is None:
-            raise UserError(
-                f"algorithm.guardian={cfg.guardian} is fitted to data, and this run has none. Set "
-                "dataset=<card or file>, or guardian=none."
-            )
+    if cfg.guardian != "none" and data is not None:
         rows, quantile = cfg.guardian_rows, cfg.guardian_quantile
         guardian = fit_guardian(data, cfg.guardian, rows, quantile)
     if data is not None:

@@ -180,6 +180,7 @@ class PointHazards(Hazards):
 
     unit_m = 1.0
     max_episode_steps = 400
+    camera = "above"
     threads_help = False
 
     def agent(self) -> Any:
@@ -217,9 +218,12 @@ POINT = """<mujoco>
   <compiler inertiafromgeom="true"/>
   <option timestep="0.02" gravity="0 0 0" integrator="implicitfast"/>
   <worldbody>
+    <light pos="0 0 5" dir="0 0 -1" directional="true"/>
+    <camera name="above" pos="0 0 6.8"/>
     <geom type="plane" size="10 10 0.25" contype="0" conaffinity="0"/>
     <body name="point" pos="0 0 0.1">
-      <geom type="sphere" size="0.1" mass="1" condim="1" contype="1" conaffinity="1"/>
+      <geom type="sphere" size="0.1" mass="1" condim="1" contype="1" conaffinity="1"
+            rgba="0.9 0.2 0.2 1"/>
       <joint name="x" type="slide" axis="1 0 0" damping="3.3"/>
       <joint name="y" type="slide" axis="0 1 0" damping="3.3"/>
     </body>

@@ -56,7 +56,7 @@ class SwimmerVelocity(VelocityRunner):
     """
 
     xml, frame_skip = "swimmer.xml", 4
-    control_cost, reset_noise, hidden_positions, camera = 1e-4, 0.1, 2, -1
+    control_cost, reset_noise, hidden_positions = 1e-4, 0.1, 2
     speed_limit, limits_plane = 0.2282, True
 
 

@@ -1,7 +1,11 @@
 """BCQ-Lag: updates by hand with corrected and released rules, its head, and the cost it reaches."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -19,11 +23,17 @@ from by_hand import (
     step,
     taught,
 )
+from gymnasium.spaces import Box
 from torch.distributions import Normal, kl_divergence
 
+import envs
+from envs import tasks
+from offline_rl import finetune, train
 from offline_rl.algorithms.bcq_lag import BCQLag
 from offline_rl.algorithms.common.base import Network
 from offline_rl.data.dataset import Dataset
+from offline_rl.data.read import read
+from offline_rl.data.writers.d4rl import write
 
 SMALL = {"policy_hidden": (16, 16), "critic_hidden": (16, 16), "vae_hidden": (16, 16)}
 LIMIT = {"target_cost": 2.0, "episode_steps": 100}
@@ -182,3 +192,51 @@ def test_the_mean_cost_reaches_the_limit():
     a = state.policy(torch.cat([s, state.vae.sample(s, Recorded(), 1)[0]], -1))
     assert (1 + a).mean().item() == pytest.approx(0.8, abs=0.2)  # without a limit, 1.9
     assert state.params["multiplier"]["value"] > 0.5  # reward and cost have equal gradients
+
+
+class Line(gymnasium.Env):
+    """Point on a line. The cost of a step is the size of its action."""
+
+    observation_space = Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.x = float(self.np_random.uniform(-1, 1))
+        return np.array([self.x], np.float32), {}
+
+    def step(self, action: np.ndarray) -> Any:
+        self.x += float(action[0])
+        info = {"cost": abs(float(action[0]))}
+        return np.array([self.x], np.float32), 1.0, False, False, info
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bcq_lag", "cpq"])
+def test_fine_tuning_continues_with_the_costs_of_the_environment(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The task sets the limit. Stored costs are the sizes of the stored actions."""
+    monkeypatch.setattr(tasks, "_registered", dict(tasks._registered))
+    envs.register("line", Line, max_episode_steps=5, cost_limits=[1, 2, 4])
+    draw, ends = np.random.default_rng(0), np.arange(60) % 5 == 4
+    actions = draw.uniform(-1, 1, (60, 1))
+    states = draw.normal(size=(61, 1))
+    rows = states[:-1], actions, np.ones(60), ends & False, ends, states[1:]
+    data = Dataset.from_arrays(*rows, extras={"costs": np.abs(actions[:, 0])})
+    sizes = ("hidden",) if name == "cpq" else ("policy_hidden", "critic_hidden")
+    tiny: dict[str, Any] = {f"algorithm.{size}": [8] for size in (*sizes, "vae_hidden")}
+    tiny |= {"batch_size": 8, "compile": "never", "precision": "fp32", "eval_episodes": 1}
+    tiny |= {"checkpoint_every": 20, "eval_every": 1000, "tracker": "none", "show": False}
+    keys = {"algorithm": name, "task": "line", "dataset": str(write(data, tmp_path / "a.hdf5"))}
+    train(**keys, **tiny, out=str(tmp_path), num_updates=10, name="first")
+    run = next(tmp_path.rglob("first"))
+    hyper = json.loads((run / "seed_0" / "config.json").read_text())["hyper"]
+    assert (hyper["target_cost"], hyper["episode_steps"]) == (2, 5)
+    finetune(run=run, **tiny, num_env_steps=20, keep_data=True, name="second")
+    folder = next(tmp_path.rglob("second")) / "seed_0"
+    stored = read(folder / "experience.hdf5")
+    np.testing.assert_allclose(stored.extras["costs"], np.abs(stored.actions[:, 0]), atol=1e-6)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["phase"] == "online"
+    assert {"data/cost", "train/multiplier", "train/cost_target"} <= lines[-1].keys()

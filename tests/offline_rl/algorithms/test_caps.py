@@ -15,6 +15,7 @@ from offline_rl.algorithms.common.base import Network, State
 from offline_rl.algorithms.common.registry import interaction
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.data import Dataset
+from offline_rl.utils.errors import UserError
 
 SMALL: dict[str, Any] = {"hidden": (16, 16), "target_cost": 10.0, "episode_steps": 5}
 
@@ -101,3 +102,8 @@ def test_a_policy_without_a_limit_is_refused() -> None:
     algorithm = start(CAPS, hidden=(16, 16), target_cost=1.0).algorithm
     with pytest.raises(ValueError, match="target_cost and episode_steps are null"):
         algorithm.acting_head()
+
+
+def test_returns_of_several_steps_are_refused_online() -> None:
+    with pytest.raises(UserError, match="n_step=3: the costs of several steps have no discount"):
+        interaction("caps", "a task", start(CAPS, **SMALL).algorithm.cfg, {"n_step": 3})

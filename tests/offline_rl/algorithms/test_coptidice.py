@@ -47,7 +47,7 @@ def test_the_cost_per_step_is_compared_with_the_limit_per_step():
 
 
 def test_the_policy_density_is_that_of_the_squashed_action():
-    """Its data are noisy; actions are clipped, because the tanh never reaches 1."""
+    """The noisy actions are clipped, because the tanh never reaches 1."""
     state, batch = start(COptiDICE, clip_actions=0.9, noise=0.5, **SMALL), with_columns()
     w = torch.rand(32)
     loss = state.algorithm.policy_loss(replace(state, random=Recorded(3)), batch, w)(state.policy)

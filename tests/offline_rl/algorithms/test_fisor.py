@@ -28,7 +28,9 @@ def test_weights_switch_on_feasibility():
     v, v_h = torch.tensor([0.1] * 6), torch.tensor([-0.1, -0.1, 0.0, 0.1, 1.2, 2.0])
     networks = {"critic_target": lambda s, a: q, "value": lambda s: v}
     networks |= {"cost_critic_target": lambda s, a: q_h, "cost_value": lambda s: v_h}
-    weight, feasible = algorithm.weights(SimpleNamespace(**networks), made_batch(0))
+    weight, feasible = algorithm.weights(
+        SimpleNamespace(algorithm=algorithm, **networks), made_batch(0)
+    )
     # the smaller Q, the larger Q_h; exp(3 * 0.1); 0; capped twice; exp(5 * 0.2); exp(-5)
     close(weight, [np.exp(0.3), 0, 100, 150, np.exp(1.0), np.exp(-5.0)])
     assert feasible == 0.5
@@ -48,7 +50,7 @@ def test_the_feasibility_target_is_the_largest_signal_of_the_future():
 
 
 def test_v_h_leans_to_the_safest_action():
-    """Its loss weighs errors above Q_h by 0.9, where Q_h is the larger of both target critics."""
+    """Errors above Q_h, the larger of both target critics, have the weight 0.9 in the loss."""
     state, batch = start(FISOR, **SMALL), with_costs()
     q_h = state.cost_critic_target(batch.observations, batch.actions).double().numpy().max(0)
     v_h = state.cost_value(batch.observations).double().numpy()
@@ -57,7 +59,7 @@ def test_v_h_leans_to_the_safest_action():
 
 
 def test_the_policy_is_updated_before_the_values_and_on_each_part_of_the_batch():
-    """Its weights come from the old values. With two parts, the last loss is that of the rest."""
+    """The old values give the weights. With two parts, the metrics are those of the second."""
     state, batch = start(FISOR, policy_updates=2, critic_rows=8, **SMALL), with_costs()
     after, metrics = advance(state, batch)
     second = {k: v[16:] for k, v in vars(batch).items() if v is not None}

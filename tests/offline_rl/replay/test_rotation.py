@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from offline_rl.data import Dataset
-from offline_rl.replay.chunks import Chunks
+from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.chunks import Chunks, WeightedSequences
 from offline_rl.replay.streaming import Rotation, spans_of
 from offline_rl.training.train import train
 from offline_rl.utils import hardware
@@ -98,3 +99,46 @@ def test_an_algorithm_of_chunks_learns_from_data_that_does_not_fit(
         **keys,
     )
     assert parts
+
+
+def test_weighted_sequences_follow_the_weights_of_the_current_part():
+    """The weight of a row is 0 or its number squared, in data of three parts of 5, 5 and 4 rows."""
+    ends, rows = np.isin(np.arange(14), [4, 9, 13]), np.arange(14.0)
+    weights = np.where(rows % 3 == 0, 0, rows**2)
+    columns = rows[:, None], np.zeros((14, 1)), rows, ends & False, ends, rows[:, None]
+    data = Dataset.from_arrays(*columns, extras={"sampling_weights": weights})
+
+    def prepare(part: Dataset) -> tuple[Dataset, dict[str, np.ndarray]]:
+        return part, {"sampling_weights": part.extras["sampling_weights"]}
+
+    buffer = Rotation(data, prepare=prepare, rows=5, updates=10)
+    source = WeightedSequences(buffer, 2)
+    address = source.tensors()["cumulative"].data_ptr()
+    for update, part in ((0, rows[:5]), (10, rows[5:10]), (20, rows[10:]), (30, rows[:5])):
+        source.prefetch(update)
+        assert source.tensors()["cumulative"].data_ptr() == address
+        tensors = {name: x[0] for name, x in source.tensors().items()}
+        batch = source.sample(tensors, Random(torch.tensor(0), torch.tensor(update)), 20_000, 1.0)
+        frequencies = [(batch.rewards[:, 0] == row).double().mean() for row in part]
+        expected = weights[part.astype(int)] / weights[part.astype(int)].sum()
+        np.testing.assert_allclose(frequencies, expected, atol=0.015)
+        assert (batch.valid[:, 1] == (batch.rewards[:, 0] != part[-1])).all()
+    source.buffer.close()
+
+
+def test_weights_of_very_different_sizes_keep_their_ratios():
+    """One of a thousand rows has half of the weight, and the others share the rest."""
+    count = 1001
+    weights = np.append(np.ones(count - 1), count - 1).astype(np.float32)
+    zeros = np.zeros((count, 1))
+    last = np.arange(count) == count - 1
+    data = Dataset.from_arrays(zeros, zeros, np.arange(count), last & False, last, zeros)
+    buffer = ReplayBuffer.from_dataset(data, columns={"sampling_weights": weights})
+    source = WeightedSequences(buffer, 1)
+    tensors = {name: x[0] for name, x in source.tensors().items()}
+    batch = source.sample(tensors, Random(torch.tensor(1), torch.tensor(0)), 40_000, 1.0)
+    rows = batch.rewards[:, 0].numpy()
+    assert (rows == count - 1).mean() == pytest.approx(0.5, abs=0.01)
+    others = rows[rows < count - 1]
+    assert others.mean() == pytest.approx((count - 2) / 2, abs=8)
+    assert len(np.unique(others)) == count - 1

@@ -37,7 +37,7 @@ def make_best_of_n(aggregate: Any = "min", num_samples: int = 5, **options: Any)
 
 @pytest.mark.parametrize("aggregate", ["min", "mean", "least_max"])
 def test_the_executed_actions_have_the_highest_value_of_all_samples(aggregate: str) -> None:
-    """With least_max, that is the lowest maximum over the critics."""
+    """The value of least_max is minus the maximum over the critics."""
     head = make_best_of_n(aggregate)
     assert head.noise_shape == (5, 1, 4, 2)
     assert (head.n_obs_steps, head.chunk_size, head.n_action_steps) == (2, 3, 2)

@@ -217,7 +217,9 @@ def _cholesky(a: Tensor, support: Tensor, ridge: float | Tensor) -> Tensor:
 
 
 def _solve(factor: Tensor, b: Tensor) -> Tensor:
-    return torch.cholesky_solve(b[..., None], factor)[..., 0]
+    """Solve L L^T x = b, [..., T]. `cholesky_solve` of a batch cannot be captured on a GPU."""
+    x = torch.linalg.solve_triangular(factor, b[..., None], upper=False)
+    return torch.linalg.solve_triangular(factor.mT, x, upper=True)[..., 0]
 
 
 def residual_variance(library: Library, x: Tensor, y: Tensor, coefficients: Tensor) -> Tensor:

@@ -31,9 +31,12 @@ def outcomes(**changes: Any) -> Any:
     return SimpleNamespace(**{"ends": {"task": ends}, "reward": reward} | changes)
 
 
+UNGUARDED = {"guardian": "none", "ood_penalty": 1.0}
+
+
 def facts(known: Any, data: Dataset | None = None, **cfg: Any) -> Facts:
     """Return the facts of a run with a normalizer, and rewards that are scaled and shifted."""
-    options = SimpleNamespace(**{"ends": "task", "rewards": "task"} | cfg)
+    options = SimpleNamespace(**{"ends": "task", "rewards": "task", **UNGUARDED} | cfg)
     task, method = SimpleNamespace(name="lab/arm", outcomes=known), SimpleNamespace(cfg=options)
     prepared: Any = SimpleNamespace(
         run=SimpleNamespace(task=task, method=method), data=data, spec=None

@@ -1,6 +1,7 @@
 """Guardians of training: penalties of rows, and ends of model rollouts."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,14 @@ import pytest
 import torch
 from by_hand import close, made_batch
 from in_a_model import filled, plain_facts, started
+from prepared import prepare
 
 from offline_rl.algorithms.common.registry import algorithm_class
 from offline_rl.algorithms.common.safety.guardian import fit_guardian, guarded, score
 from offline_rl.algorithms.mopo import MOPO
 from offline_rl.data import Dataset
+from offline_rl.data.transform import Transform
+from offline_rl.training.sources import facts_of
 from offline_rl.utils.errors import UserError
 from policies.runtimes.guardian import Guardian, fit
 
@@ -109,3 +113,32 @@ def test_an_update_of_a_guarded_model_based_method_can_be_traced() -> None:
         lambda s: state.algorithm.facts.guard(s, batch.actions, batch.rewards, batch.rewards > 99)
     )(torch.stack([batch.observations, 9 + batch.observations]))
     assert rows[1][1].all()
+
+
+def test_a_run_guards_its_data_or_its_rollouts(tmp_path: Path) -> None:
+    """IQL reads penalized rewards. MOPO reads the data unchanged, and its rollouts are guarded."""
+    data = made_data()
+    columns = {"observations": data.observations[:400], "actions": data.actions}
+    ends = np.arange(400) % 40 == 39
+    np.savez(tmp_path / "data.npz", rewards=data.rewards, terminals=ends, **columns)
+    keys: dict[str, Any] = {"task": "none", "dataset": str(tmp_path / "data.npz")}
+    keys |= {"algorithm.guardian": "neighbor", "algorithm.guardian_rows": 100, "seeds": 1}
+    keys |= {"algorithm.ood_penalty": 3.0, "out": str(tmp_path), "num_updates": 1}
+    iql = prepare(keys | {"algorithm": "iql"})
+    assert iql.data is not None
+    assert iql.dataset is not None
+    assert set(iql.data.rewards.tolist()) == {-2.0, 1.0}
+    assert set(iql.dataset.rewards.tolist()) == {1.0}
+    online: dict[str, Any] = {"algorithm": "mbpo", "task": "env:Pendulum-v1", "num_env_steps": 100}
+    online["num_updates"] = 0
+    with pytest.raises(UserError, match="guardian=neighbor is fitted to data, and this run"):
+        prepare({k: v for k, v in keys.items() if k != "dataset"} | online)
+    scaled = {"algorithm": "mopo", "algorithm.ends": "never", "algorithm.reward_scale": 0.5}
+    mopo = prepare(keys | scaled)
+    assert mopo.data is not None
+    assert set(mopo.data.rewards.tolist()) == {1.0}
+    transform = Transform.fit(mopo.run.method.cfg, mopo.data, (2,))
+    facts = facts_of(mopo, transform)
+    assert facts.ood_penalty == 1.5
+    assert facts.guardian is not None
+    assert facts.guardian.points.shape == (100, 3)
