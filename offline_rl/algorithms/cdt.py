@@ -71,7 +71,7 @@ class Config(LimitConfig, dt.Config):
     cost_shift: Annotated[Number, BUILT] = 50.0  # the network input is this minus the cost-to-go
     context_length: Count = 10  # steps in the context (K)
     num_heads: Count = 8  # attention heads in each layer
-    episode_steps: Steps = None  # type: ignore[assignment]  # time step embeddings; null: the task's
+    episode_steps: Steps = None  # type: ignore[assignment]  # embedded steps; null: the time limit
     num_warmup_updates: Amount = 500  # updates over which the learning rate rises
     temperature_lr: Rate = 1e-4  # learning rate of the temperature of the entropy
     initial_temperature: Positive = 0.1  # first weight of the entropy
