@@ -113,8 +113,8 @@ def test_teachers_are_policies_of_one_observation_without_noise():
     for name in algorithm_names():
         cls = algorithm_class(name)
         if cls.mode.start == "scratch":
-            from_data = {"target_return": 1.0, "return_scale": 1.0}  # of a decision transformer
-            hyper = asdict(cls.Config()) | from_data
+            from_data = {"target_return": 1.0, "return_scale": 1.0, "episode_steps": 5}
+            hyper = asdict(cls.Config()) | from_data | {"target_cost": 1.0}  # no null is left
             config = SparsePolicy.config_from_teacher(name, hyper)
             found |= {name} if config else set()
             assert config is None or Config(**config).teacher_kind

@@ -98,7 +98,7 @@ class Stacked:
     def reset(self, seeds: np.ndarray | None = None) -> None:
         self.seeds = np.tile(np.arange(self.shape[1]), 3) if seeds is None else seeds
 
-    def observe(self, rewards: torch.Tensor) -> None:
+    def observe(self, rewards: torch.Tensor, costs: torch.Tensor | None) -> None:
         assert rewards.shape == self.shape
 
     def __call__(self, observations: torch.Tensor) -> torch.Tensor:
