@@ -25,7 +25,7 @@ from policies.channels import Observations
 from policies.episodes import RunningEpisodes
 from policies.policy import BundlePolicy
 from policies.spec import Spec
-from policies.stl.formula import parse
+from policies.stl.formula import parse, steps_ahead
 from policies.stl.robustness import robustness
 from policies.stl.signals import SignalReader
 
@@ -68,8 +68,9 @@ class BackupPolicy(BundlePolicy):
         """Combine the two policies.
 
         spec: names of the observations; by default those of `deployed`.
-        Raises BundleError if the backup policy cannot replace the deployed one. Raises FormulaError
-        if the formula has a signal that is no part of the observation.
+        Raises BundleError if the backup policy cannot replace the deployed one, or if the recent
+        observations are too few for the formula. Raises FormulaError if the formula has a signal
+        that is no part of the observation.
         """
         super().__init__(deployed.bundle, deployed.network, units=deployed.units)
         self.spec, self.is_stateless = deployed.spec, False
@@ -81,6 +82,8 @@ class BackupPolicy(BundlePolicy):
         self.needs_rewards = any(policy.needs_rewards for policy in both)
         self.needs_costs = any(policy.needs_costs for policy in both)
         self.reader = SignalReader(parse(switch.stl), spec or deployed.spec, feedback=())
+        if (problem := unfit_window(self.reader, switch.window)) is not None:
+            raise BundleError(problem)
 
     def new_episodes(self) -> BackupEpisodes:
         """See `BundlePolicy.new_episodes`."""
@@ -100,6 +103,23 @@ def backup_mismatch(deployed: BundlePolicy, backup: BundlePolicy) -> str | None:
         return (
             f"the backup does not fit the deployed policy: its action range is "
             f"{mine.action_range}, here it is {theirs.action_range}"
+        )
+    return None
+
+
+def unfit_window(reader: SignalReader, window: int) -> str | None:
+    """Return the reason why `window` observations cannot judge a formula. None if they can."""
+    formula = reader.formula
+    if (needed := 1 + steps_ahead(formula.root)) > window:
+        return (
+            f"a window of the formula starts after the last of window={window} observations. Use "
+            f"window={needed} or more"
+        )
+    margin = robustness(formula, dict.fromkeys(reader.columns, np.zeros(window)))[0]
+    if not np.isfinite(margin):
+        return (
+            f"the robustness is {margin:g} for any observations, because inner windows start after "
+            f"the last of window={window} observations. Let them start at step 0"
         )
     return None
 

@@ -127,6 +127,33 @@ def test_the_switch_reads_observations_only(pair: Pair) -> None:
         BackupPolicy(*pair, Switch("reward > 0"))
 
 
+@pytest.mark.parametrize(
+    ("stl", "message"),
+    [
+        # windows without any of the 3 observations
+        ("always[3,9](observation[0] > 0)", "Use window=4 or more"),
+        ("observation[0] > 0 or not eventually[1,2](always[2,5](observation[1] > 0))", "window=4"),
+        ("(observation[0] > 0) until[2,9] (eventually[4,4] (observation[0] > 1))", "window=7"),
+        # the last observation has no next one
+        ("always(eventually[1,2](observation[0] > 0))", "robustness is -inf for any observations"),
+        ("eventually(always[1,2](observation[0] > 0))", "robustness is inf for any observations"),
+    ],
+)
+def test_a_formula_about_steps_after_the_recent_observations_is_refused(
+    pair: Pair, stl: str, message: str
+) -> None:
+    with pytest.raises(BundleError, match=message):
+        BackupPolicy(*pair, Switch(stl, window=3))
+
+
+def test_windows_that_start_within_the_recent_observations_are_cut(pair: Pair) -> None:
+    for stl in (
+        "always[2,9](observation[0] > 0)",
+        "eventually[0,1](always[1,9](observation[0] > 0))",
+    ):
+        BackupPolicy(*pair, Switch(stl, window=3))
+
+
 def test_a_release_below_the_margin_is_refused() -> None:
     with pytest.raises(BundleError, match=r"release=0 is below margin=0\.1"):
         Switch("x > 0", margin=0.1, release=0.0)
