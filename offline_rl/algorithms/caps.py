@@ -105,7 +105,8 @@ class CAPS(ActorCritic):
         return DeterministicActor(*sizes, cfg.hidden, activation=cfg.activation)
 
     def acting_head(self) -> SwitchingActor:
-        cfg, arguments = self.cfg, [self.modules[name].arguments for name in self.acts]
+        cfg = self.cfg
+        arguments: Any = [self.modules[name].arguments for name in self.acts]
         names = ("num_heads", "target_cost", "episode_steps", "cost_discount")
         options: Any = {name: getattr(cfg, name) for name in names}
         if None in options.values():

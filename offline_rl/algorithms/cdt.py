@@ -8,14 +8,12 @@ cost limit is an argument of the policy, so that one run serves every limit.
 
 Paper:   Liu, Guo, Yao, Cen, Yu, Zhang, Zhao, ICML 2023, arXiv:2302.07351.
 Differs: from the authors' code (liuzuxin/OSRL:osrl/algorithms/cdt.py, osrl/common/dataset.py).
-         Their new episodes do not have the targets that they were chosen for, but those of others;
-         `as_released` does the same. They sample an episode and then its first step; ours samples
-         the pair, with the same probability, and in up to 10 of many similar episodes with other
-         random numbers. A step has a cost if it is above 0; theirs rounds it down, so that costs
-         below 1 count as none. The temperature is stored in checkpoints; theirs is not. Without a
-         table, target returns are the best returns of the data at each cost. Time step embeddings
-         beyond the last one repeat it. There is no prediction of next observations, whose weight is
-         0 in all of their settings.
+         There, new episodes get the targets of other new episodes, because the two lists are in
+         different orders; `as_released` does the same. A step has a cost if it is above 0; the
+         authors round costs down, so that costs below 1 count as none. The temperature is stored in
+         checkpoints; the authors' is not. Without a table, target returns are the best returns of
+         the data at each cost. Steps beyond the last time step embedding use the last one. Next
+         observations are not predicted; the authors give them the weight 0.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ from offline_rl.algorithms.common.safety.augmentation import (
 )
 from offline_rl.algorithms.common.safety.costs import LimitConfig, Steps
 from offline_rl.data.dataset import Dataset
-from offline_rl.data.transform import Normalize
 from offline_rl.replay.batch import Batch, Source, Sources
 from offline_rl.replay.chunks import WeightedSequences
 from offline_rl.utils.options import (
@@ -55,8 +52,10 @@ from offline_rl.utils.options import (
 from policies.heads.decision_transformer import ConstrainedTransformer
 from policies.networks.mlp import Scalar
 
-HEAD = ("target_cost", "target_return", "cost_limits", "target_returns", "cost_shift")
-HEAD += ("return_scale", "context_length", "dim_model", "num_layers", "num_heads", "episode_steps")
+HEAD = (  # options of the policy
+    *("target_cost", "target_return", "cost_limits", "target_returns", "cost_shift"),
+    *("return_scale", "context_length", "dim_model", "num_layers", "num_heads", "episode_steps"),
+)
 
 
 @frozen
@@ -88,7 +87,7 @@ class Config(LimitConfig, dt.Config):
         None  # new episodes repeat steps of at most this much less return; null: 10 % of the range
     )
     as_released: bool = False  # give new episodes the targets of others, as in the authors' code
-    normalize_observations: Normalize = False
+    normalize_observations: bool = False
     batch_size: Count = 2048  # windows per update
 
     def __post_init__(self) -> None:

@@ -40,7 +40,9 @@ class Config(BaseConfig):
     dim_model: Count = 128  # embedding size: a multiple of num_heads
     num_layers: Count = 3  # transformer layers
     num_heads: Count = 1  # attention heads in each layer
-    episode_steps: Count = 1000  # number of time step embeddings; later steps use the last one
+    episode_steps: Count | None = (
+        1000  # number of time step embeddings, the last for all later steps; null: longest episode
+    )
     dropout: Dropout = 0.1  # dropout rate during training
     lr: Rate = 1e-4  # learning rate
     weight_decay: Share = 1e-4  # weight decay of AdamW
@@ -78,14 +80,14 @@ class Config(BaseConfig):
 
 class DT(Algorithm):
     Config: type = Config
-    extra_columns = ("mc_returns", "timesteps")
+    extra_columns: ClassVar[tuple[str, ...]] = ("mc_returns", "timesteps")
     follows_card = False  # target_return is a raw return, so rewards must not be preprocessed
     imitation_phases = ("update",)
 
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
         """Return the data with the reward of each single step.
 
-        The target return and the return scale follow from the data where they are null.
+        Target return, return scale and episode steps follow from the data where they are null.
         """
         cfg, data = self.cfg, with_paid_rewards(self.cfg, dataset)
         returns = data.episode_returns()
@@ -93,6 +95,8 @@ class DT(Algorithm):
             cfg = replace(cfg, target_return=float(returns.max()))
         if cfg.return_scale is None:
             cfg = replace(cfg, return_scale=float(np.abs(returns).max()) or 1.0)
+        if cfg.episode_steps is None:
+            cfg = replace(cfg, episode_steps=int(data.episode_lengths().max()))
         return data, cfg
 
     def source(self, phase: str, sources: Sources) -> Source:

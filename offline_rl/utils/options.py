@@ -11,6 +11,7 @@ import ast
 import inspect
 import io
 import os
+import re
 import textwrap
 import tokenize
 import types
@@ -184,7 +185,8 @@ def field_comments(cls: type) -> dict[str, str]:
     except (OSError, TypeError):  # defined in an interactive interpreter
         return {}
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    texts = {t.start[0]: t.string for t in tokens if t.type == tokenize.COMMENT}
+    comments = {k: re.sub(r"^# type: ignore\S* +#", "", x).lstrip("# ") for k, x in texts.items()}
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
     return {

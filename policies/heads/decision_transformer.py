@@ -247,7 +247,8 @@ class ConstrainedTransformer(DecisionTransformer):
             for weight, bias in zip(mlp.weights, mlp.biases, strict=True):
                 init(weight, bias, len(weight), False)
         for block in self.blocks:
-            nn.init.xavier_uniform_(block.attention_in.weights[0])
+            attention_in: Any = block.attention_in
+            nn.init.xavier_uniform_(attention_in.weights[0])
 
     def forward(  # type: ignore[override]
         self,

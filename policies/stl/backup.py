@@ -6,20 +6,22 @@ with two thresholds:
     robustness < margin     the backup policy takes over
     robustness >= release   the deployed policy takes over again
 
-Between the two, the acting policy stays. Both policies observe every step, so that observation
-histories and memories are complete. The policy that takes over predicts a new chunk immediately.
-A robot's safety layer limits the actions of both.
+With a dynamics model, the observations that the deployed policy is predicted to reach in the next
+`horizon` steps follow the recent ones. Between the two thresholds, the acting policy stays. Both
+policies observe every step, so that observation histories and memories are complete. The policy
+that takes over predicts a new chunk immediately. A robot's safety layer limits the actions of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Self
 
 import numpy as np
 
+from policies import channels
 from policies.bundle import BundleError
 from policies.channels import Observations
 from policies.episodes import RunningEpisodes
@@ -29,6 +31,8 @@ from policies.stl.formula import parse, steps_ahead
 from policies.stl.robustness import robustness
 from policies.stl.signals import SignalReader
 
+# raw observations [R, *obs] and actions [R, A] in [-1, 1] -> raw next observations [R, *obs]
+Predict = Callable[[Observations, np.ndarray], Observations]
 DEPLOYED, BACKUP = "deployed/", "backup/"  # prefixes of the two policies' entries in the state
 
 
@@ -40,12 +44,13 @@ class Switch:
     margin: float = 0.0  # the backup takes over below this robustness
     release: float | None = None  # the deployed policy takes over from here on; None: margin
     window: int = 10  # number of recent observations
+    horizon: int = 0  # number of predicted observations after them; needs a dynamics model
 
     def __post_init__(self) -> None:
-        if not isfinite(self.margin) or self.window < 1:
+        if not isfinite(self.margin) or self.window < 1 or self.horizon < 0:
             raise BundleError(
-                f"margin={self.margin:g} and window={self.window} must be a finite number and a "
-                "positive number of steps"
+                f"margin={self.margin:g}, window={self.window} and horizon={self.horizon} must be "
+                "a finite number, at least 1 step, and at least 0 steps"
             )
         if not self.margin <= self.threshold < np.inf:
             raise BundleError(
@@ -63,12 +68,19 @@ class BackupPolicy(BundlePolicy):
     """A deployed policy and its backup, which act as one policy."""
 
     def __init__(
-        self, deployed: BundlePolicy, backup: BundlePolicy, switch: Switch, spec: Spec | None = None
+        self,
+        deployed: BundlePolicy,
+        backup: BundlePolicy,
+        switch: Switch,
+        spec: Spec | None = None,
+        *,
+        predict: Predict | None = None,
     ) -> None:
         """Combine the two policies.
 
-        spec: names of the observations; by default those of `deployed`.
-        Raises BundleError if the backup policy cannot replace the deployed one, or if the recent
+        spec: names of the observations; by default those of `deployed`.  predict: one step of a
+        known or learned dynamics model, for a switch with a horizon.
+        Raises BundleError if the backup policy cannot replace the deployed one, or if the watched
         observations are too few for the formula. Raises FormulaError if the formula has a signal
         that is no part of the observation.
         """
@@ -77,12 +89,17 @@ class BackupPolicy(BundlePolicy):
         self.deployed, self.backup, self.switch = deployed, backup, switch
         if (problem := backup_mismatch(deployed, backup)) is not None:
             raise BundleError(problem)
+        if (predict is not None) != (switch.horizon > 0):
+            raise BundleError(
+                "a horizon and a dynamics model belong together: give both or neither"
+            )
+        self.predict = predict
         both = (deployed, backup)
         self.has_memory = any(policy.has_memory for policy in both)
         self.needs_rewards = any(policy.needs_rewards for policy in both)
         self.needs_costs = any(policy.needs_costs for policy in both)
         self.reader = SignalReader(parse(switch.stl), spec or deployed.spec, feedback=())
-        if (problem := unfit_window(self.reader, switch.window)) is not None:
+        if (problem := too_few_steps(self.reader, switch)) is not None:
             raise BundleError(problem)
 
     def new_episodes(self) -> BackupEpisodes:
@@ -107,19 +124,19 @@ def backup_mismatch(deployed: BundlePolicy, backup: BundlePolicy) -> str | None:
     return None
 
 
-def unfit_window(reader: SignalReader, window: int) -> str | None:
-    """Return the reason why `window` observations cannot judge a formula. None if they can."""
-    formula = reader.formula
-    if (needed := 1 + steps_ahead(formula.root)) > window:
+def too_few_steps(reader: SignalReader, switch: Switch) -> str | None:
+    """Return the reason why the watched observations cannot judge a formula. None if they can."""
+    formula, count = reader.formula, switch.window + switch.horizon
+    if (needed := 1 + steps_ahead(formula.root)) > count:
         return (
-            f"a window of the formula starts after the last of window={window} observations. Use "
-            f"window={needed} or more"
+            f"a window of the formula starts after the last of {count} watched observations. Use "
+            f"window={needed - switch.horizon} or more"
         )
-    margin = robustness(formula, dict.fromkeys(reader.columns, np.zeros(window)))[0]
+    margin = robustness(formula, dict.fromkeys(reader.columns, np.zeros(count)))[0]
     if not np.isfinite(margin):
         return (
             f"the robustness is {margin:g} for any observations, because inner windows start after "
-            f"the last of window={window} observations. Let them start at step 0"
+            f"the last of {count} watched observations. Let them start at step 0"
         )
     return None
 
@@ -192,14 +209,36 @@ class BackupEpisodes(RunningEpisodes):
         reader.observed(observations, latest)
         recent = np.concatenate([recent[:, 1:], latest[:, None]], axis=1)
         recent[new] = latest[new][:, None]  # the first observation fills the window
-        signals = {signal: recent[:, :, k] for signal, k in reader.columns.items()}
+        watched = np.concatenate([recent, self._predicted(observations, rows)], axis=1)
+        signals = {signal: watched[:, :, k] for signal, k in reader.columns.items()}
         margins = robustness(reader.formula, signals)[:, 0]
         before = self.active[index]
         limits = np.where(before, self.switch.threshold, self.switch.margin)
         self._recent[index], self.margins[index] = recent, margins
-        self.active[index], self.is_new[index] = margins < limits, False
+        self.active[index] = ~(margins >= limits)  # also if a prediction is NaN
+        self.is_new[index] = False
         switched: np.ndarray = index[self.active[index] != before]
         return switched
+
+    def _predicted(self, observations: Observations, rows: np.ndarray | None) -> np.ndarray:
+        """Return the signals of the observations that the deployed policy leads to, [R, H, n]."""
+        predict, reader = self.policy.predict, self.policy.reader
+        values = np.empty((channels.size(observations), self.switch.horizon, len(reader.places)))
+        if predict is None:
+            return values
+        if rows is not None:
+            raise ValueError("predictions need steps of all episodes")
+        episodes = self.deployed.fork()
+        for step in range(self.switch.horizon):
+            actions = episodes.step(observations)
+            if self.policy.units:
+                low, high = self.policy.spec.action_bounds
+                actions = 2 * (actions - low) / (high - low) - 1
+            observations = predict(observations, actions)
+            latest = np.empty_like(values[:, step])
+            reader.observed(observations, latest)
+            values[:, step] = latest
+        return values
 
     def fork(self) -> Self:
         other = super().fork()

@@ -203,9 +203,9 @@ class Parser:
 
     def expect(self, mark: str) -> None:
         if self.accept(mark) is None:
-            self.fail(self.position, f"expected {mark}, found {self.rest()}")
+            self.fail(self.position, f"expected {mark}, found {self.excerpt()}")
 
-    def rest(self) -> str:
+    def excerpt(self) -> str:
         """Return the rest of the text, for an error message."""
         text = self.text[self.position - 1 :].strip()
         shown = text if len(text) <= EXCERPT else f"{text[:EXCERPT]}…"
@@ -214,7 +214,7 @@ class Parser:
     def formula(self) -> Formula:
         position, value = self.position, self.implies()
         if self.tokens[self.k][0] != "end":
-            self.fail(self.position, f"expected an operator, found {self.rest()}")
+            self.fail(self.position, f"expected an operator, found {self.excerpt()}")
         return Formula(self.text, self.logical(value, position), self.positions)
 
     def logical(self, value: Node | Linear, position: int) -> Node:
@@ -287,7 +287,7 @@ class Parser:
     def steps(self) -> int:
         kind, text, position = self.tokens[self.k]
         if kind != "number" or not text.isdecimal():
-            self.fail(position, f"expected a number of steps, 0 or more, found {self.rest()}")
+            self.fail(position, f"expected a number of steps, 0 or more, found {self.excerpt()}")
         self.k += 1
         return int(text)
 
@@ -344,7 +344,7 @@ class Parser:
                 self.fail(position, f"{text} is too large")
             return Linear({}, float(text))
         if kind not in ("name", "quoted") or (kind == "name" and text in WORDS):
-            self.fail(position, f"expected a signal or a number, found {self.rest()}")
+            self.fail(position, f"expected a signal or a number, found {self.excerpt()}")
         self.k += 1
         signal = Signal(text, self.index() if self.accept("[") else None)
         self.positions.setdefault(signal, position)

@@ -111,12 +111,10 @@ def assign(
         cost, lowest = own[nearest] - [0, max_decrease]
         others = np.flatnonzero((own[:, 0] <= cost) & (own[:, 1] >= lowest))
         weights = 1 / (np.hypot(*(own[others] - own[nearest]).T) + 1)
-        drawn = (
-            []
-            if len(pairs) == 1
-            else random.choice(len(others), size=len(pairs) - 1, p=weights / weights.sum())
-        )
-        episodes += [nearest, *others[drawn].tolist()] if len(drawn) else [nearest]
+        episodes.append(nearest)
+        if repeats := len(pairs) - 1:
+            drawn = random.choice(len(others), size=repeats, p=weights / weights.sum())
+            episodes += others[drawn].tolist()
         order += pairs
     result = np.empty(len(new), np.int64)
     result[np.arange(len(new)) if as_released else order] = episodes
