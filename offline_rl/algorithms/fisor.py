@@ -56,9 +56,7 @@ class Config(idql.Config):
     policy_updates: Annotated[Count, BUILT] = 1  # updates of the policy per batch, on equal parts
     critic_rows: Annotated[Count | None, BUILT] = None  # rows for values and critics; null: all
     normalize_returns: bool = True  # rewards * 1000 / (best - worst return), then scale and shift
-    reward_scale: Number | None = (  # type: ignore[assignment]
-        None  # multiplies rewards; null: longest episode / 1000 with normalize_returns, otherwise 1
-    )
+    reward_scale: Number | None = None  # type: ignore[assignment]  # of rewards; null: from the data
 
     def __post_init__(self) -> None:
         super().__post_init__()
