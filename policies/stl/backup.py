@@ -8,8 +8,10 @@ with two thresholds:
 
 With a dynamics model, the observations that the deployed policy is predicted to reach in the next
 `horizon` steps follow the recent ones. Between the two thresholds, the acting policy stays. Both
-policies observe every step, so that observation histories and memories are complete. The policy
-that takes over predicts a new chunk immediately. A robot's safety layer limits the actions of both.
+policies observe every step, so that observation histories and memories are complete. A memory of
+actions (Decision Transformers) contains those that its policy predicted, executed or not. The
+policy that takes over predicts a new chunk immediately. A robot's safety layer limits the actions
+of both.
 """
 
 from __future__ import annotations
