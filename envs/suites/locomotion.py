@@ -21,9 +21,7 @@ class Runner(MujocoVectorEnv):
     control_cost: float  # coefficient of the sum of squared actions
     reset_noise: float  # half-width of the uniform noise on the initial positions, m or rad
     alive_bonus = 0.0
-    limits_plane = (
-        False  # whether `speed_limit` is for the speed in the plane, not for that along x
-    )
+    limits_plane = False  # True: `speed_limit` is for the speed in the plane, not for that along x
     speed_limit: float | None = None  # m/s; info `cost` is 1 in a step above it, else 0
     hidden_positions = 1  # x
     max_episode_steps = 1000

@@ -8,8 +8,10 @@ with two thresholds:
 
 With a dynamics model, the observations that the deployed policy is predicted to reach in the next
 `horizon` steps follow the recent ones. Between the two thresholds, the acting policy stays. Both
-policies observe every step, so that observation histories and memories are complete. The policy
-that takes over predicts a new chunk immediately. A robot's safety layer limits the actions of both.
+policies observe every step, so that observation histories and memories are complete. A memory of
+actions (Decision Transformers) contains those that its policy predicted, executed or not. The
+policy that takes over predicts a new chunk immediately. A robot's safety layer limits the actions
+of both.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from policies.channels import Observations
 from policies.episodes import RunningEpisodes
 from policies.policy import BundlePolicy
 from policies.spec import Spec
-from policies.stl.formula import parse
+from policies.stl.formula import parse, steps_ahead
 from policies.stl.robustness import robustness
 from policies.stl.signals import SignalReader
 
@@ -80,8 +82,9 @@ class BackupPolicy(BundlePolicy):
 
         spec: names of the observations; by default those of `deployed`.  predict: one step of a
         known or learned dynamics model, for a switch with a horizon.
-        Raises BundleError if the backup policy cannot replace the deployed one. Raises FormulaError
-        if the formula has a signal that is no part of the observation.
+        Raises BundleError if the backup policy cannot replace the deployed one, or if the watched
+        observations are too few for the formula. Raises FormulaError if the formula has a signal
+        that is no part of the observation.
         """
         super().__init__(deployed.bundle, deployed.network, units=deployed.units)
         self.spec, self.is_stateless = deployed.spec, False
@@ -98,6 +101,8 @@ class BackupPolicy(BundlePolicy):
         self.needs_rewards = any(policy.needs_rewards for policy in both)
         self.needs_costs = any(policy.needs_costs for policy in both)
         self.reader = SignalReader(parse(switch.stl), spec or deployed.spec, feedback=())
+        if (problem := too_few_steps(self.reader, switch)) is not None:
+            raise BundleError(problem)
 
     def new_episodes(self) -> BackupEpisodes:
         """See `BundlePolicy.new_episodes`."""
@@ -117,6 +122,23 @@ def backup_mismatch(deployed: BundlePolicy, backup: BundlePolicy) -> str | None:
         return (
             f"the backup does not fit the deployed policy: its action range is "
             f"{mine.action_range}, here it is {theirs.action_range}"
+        )
+    return None
+
+
+def too_few_steps(reader: SignalReader, switch: Switch) -> str | None:
+    """Return the reason why the watched observations cannot judge a formula. None if they can."""
+    formula, count = reader.formula, switch.window + switch.horizon
+    if (needed := 1 + steps_ahead(formula.root)) > count:
+        return (
+            f"a window of the formula starts after the last of {count} watched observations. Use "
+            f"window={needed - switch.horizon} or more"
+        )
+    margin = robustness(formula, dict.fromkeys(reader.columns, np.zeros(count)))[0]
+    if not np.isfinite(margin):
+        return (
+            f"the robustness is {margin:g} for any observations, because inner windows start after "
+            f"the last of {count} watched observations. Let them start at step 0"
         )
     return None
 
@@ -195,7 +217,8 @@ class BackupEpisodes(RunningEpisodes):
         before = self.active[index]
         limits = np.where(before, self.switch.threshold, self.switch.margin)
         self._recent[index], self.margins[index] = recent, margins
-        self.active[index], self.is_new[index] = margins < limits, False
+        self.active[index] = ~(margins >= limits)  # also if a prediction is NaN
+        self.is_new[index] = False
         switched: np.ndarray = index[self.active[index] != before]
         return switched
 
@@ -209,7 +232,11 @@ class BackupEpisodes(RunningEpisodes):
             raise ValueError("predictions need steps of all episodes")
         episodes = self.deployed.fork()
         for step in range(self.switch.horizon):
-            observations = predict(observations, episodes.step(observations))
+            actions = episodes.step(observations)
+            if self.policy.units:
+                low, high = self.policy.spec.action_bounds
+                actions = 2 * (actions - low) / (high - low) - 1
+            observations = predict(observations, actions)
             latest = np.empty_like(values[:, step])
             reader.observed(observations, latest)
             values[:, step] = latest

@@ -117,6 +117,21 @@ class Formula:
         raise FormulaError(f"stl, position {self.positions[signal]}: {problem}")
 
 
+def steps_ahead(node: Node) -> int:
+    """Return the smallest number of later steps with which no window of the first step is empty."""
+    match node:
+        case Predicate():
+            return 0
+        case Not(part):
+            return steps_ahead(part)
+        case And(parts) | Or(parts):
+            return max(map(steps_ahead, parts))
+        case Always(part, window) | Eventually(part, window):
+            return window.start + steps_ahead(part)
+        case Until(left, right, window):
+            return window.start + max(steps_ahead(left), steps_ahead(right))
+
+
 def parse(text: str) -> Formula:
     """Parse a formula. Raises FormulaError with the position of the problem."""
     try:

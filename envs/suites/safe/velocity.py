@@ -50,14 +50,14 @@ class AntVelocity(VelocityRunner, Ant):
 
 
 class SwimmerVelocity(VelocityRunner):
-    """Swimmer with a limit on its speed in the plane; never terminates.
+    """Swimmer with a limit on its speed along x; never terminates.
 
     Observation [8]: 3 angles, velocities of x, y and the angles.
     """
 
     xml, frame_skip = "swimmer.xml", 4
     control_cost, reset_noise, hidden_positions = 1e-4, 0.1, 2
-    speed_limit, limits_plane = 0.2282, True
+    speed_limit = 0.2282
 
 
 class Pace(VelocityRunner):

@@ -127,6 +127,35 @@ def test_the_switch_reads_observations_only(pair: Pair) -> None:
         BackupPolicy(*pair, Switch("reward > 0"))
 
 
+@pytest.mark.parametrize(
+    ("stl", "message"),
+    [
+        # windows without any of the 3 observations
+        ("always[3,9](observation[0] > 0)", "Use window=4 or more"),
+        ("observation[0] > 0 or not eventually[1,2](always[2,5](observation[1] > 0))", "window=4"),
+        ("(observation[0] > 0) until[2,9] (eventually[4,4] (observation[0] > 1))", "window=7"),
+        # the last observation has no next one
+        ("always(eventually[1,2](observation[0] > 0))", "robustness is -inf for any observations"),
+        ("eventually(always[1,2](observation[0] > 0))", "robustness is inf for any observations"),
+    ],
+)
+def test_a_formula_about_steps_after_the_recent_observations_is_refused(
+    pair: Pair, stl: str, message: str
+) -> None:
+    with pytest.raises(BundleError, match=message):
+        BackupPolicy(*pair, Switch(stl, window=3))
+
+
+def test_windows_that_start_within_the_recent_observations_are_cut(pair: Pair) -> None:
+    for stl in (
+        "always[2,9](observation[0] > 0)",
+        "eventually[0,1](always[1,9](observation[0] > 0))",
+    ):
+        BackupPolicy(*pair, Switch(stl, window=3))
+    switch = Switch("always[3,9](observation[0] > 0)", window=3, horizon=1)
+    BackupPolicy(*pair, switch, predict=lambda x, _: x)
+
+
 def test_a_release_below_the_margin_is_refused() -> None:
     with pytest.raises(BundleError, match=r"release=0 is below margin=0\.1"):
         Switch("x > 0", margin=0.1, release=0.0)
@@ -152,6 +181,33 @@ def test_with_a_model_the_backup_acts_before_the_observations_violate_the_formul
     np.testing.assert_allclose(episodes.margins, [0.05, -0.05], atol=1e-6)
     with pytest.raises(BundleError, match="a horizon and a dynamics model belong together"):
         BackupPolicy(*pair, switch)
+
+
+def test_the_backup_acts_if_a_prediction_is_not_a_number(pair: Pair) -> None:
+    switch = Switch("always(observation[0] < 1)", margin=-9.0, window=1, horizon=2)
+    policy = BackupPolicy(*pair, switch, predict=lambda x, _: x / x)
+    episodes = policy.new_episodes()
+    episodes.reset(np.arange(2))
+    with np.errstate(invalid="ignore"):
+        actions = episodes.step(np.array([[0.5, 1], [0, 1]], np.float32))
+    np.testing.assert_allclose(actions[:, 0], [0.5, -0.5], rtol=1e-6)
+
+
+def test_a_model_receives_normalized_actions_from_a_policy_with_units() -> None:
+    """The actions are 0.5 of the range, or 0.5 * 4 + 3 = 5 in the environment's units."""
+    bundles = [constant(a, action_low=(-1.0,), action_high=(7.0,)).bundle for a in (0.5, -0.5)]
+    in_units = [BundlePolicy(made, make_network(made), units=True) for made in bundles]
+    received = []
+
+    def predict(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        received.append(float(actions[0, 0]))
+        return observations
+
+    switch = Switch("observation[0] < 1", window=1, horizon=2)
+    player = Player(BackupPolicy(*in_units, switch, predict=predict))
+    player.reset(0)
+    assert player.step(np.zeros(2, np.float32)) == pytest.approx(5.0)
+    assert received == pytest.approx([0.5, 0.5], abs=1e-6)
 
 
 def test_a_prediction_does_not_change_the_chunks_of_the_deployed_policy() -> None:
