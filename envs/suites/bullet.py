@@ -36,7 +36,7 @@ class Reproducible(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper in which an episode depends on its seed and its actions only.
 
     The initial state is drawn from the seed. The simulation is built anew for each episode, because
-    PyBullet's solver keeps forces of the episode before when it restores a state.
+    PyBullet's solver keeps forces of the previous episode when it restores a state.
     """
 
     def reset(

@@ -2,7 +2,7 @@
 
 A VAE proposes actions like the data's, and the policy perturbs them slightly. The policy maximizes
 Q minus a Lagrange multiplier times the value of the cost critics. A PID controller raises the
-multiplier while this value exceeds the cost limit. Acting takes one proposal.
+multiplier while this value exceeds the cost limit. When acting, the policy perturbs one proposal.
 
 Paper:   Fujimoto, Meger, Precup, ICML 2019, arXiv:1812.02900 (BCQ); Stooke, Achiam, Abbeel, ICML
          2020, arXiv:2007.03964 (PID control); a baseline of arXiv:2107.09003 and arXiv:2306.09303.

@@ -1,10 +1,10 @@
 """CDT: a Decision Transformer that is conditioned on a return and a cost limit.
 
 A causal transformer reads (return-to-go, cost-to-go, observation, action) of past steps and
-predicts a normal distribution over the next action. Its entropy is regularized, and the cost of
-each step is predicted too. New episodes are made whose target return no episode of the data has at
-its cost; they repeat the steps of near, safe episodes. Cheap episodes are sampled more often. The
-cost limit is an argument of the policy, so that one run serves every limit.
+predicts a normal distribution over the next action, whose entropy is regularized, and the cost of
+each step. New episodes are added to the data. Their target returns are above those of the data at
+the same cost, and their steps are those of similar, safe episodes. Episodes of low cost are sampled
+more often. The cost limit is an argument of the policy, so that one run serves every limit.
 
 Paper:   Liu, Guo, Yao, Cen, Yu, Zhang, Zhao, ICML 2023, arXiv:2302.07351.
 Differs: from the authors' code (liuzuxin/OSRL:osrl/algorithms/cdt.py, osrl/common/dataset.py).
@@ -82,9 +82,9 @@ class Config(LimitConfig, dt.Config):
     max_return: Number | None = (
         None  # largest return of new episodes; null: best of the data + 10 % of their range
     )
-    min_gain: Number = 1.0  # smallest increase of the return of new episodes over the polynomial
+    min_gain: Number = 1.0  # smallest distance of the returns of new episodes above the polynomial
     max_decrease: NonNegative | None = (
-        None  # new episodes repeat steps of at most this much less return; null: 10 % of the range
+        None  # returns of repeated episodes are at most this much lower; null: 10 % of the range
     )
     as_released: bool = False  # give new episodes the targets of others, as in the authors' code
     normalize_observations: bool = False

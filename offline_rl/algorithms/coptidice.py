@@ -7,7 +7,7 @@ bound. The Lagrange multiplier grows while the bound exceeds the cost limit. No 
 data is evaluated. Costs are means per step, so the limit is target_cost / episode_steps.
 
 Paper:   Lee et al., ICLR 2022, arXiv:2204.08957.
-Differs: Settings, f-divergence and order of updates are those of liuzuxin/OSRL
+Differs: settings, f-divergence and order of updates are those of liuzuxin/OSRL
          (osrl/algorithms/coptidice.py), with two corrections; `as_released` removes them. OSRL
          compares the cost per step with the limit of a discounted sum, which is 63 to 100 times
          larger. OSRL fits the distribution before the tanh to the actions, but acts with tanh. OSRL

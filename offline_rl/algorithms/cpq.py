@@ -59,7 +59,7 @@ class Config(ActorCriticConfig, CostCriticConfig):
     """Defaults: liuzuxin/OSRL:examples/configs/cpq_configs.py."""
 
     batch_size: Count = 512
-    num_samples: Count = 10  # policy actions per state, of which the unlikely ones have high costs
+    num_samples: Count = 10  # policy actions sampled per state; costs of unlikely ones are raised
     likely_share: Annotated[Share, BUILT] = 0.95  # share of the data's actions that are likely
     ood_limit: Positive = 1.5  # costs of unlikely actions are raised to this times the limit
     multiplier_lr: Rate = 1e-4  # learning rate of the multiplier of the term for unlikely actions

@@ -1,8 +1,8 @@
 """FISOR: feasibility-guided safe offline RL with a weighted diffusion policy.
 
 The constraint signal h is positive in steps with a cost and negative in all others. Feasibility
-critics learn the largest h of the future, and V_h an expectile near the lowest of these over the
-data's actions: V_h(s) <= 0 if some action of the data keeps the policy safe from s on. Rewards have
+critics Q_h learn the largest h of the future. V_h learns a low expectile of Q_h over the data's
+actions, so V_h(s) <= 0 if some action of the data keeps the policy safe from s on. Rewards have
 critics and a V as in IQL. The policy is a diffusion policy that imitates the data's actions. In
 feasible states, safe actions are weighted by their reward advantage, and unsafe ones have weight 0.
 In infeasible states, the weight depends on feasibility alone. In each decision, the moving average

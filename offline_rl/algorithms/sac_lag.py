@@ -1,11 +1,10 @@
 """SAC-Lagrangian: soft actor-critic with a cost critic and a Lagrange multiplier.
 
 Twin cost critics with a discount of their own evaluate the costs of the policy. The actor maximizes
-Q and the entropy minus the multiplier times the larger cost value. The multiplier follows from the
-mean cost value of the policy's actions in excess of the cost limit, by PID control. With
-`start_cost`, the limit moves during online training, so that the experience has episodes of low and
-of high cost; this is how constrained data sets are made. Offline, nothing keeps the policy close to
-the data.
+Q and the entropy minus the multiplier times the larger cost value. PID control sets the multiplier
+from the mean cost value of the policy's actions minus the cost limit. With `start_cost`, the limit
+moves during online training. The experience then contains episodes of low and of high cost, as a
+constrained data set needs. Offline, nothing keeps the policy close to the data.
 
 Paper:   Stooke, Achiam, Abbeel, ICML 2020, arXiv:2007.03964 (PID control); SAC: Haarnoja et al.,
          arXiv:1812.05905. Equation numbers refer to the latter.
@@ -75,7 +74,7 @@ class SACLag(sac.SAC):
         return algorithm
 
     def limit(self, state: State) -> Any:
-        """Return the present limit on discounted costs."""
+        """Return the current limit on discounted costs."""
         cfg, limit = self.cfg, self.cfg.target_cost
         if self.limit_moves:
             progress = (state.done / max(self.num_updates, 1)).clamp(max=1)
@@ -83,7 +82,7 @@ class SACLag(sac.SAC):
         return discounted_limit(limit, cfg.episode_steps, cfg.cost_discount)
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update both kinds of critics, the actor with these, temperature, multiplier, targets."""
+        """Update critics, cost critics, actor, temperature and multiplier, then the targets."""
         s, s2, cfg = batch.observations, batch.next_observations, self.cfg
         alpha, multiplier = state.log_alpha().exp().detach(), state.multiplier()
         a2, log_pi2 = state.policy.sample(s2, state.random)  # [B, A], [B]

@@ -1,8 +1,9 @@
 """Results of constrained tasks: normalized cost, share of unsafe episodes, and their table.
 
-A cost limit bounds the undiscounted cost of an episode in the mean. The normalized cost is the mean
-cost divided by the limit. A method is safe if its normalized cost is at most 1, in the mean over
-training seeds (Liu et al., arXiv:2306.09303). Rewards are compared among safe methods only.
+A cost limit is the highest allowed mean of the undiscounted cost of an episode. The normalized cost
+is the mean cost divided by the limit. A method is safe if the mean of its normalized cost over
+training seeds is at most 1 (Liu et al., arXiv:2306.09303). Rewards are compared among safe methods
+only.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def cost_metrics(costs: np.ndarray, limit: float | None) -> dict[str, float]:
 def best_safe(values: Sequence[float], costs: Sequence[float], limit: float) -> int | None:
     """Return the index of the best safe candidate; None if no candidate is finite.
 
-    This is the highest value among candidates whose mean cost is at most the limit or, if there are
-    none, the candidate of lowest cost.
+    This is the candidate of highest value among those whose mean cost is at most the limit or, if
+    there are none, the candidate of lowest cost.
     """
     pairs = enumerate(zip(values, costs, strict=True))
     finite = [(k, value, cost) for k, (value, cost) in pairs if np.isfinite([value, cost]).all()]

@@ -78,7 +78,7 @@ class BackupLog:
         self._acted = list[np.ndarray]()  # [B] per step
 
     def add(self) -> None:
-        """Add the present step."""
+        """Add the current step."""
         if self._episodes is not None:
             self._acted.append(self._episodes.active.copy())
 

@@ -1,4 +1,4 @@
-"""Guardians: scores that say how much a state and an action are like the data, in numpy alone.
+"""Guardians: scores of how similar a state and an action are to the data, in numpy.
 
 A guardian compares a pair of observation and action with a sample of the data's pairs. Scores below
 a quantile of the data's own scores are out of distribution. Yan et al., 2025, arXiv:2505.16242
@@ -8,8 +8,8 @@ a quantile of the data's own scores are out of distribution. Yan et al., 2025, a
     neighbor  negative distance to the `neighbor`-th nearest pair of the sample
 
 Differs: observations have the scale 1 / standard deviation instead of the range [-1, 1]; the sample
-is at most a few thousand pairs; the threshold is a quantile over pairs outside the sample, since a
-pair's kernel at itself raises its own density.
+is at most a few thousand pairs; the threshold is a quantile over pairs outside the sample, because
+the density at a pair of the sample includes its own kernel.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ with two thresholds:
     robustness < margin     the backup policy takes over
     robustness >= release   the deployed policy takes over again
 
-With a dynamics model, the observations that the deployed policy is predicted to reach in the next
-`horizon` steps follow the recent ones. Between the two thresholds, the acting policy stays. Both
+Between the two thresholds, the acting policy does not change. With a dynamics model, the formula
+also covers the next `horizon` observations, which the model predicts for the deployed policy. Both
 policies observe every step, so that observation histories and memories are complete. A memory of
-actions (Decision Transformers) contains those that its policy predicted, executed or not. The
+actions (Decision Transformer) contains the actions that its policy predicted, executed or not. The
 policy that takes over predicts a new chunk immediately. A robot's safety layer limits the actions
 of both.
 """

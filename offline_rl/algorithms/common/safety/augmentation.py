@@ -1,8 +1,9 @@
 """Augmentation and weights of episodes for policies conditioned on a return and a cost.
 
-Returns above those of the data are impossible targets. They are assigned to the nearest episodes of
-lower cost, so that the policy acts like a good and safe episode if its targets contradict each
-other. Liu et al., ICML 2023, arXiv:2302.07351, section 4.
+A new episode has a target return that the data does not reach at its cost. It repeats the steps of
+the nearest episode that does not cost more. Thus, the policy acts like a good and safe episode if
+its target return is impossible within its cost limit. Liu et al., ICML 2023, arXiv:2302.07351,
+section 4.
 
 Shapes: E episodes, J new episodes.
 """
@@ -22,7 +23,7 @@ COST_CELLS, RETURN_CELLS = 10, 50  # grid on which rare episodes are left out
 KNOTS = 16  # maximum number of costs in a table of best returns
 # columns, and the extras of the data that are added to them in new episodes
 OFFSETS = {"mc_returns": "return_offset", "mc_costs": "cost_offset"}
-RARE, FREQUENT = 2, 10  # cells with at most RARE episodes are dropped; FREQUENT of others remain
+RARE, FREQUENT = 2, 10  # cells of at most RARE episodes are dropped; others keep FREQUENT
 
 
 class Targets(NamedTuple):
@@ -96,10 +97,10 @@ def assign(
 
     It is the nearest episode that does not cost more. If several pairs have the same nearest
     episode, all but the first one are assigned to random episodes that cost no more than it and
-    whose return is at most `max_decrease` lower. Near ones are more likely.
+    whose return is at most `max_decrease` lower. Nearer episodes are more likely.
     own: [E, 2], cost and return of each episode.  new: [J, 2].
-    as_released: the authors' order of the result. It is grouped by episode while the new pairs are
-    not, so that many pairs are assigned to other episodes than the nearest.
+    as_released: return the episodes in the authors' order, grouped by nearest episode. The order of
+    the new pairs differs, so that many of them get the episode of another pair.
     """
     groups = dict[int, list[int]]()  # nearest episode -> its new pairs
     for k, pair in enumerate(new):
@@ -138,7 +139,7 @@ def pareto_optimal(costs: np.ndarray, returns: np.ndarray) -> np.ndarray:
 def best_returns(
     costs: np.ndarray, returns: np.ndarray
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return increasing costs, and the best return of the episodes that cost no more than each."""
+    """Return increasing costs, and the best return of the data within each of these costs."""
     best = pareto_optimal(costs, returns)
     c, first = np.unique(costs[best], return_index=True)
     at = np.unique(np.linspace(0, len(c) - 1, KNOTS).round().astype(int))
@@ -148,8 +149,9 @@ def best_returns(
 def append_episodes(data: Dataset, new: Targets, max_episode_cost: float) -> Dataset:
     """Return the data with the new episodes at its end, and the columns that describe them.
 
-    `sampling_weights`, [N + M]: proportional to max(max_episode_cost - cost, 0) of the row's
-    episode, which all of its rows share. `OFFSETS`: [N + M], of the returns- and costs-to-go.
+    `sampling_weights`, [N + M]: the weight max(max_episode_cost - cost, 0) of the row's episode,
+    divided by its number of rows. `return_offset`, `cost_offset`, [N + M]: what is added to the
+    returns- and costs-to-go; 0 in the data's episodes.
     Raises UserError if all weights are 0.
     """
     costs, returns, own = data.episode_costs(), data.episode_returns(), data.episode_lengths()

@@ -1,4 +1,4 @@
-"""Cost critics: their ensemble, their bootstrap, and the released rules of public code."""
+"""Cost critics: combination of their ensemble, bootstrap target, and the rules of released code."""
 
 from __future__ import annotations
 

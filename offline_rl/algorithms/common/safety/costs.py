@@ -15,7 +15,7 @@ Steps = Annotated[Count | None, BUILT]
 
 @frozen
 class LimitConfig(BaseConfig):
-    """Option of methods with a cost limit. A run takes a null value from its task."""
+    """Option of methods with a cost limit. A run replaces null by the value of its task."""
 
     target_cost: Limit = None  # limit on the undiscounted cost of an episode; null: the task's
 
@@ -26,9 +26,9 @@ class LimitConfig(BaseConfig):
 
 @frozen
 class CostConfig(LimitConfig, GuardianConfig):
-    """Options of methods with a cost critic. A run takes null values from its task."""
+    """Options of methods with a cost critic. A run replaces null by the value of its task."""
 
-    episode_steps: Steps = None  # steps that the limit is for; null: the task's time limit
+    episode_steps: Steps = None  # steps of an episode; null: the task's time limit
     cost_discount: Discount = 0.99  # discount factor of the cost critics
 
     @classmethod

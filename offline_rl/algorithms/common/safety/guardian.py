@@ -1,6 +1,6 @@
-"""Guardians of training: what a method pays for leaving the distribution of the data.
+"""Guardians in training: penalties for states and actions out of the distribution of the data.
 
-`policies.runtimes.guardian` has the scores. Here they change data and model rollouts:
+`policies.runtimes.guardian` computes the scores. Here, they change data and model rollouts:
 
     data      each row out of distribution has `ood_penalty` more cost; if the method reads no
               costs, `ood_penalty` less reward
@@ -38,7 +38,7 @@ class GuardianConfig(BaseConfig):
     guardian_rows: Annotated[Count, BUILT] = 2_000  # random rows of the data that it compares with
     guardian_quantile: Quantile = 0.05  # share of the data's rows that are out of distribution
     ood_penalty: Annotated[NonNegative, BUILT] = (
-        1.0  # cost of a step out of distribution; in methods that read no costs, a loss of reward
+        1.0  # added to the cost of a step out of distribution; without costs: less reward
     )
 
     def __post_init__(self) -> None:
