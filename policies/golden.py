@@ -56,7 +56,8 @@ def open_bundle(
 def with_arguments(bundle: Bundle, arguments: Mapping[str, Any]) -> Bundle:
     """Return `bundle` with new values for constructor arguments of its head. Raises BundleError."""
     for name in arguments.keys() - bundle.arguments.keys():
-        raise BundleError(f"a {bundle.kind} has no argument {name}. Remove {name}=")
+        instead = ", or train a policy for this limit" if name == "target_cost" else ""
+        raise BundleError(f"a {bundle.kind} has no argument {name}. Remove {name}={instead}")
     return replace(bundle, arguments={**bundle.arguments, **arguments})
 
 

@@ -16,6 +16,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import channels
 from policies.channels import Observations
+from policies.stl.formula import FormulaError
 from policies.stl.signals import EpisodeRecorder, SignalReader
 
 Act = Callable[[Observations], np.ndarray]  # normalized observations [B, *obs] -> actions [B, A]
@@ -126,7 +127,10 @@ def rollout(
         costs[running] += 0.0 if last_costs is None else last_costs
         if recorder is not None:
             feedback = step.observations, step.rewards, last_costs
-            recorder.add(running, actions[running], *feedback)
+            try:
+                recorder.add(running, actions[running], *feedback)
+            except FormulaError as error:  # the environment reports no cost
+                raise UserError(f"{error}. Remove it from the formula.") from None
         channels.assign(observations, running, step.observations)
         running = running[~(step.terminated | step.truncated)]
     reported = (success if info_keys & SUCCESS else None, costs if "cost" in info_keys else None)

@@ -18,7 +18,7 @@ from offline_rl.utils.text import table
 from policies.episodes import RunningEpisodes
 from policies.policy import BundlePolicy
 from policies.stl.backup import BackupEpisodes, BackupPolicy, Switch
-from policies.stl.formula import parse
+from policies.stl.formula import Formula, FormulaError, parse
 from policies.stl.signals import SignalReader
 
 HEADER = ["bundle", "satisfied %", "robustness", "lowest", "backup %"]
@@ -37,18 +37,31 @@ def signal_reader(formula: str | None, env: VectorEnv) -> SignalReader | None:
     if formula is None:
         return None
     try:
-        return SignalReader(parse(formula), spec_of(env))
-    except ValueError as error:
+        return SignalReader(parsed(formula), spec_of(env))
+    except FormulaError as error:
+        raise UserError(f"{error}.") from None
+
+
+def parsed(formula: str) -> Formula:
+    """Return the formula. Raises UserError, with the position of the problem."""
+    try:
+        return parse(formula)
+    except FormulaError as error:
         raise UserError(f"{error}.") from None
 
 
 def check_backup_options(options: EvaluateOptions) -> None:
-    """Raise UserError for options of a backup policy without one, or without a formula."""
+    """Raise UserError for options of a backup policy without one, or without a formula.
+
+    A formula that is not grammatical is refused too.
+    """
     given = [name for name in BACKUP_OPTIONS if getattr(options, name) is not None]
     if options.backup is None and given:
         raise UserError(f"{given[0]}= is for a backup policy. Add backup=<bundle>, or remove it.")
     if options.backup is not None and options.stl is None:
         raise UserError("backup= needs the formula that it watches. Add stl=…")
+    if options.stl is not None:
+        parsed(options.stl)
 
 
 def with_backup(
@@ -64,9 +77,11 @@ def with_backup(
     given = {name: getattr(options, name) for name in BACKUP_OPTIONS}
     given = {name: value for name, value in given.items() if value is not None}
     try:
-        backup = policies.load(Path(options.backup))
-        return BackupPolicy(policy, backup, Switch(options.stl, **given), spec_of(env))
-    except ValueError as error:  # BundleError or FormulaError
+        switch = Switch(options.stl, **given)
+        return BackupPolicy(policy, policies.load(Path(options.backup)), switch, spec_of(env))
+    except FormulaError as error:
+        raise UserError(f"{error}. With backup=, the formula is about observations only.") from None
+    except ValueError as error:  # BundleError
         raise UserError(f"backup={options.backup}: {error}.") from None
 
 

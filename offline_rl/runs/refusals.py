@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from envs import Task
 from offline_rl.algorithms.common.config import stackable_fields
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.safety.costs import LimitConfig
@@ -33,6 +34,7 @@ from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from policies.heads.head import load_kinds
 from policies.spec import Spec
+from policies.stl.formula import FormulaError, parse
 
 if TYPE_CHECKING:
     from offline_rl.algorithms.common.base import Algorithm
@@ -139,6 +141,8 @@ def wrong_options(run: Any) -> Iterator[str]:
             f"target_cost= is the limit of an episode, and task {task} has no time limit. Set "
             "algorithm.episode_steps=<steps of an episode>."
         )
+    if run.evaluation.eval_stl is not None:
+        yield from wrong_formula(run.evaluation.eval_stl, run.task)
     n_step = run.method.interaction.online.n_step
     if steps and n_step > 1 and reads_costs(cls):
         yield (
@@ -201,6 +205,16 @@ def wrong_options(run: Any) -> Iterator[str]:
         modes = {name: algorithm_class(name).mode for name in algorithm_names()}
         names = [k for k, mode in modes.items() if mode.start == "base" or mode.takes_base]
         yield f"base= is used by {' and '.join(names)}; {method} has no base policy. Remove it."
+
+
+def wrong_formula(formula: str, task: Task) -> Iterator[str]:
+    """Yield an error message for a formula of the evaluations that cannot be computed."""
+    if not task.env_id:
+        yield f"eval_stl= needs an environment, and task {task.name} has none. Remove it."
+    try:
+        parse(formula)
+    except FormulaError as error:
+        yield f"eval_{error}."
 
 
 def model_based_names(reusable: Any = None) -> str:

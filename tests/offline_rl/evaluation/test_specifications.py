@@ -171,6 +171,7 @@ def test_training_evaluations_report_the_robustness(tmp_path: Path) -> None:
             {"backup": "none.bundle", "stl": "reward > 0"},
             "backup=none.bundle: none.bundle: no such",
         ),
+        ({"backup": "none.bundle", "stl": "always("}, "stl, position 8: expected a signal"),
     ],
 )
 def test_a_formula_or_backup_that_does_not_fit_is_refused_in_one_sentence(
@@ -186,3 +187,9 @@ def test_a_backup_with_other_observations_is_refused(push: Path, tmp_path: Path)
     backup = constant_policy(tmp_path / "other.bundle", HOLD, observations=5)
     with pytest.raises(UserError, match="observation_shape: the policy has"):
         evaluate(run=str(push), episodes=1, stl="observation[0] > 0", backup=str(backup))
+
+
+def test_a_wrong_signal_is_not_blamed_on_the_backup(push: Path) -> None:
+    with pytest.raises(UserError, match="about observations only") as error:
+        evaluate(run=str(push), episodes=1, stl="always(reward > 0)", backup=str(push))
+    assert str(error.value).startswith("stl, position 8: there is no signal reward")

@@ -132,3 +132,19 @@ def test_a_dataset_that_is_not_read_is_refused() -> None:
     (sentence,) = wrong_start(runs_of({**keys, "dataset": "a.npz"})[0])
     assert "mbpo does not read dataset=a.npz" in sentence
     assert "Remove dataset=" in sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"eval_stl": "always(cost > "}, "eval_stl, position 14: expected a signal"),
+        ({"eval_stl": "cost < 1", "task": "none"}, "eval_stl= needs an environment, and task none"),
+    ],
+)
+def test_a_formula_that_evaluations_cannot_use_is_refused(
+    options: dict[str, str], sentence: str
+) -> None:
+    keys = {"algorithm": "bc", "task": "env:Pendulum-v1", "dataset": "a.npz", "num_updates": 5}
+    runs_of(keys | {"eval_stl": "always(observation[0] < 1)"})
+    with pytest.raises(UserError, match=sentence):
+        runs_of(keys | options)
