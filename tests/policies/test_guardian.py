@@ -75,6 +75,16 @@ def test_the_threshold_is_a_quantile_over_pairs_outside_the_sample() -> None:
         assert guardian.threshold < np.median(guardian.score(S[sample], A[sample]))
 
 
+def test_a_score_equal_to_the_threshold_is_in_distribution() -> None:
+    """Most pairs are equal, and the threshold is their score. They are not flagged."""
+    guardian = Guardian("neighbor", np.zeros((3, 2)), np.zeros(1), np.ones(1), 0.0, neighbor=1)
+    s = np.array([[2.0], [2.0], [2.0], [3.0]])
+    guardian = guardian.with_threshold(s, np.zeros((4, 1)), 0.5)
+    assert guardian.threshold == -2
+    inside, _ = guardian.in_distribution(s, np.zeros((4, 1)))
+    assert inside.tolist() == [True, True, True, False]
+
+
 def test_wrong_inputs_are_refused() -> None:
     guardian = fit(S, A, "kde", rows=100)
     with pytest.raises(

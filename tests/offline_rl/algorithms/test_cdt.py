@@ -73,6 +73,16 @@ def test_new_episodes_have_targets_that_fall_like_those_of_their_steps() -> None
     assert columns["mc_returns"][9] > 9  # above the best return at its cost, 0
 
 
+def test_new_returns_exceed_the_best_of_the_data_by_at_most_a_tenth_of_their_range() -> None:
+    """The returns of the data are 1, 9 and 26. A new episode is added for each of them."""
+    options = SMALL | {"augmentation": 1.0, "target_return": 1.0}
+    algorithm: Any = start(CDT, spec=Spec((1,), 1), **options).algorithm
+    data, _ = algorithm.prepare(episodes())
+    new = algorithm.make_columns(data)["mc_returns"][data.episode_starts[3:]]
+    assert len(new) == 3
+    assert new.max() <= 26 + 2.5
+
+
 def test_it_acts_like_the_data_with_its_return_and_cost() -> None:
     """One observation: +0.5 earned and cost 1, -0.5 earned and cost nothing."""
     rows, risky = np.zeros((64, 1), np.float32), (np.arange(64) % 2).astype(np.float32)

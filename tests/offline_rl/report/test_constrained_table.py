@@ -95,8 +95,11 @@ def test_the_best_safe_evaluation_is_shown_next_to_the_last_one(tmp_path: Path) 
 
 
 def test_saved_evaluations_add_target_costs_and_replace_fewer_episodes(tmp_path: Path) -> None:
-    own = LIMITS | {"target_cost": 10.0}
-    folder = seed_folder(tmp_path, 0, {4000: 50.0}, algorithm="caps", costs=[0.0, 12.0], **own)
+    """The training evaluations have two episodes. That of `cpq` is not replaced by one episode."""
+    rest: dict[str, Any] = LIMITS | {"target_cost": 10.0, "costs": [0.0, 12.0]}
+    caps, cpq = (
+        seed_folder(tmp_path, 0, {4000: 50.0}, algorithm=name, **rest) for name in ("caps", "cpq")
+    )
     arguments = {"observations": 1, "actions": 1, "hidden": []}
     weights = {
         "trunk.weights.0": np.zeros((1, 1), np.float32),
@@ -104,10 +107,15 @@ def test_saved_evaluations_add_target_costs_and_replace_fewer_episodes(tmp_path:
     }
     normalizer = Normalizer.identity((1,))
     policy = seal(Bundle(Spec((1,), 1), "DeterministicActor", arguments, weights, normalizer))
-    bundle.write(folder.path / "policy.bundle", policy)
     reference = Reference(100.0, 300.0, "a paper", "a stand-in")
     task = envs.Task("toy/line", reference=reference, cost_limits=(10.0, 20.0))
-    for target, count in ((10.0, 4), (20.0, 2), (30.0, 1)):
+    for folder, target, count in (
+        (caps, 10.0, 4),
+        (caps, 20.0, 2),
+        (caps, 30.0, 1),
+        (cpq, 10.0, 1),
+    ):
+        bundle.write(folder.path / "policy.bundle", policy)
         returns, costs = np.full(count, 100.0 + target), np.full(count, target / 2)
         played = Episodes(returns, np.full(count, 9), None, costs, np.arange(count))
         keys = {"episodes": count, "target_cost": target}
@@ -115,6 +123,7 @@ def test_saved_evaluations_add_target_costs_and_replace_fewer_episodes(tmp_path:
         save(folder.path / "policy.bundle", policy, task, keys, played, limits)
     found = columns(table_of(tmp_path), "limit", "score", "normalized cost", "episodes")
     assert [row for row in found if row[0]] == [
+        ("10", "50.0", "0.60", "2 × 1 seed"),
         ("10", "5.0", "0.50", "4 × 1 seed"),
         ("20", "10.0", "0.50", "2 × 1 seed"),
         ("30", "15.0", "0.50", "1 × 1 seed"),

@@ -92,6 +92,9 @@ def test_exploration_adds_noise_to_the_selected_action() -> None:
     assert 0.5 < explored.abs().max() <= 1
     assert explored.std() == pytest.approx(0.2, rel=0.05)
     assert following["steps"].equal(expected["steps"])
+    head.noise = 2.0
+    explored, _ = head.explore(s, memory, torch.zeros(4000, 0), random)
+    assert (explored.min(), explored.max()) == (-1, 1)  # clipped
 
 
 def write(path: Path, head: SwitchingActor) -> Path:

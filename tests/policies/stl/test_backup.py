@@ -97,12 +97,14 @@ def test_a_restored_episode_acts_as_if_it_had_not_been_interrupted(pair: Pair) -
 
 
 def test_a_restarted_episode_begins_with_the_deployed_policy(pair: Pair) -> None:
-    episodes = BackupPolicy(*pair, Switch("always(observation[0] < 1)")).new_episodes()
+    """The robustness of its first observation, 0.3, is between the margin and the release."""
+    switch = Switch("always(observation[0] < 1)", margin=0.2, release=0.5)
+    episodes = BackupPolicy(*pair, switch).new_episodes()
     episodes.reset(np.arange(2))
     episodes.step(np.full((2, 2), 3, np.float32))
     assert episodes.active.all()
     episodes.reset(np.array([5]), np.array([1]))
-    episodes.step(np.zeros((1, 2), np.float32), np.array([1]))
+    episodes.step(np.full((1, 2), 0.7, np.float32), np.array([1]))
     assert episodes.active.tolist() == [True, False]
 
 

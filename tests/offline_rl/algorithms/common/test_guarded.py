@@ -12,7 +12,12 @@ from in_a_model import filled, plain_facts, started
 from prepared import prepare
 
 from offline_rl.algorithms.common.registry import algorithm_class
-from offline_rl.algorithms.common.safety.guardian import fit_guardian, guarded, score
+from offline_rl.algorithms.common.safety.guardian import (
+    fit_guardian,
+    guarded,
+    is_outside,
+    score,
+)
 from offline_rl.algorithms.mopo import MOPO
 from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
@@ -30,6 +35,12 @@ def test_scores_of_tensors_equal_those_of_arrays(kind: Any) -> None:
     guardian = fit(s, a, kind, rows=100)
     found = score(guardian, torch.tensor(s), torch.tensor(a))
     np.testing.assert_allclose(found, guardian.score(s, a), rtol=1e-9)
+
+
+def test_tensors_with_a_score_equal_to_the_threshold_are_in_distribution() -> None:
+    guardian = Guardian("neighbor", np.zeros((5, 2)), np.zeros(1), np.ones(1), threshold=-2.0)
+    outside = is_outside(guardian, torch.tensor([[2.0], [2.5]]), torch.zeros(2, 1))
+    assert outside.tolist() == [False, True]
 
 
 def made_data() -> Dataset:
