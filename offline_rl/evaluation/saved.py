@@ -28,6 +28,7 @@ from offline_rl.version import __version__
 from policies import Bundle, BundleError, bundle
 
 MAX_VALUE = 60  # characters of an option's value in the name of a file
+PLAIN = re.compile(r"[A-Za-z0-9._/:-]*")  # values that names of files tell apart
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,15 @@ def name_of(keys: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a value as text. Of a long one, the start and a checksum: names of files are short."""
+    """Return a value as text. Of a long one or a formula, the start and a checksum.
+
+    Names of files are short, and do not tell `x < 1` from `x > 1`.
+    """
     text = str(value)
     checksum = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 9]}-{checksum}"
+    if len(text) <= MAX_VALUE and PLAIN.fullmatch(text):
+        return text
+    return f"{text[: MAX_VALUE - 9]}-{checksum}"
 
 
 def saved_evaluations(path: Path) -> list[SavedEvaluation]:

@@ -58,10 +58,13 @@ def settings_source(algorithm: str, pattern: str | None) -> str:
 
 
 def kept_note(prepared: Prepared) -> str:
-    """Return a note with the size of the part of the data to train on; empty if it is all of it."""
+    """Return a note with the size of the data to train on; empty if it is the data of the run."""
     data, part = prepared.dataset, prepared.data
     if data is None or part is None or part.num_rows == data.num_rows:
         return ""
+    if part.num_rows > data.num_rows:
+        added = part.num_episodes - data.num_episodes
+        return f"\nthe policy is trained on {data.num_episodes:,} episodes and {added:,} added ones"
     return (
         f"\nthe policy is trained on {part.num_episodes:,} of {data.num_episodes:,} episodes "
         f"({part.num_rows:,} of {data.num_rows:,} rows)"

@@ -123,6 +123,12 @@ def test_a_bundle_acts_with_another_target_cost(path: Path, runtime: str) -> Non
         assert signs(player)[1] == [1] * switch + [-1] * (9 - switch)
 
 
+def test_a_target_cost_that_is_no_limit_is_refused(path: Path) -> None:
+    for value in (-1, np.nan, "9"):
+        with pytest.raises(BundleError, match=r"target_cost=.* is not a number of at least 0"):
+            policies.load(path, target_cost=value)
+
+
 def test_act_appends_the_costs_and_refuses_missing_and_invalid_ones(path: Path) -> None:
     policy = policies.load(path)
     _, start = policy.act(np.zeros(3))

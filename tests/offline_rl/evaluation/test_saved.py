@@ -9,7 +9,7 @@ from test_evaluate import constant_policy
 
 import offline_rl
 from offline_rl.evaluation import evaluate as verb
-from offline_rl.evaluation.saved import saved_evaluations
+from offline_rl.evaluation.saved import name_of, saved_evaluations
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import bundle
@@ -72,3 +72,10 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     file.write_text(json.dumps({"keys": {}}))
     with pytest.raises(UserError, match=f"{file} is not a saved evaluation"):
         saved_evaluations(path)
+
+
+def test_formulas_that_differ_in_a_sign_have_files_of_their_own() -> None:
+    keys = {"task": "dmsd", "episodes": 2}
+    names = {name_of({**keys, "stl": f"always(x {sign} 1)"}) for sign in ("<", ">")}
+    assert len(names) == 2
+    assert name_of({**keys, "base": "mine:policy"}) == "dmsd-2-base_mine_policy"

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -20,7 +21,7 @@ from offline_rl.data.read import read
 from offline_rl.data.writers.d4rl import write
 from offline_rl.runs.run import runs_of
 from offline_rl.runs.start import Start, continued_keys
-from offline_rl.training.headline import headline
+from offline_rl.training.headline import headline, kept_note
 
 SAFE: dict[str, Any] = {"algorithm": "bc_safe", "dataset": "a.hdf5"}
 TINY: dict[str, Any] = {"batch_size": 8, "compile": "never", "precision": "fp32", "seeds": 1}
@@ -228,3 +229,15 @@ def test_fine_tuning_stores_costs_and_has_a_curve_of_them(
     assert np.mean(curve) == pytest.approx(data.episode_costs().mean(), rel=1e-5)
     evaluated = [json.loads(x) for x in (folder / "evaluations.jsonl").read_text().splitlines()]
     assert all(row["eval/cost"] == np.mean(row["costs"]) for row in evaluated)
+
+
+def test_the_headline_counts_the_episodes_that_a_policy_is_trained_on() -> None:
+    def note(rows: int, episodes: int) -> str:
+        part = SimpleNamespace(num_rows=rows, num_episodes=episodes)
+        data = SimpleNamespace(num_rows=4000, num_episodes=10)
+        prepared: Any = SimpleNamespace(dataset=data, data=part)
+        return kept_note(prepared)
+
+    assert note(4000, 10) == ""
+    assert note(800, 2).endswith("2 of 10 episodes (800 of 4,000 rows)")
+    assert note(4800, 12).endswith("10 episodes and 2 added ones")
