@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -60,7 +59,7 @@ def with_arguments(bundle: Bundle, arguments: Mapping[str, Any]) -> Bundle:
         instead = ", or train a policy for this limit" if name == "target_cost" else ""
         raise BundleError(f"a {bundle.kind} has no argument {name}. Remove {name}={instead}")
     limit = arguments.get("target_cost", 0.0)
-    if not isinstance(limit, Real) or not limit >= 0:  # also refuses NaN
+    if not isinstance(limit, int | float) or not limit >= 0:  # also refuses NaN
         raise BundleError(f"target_cost={limit!r} is not a number of at least 0")
     return replace(bundle, arguments={**bundle.arguments, **arguments})
 

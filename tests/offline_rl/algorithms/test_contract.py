@@ -168,6 +168,10 @@ def leaves(batch: Batch) -> dict[str, torch.Tensor]:
     return flatten({k: v for k, v in nested.items() if v is not None})
 
 
+# algorithms whose networks are of different kinds; the rest run in bf16 in the slow tier
+IN_BF16 = ("act", "cql", "decision_transformer", "diffusion_policy", "fisor", "mopo", "td3_bc")
+
+
 def together(name: str) -> pytest.MarkDecorator:
     return pytest.mark.xdist_group(f"contract of {name}")
 
@@ -454,7 +458,13 @@ def check_compiled(name: str) -> None:
         assert largest_difference(a, b) < 1e-4
 
 
-@every_algorithm
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=together(n) if n in IN_BF16 else pytest.mark.slow)
+        for n in algorithm_names()
+    ],
+)
 def test_bf16_keeps_weights_in_float32_and_results_close(name: str):
     exact, rough = engine(name, [2]), engine(name, [2], precision="bf16")
     exact.run(10)
