@@ -26,7 +26,7 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.speed.bench import DEFAULTS, NAMES, Contender, label, per_second
+from benchmarks.speed.bench import DEFAULTS, NAMES, Contender, label, per_second, take_turns
 from offline_rl.engine.compile import capture_graph
 from offline_rl.engine.engine import Precision, set_gpu_precision
 from offline_rl.utils import hardware
@@ -144,14 +144,8 @@ def others_stopped(ready: list[Starting]) -> Iterator[None]:
 
 def measure(contender: Starting) -> list[float]:
     """Return updates per second, summed over seeds, in each of the turns."""
-    contender.run(8)
-    done, took = contender.run(40)
-    number = max(20, round(TURN_S * done / took))
-    seeds, rates = contender.job.get("seeds", 1), list[float]()
-    for _ in range(TURNS):
-        done, took = contender.run(number)
-        rates.append(seeds * done / took)
-    return rates
+    seeds, [rates] = contender.job.get("seeds", 1), take_turns([contender], TURNS, TURN_S)
+    return [seeds * rate for rate in rates]
 
 
 def compare(options: Options, end: float, keep: Callable[[dict[str, Any]], None]) -> None:

@@ -8,7 +8,6 @@ The first command only fits the model. The second writes benchmarks/results/neor
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,13 +17,13 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.figures import run_command
+from offline_rl.reporting.published import rows_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_text
 from offline_rl.utils.options import Checked, build, parse_options
 from offline_rl.utils.text import table, wrap_text
 
 FILE = Path("benchmarks/results/neorl2/dynamics.md")
-PUBLISHED = Path(__file__).parent / "published" / "neorl2_dynamics.csv"
 HEADER = ["task", "seed", "error", "published", "variance", "epochs", "limit", "rows", "seconds"]
 
 
@@ -69,8 +68,7 @@ def page(folder: Path) -> str:
     found = list(fits(folder))
     if not found:
         raise UserError(f"{folder} has no run that fitted an ensemble. Use num_updates=0.")
-    with PUBLISHED.open() as file:
-        published = {r["task"]: r["holdout_error"] for r in csv.DictReader(file)}
+    published = {r["task"]: r["holdout_error"] for r in rows_of("neorl2_dynamics.csv")}
     text = (
         "Error: the squared error of the mean prediction on holdout rows, in raw units, averaged "
         "over outputs (the change of each observation, and the reward) and elites. "

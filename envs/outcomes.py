@@ -45,6 +45,10 @@ class Outcomes:
             if not callable(function) and (name != "reward" or function is not None):
                 raise ValueError(f"{name} is {type(function).__name__}. Use a function.")
 
+    def end_rule(self, rule: str) -> str:
+        """Return the key of `ends` for a rule: without a published rule, it is the task's."""
+        return "task" if rule == "published" and rule not in self.ends else rule
+
 
 def library(array: Any) -> Any:
     """Return the module whose functions apply to `array`: numpy or torch."""

@@ -119,7 +119,7 @@ class BCQLag(ActorCritic):
 
         q = state.cost_critic_target(*self.propose(state, s2))  # [E, N, B]
         costs = self.mix_groups(q).amax(0) if cfg.as_released else q.amax(0).mean(0)
-        cost_target = bootstrap_costs(cfg, batch, costs)
+        cost_target = bootstrap_costs(cfg, batch, costs, ignore_ends=cfg.as_released)
         state, cost_metrics = regress(state, batch, cost_target, network="cost_critic")
 
         proposed = state.vae.sample(s, state.random, 1)[0]

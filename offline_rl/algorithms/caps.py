@@ -39,6 +39,7 @@ from offline_rl.algorithms.common.config import BUILT, OFFLINE, Expectile, Rate,
 from offline_rl.algorithms.common.critics import Value, reduce_q
 from offline_rl.algorithms.common.in_sample import expectile_loss
 from offline_rl.algorithms.common.optim import Adam, cosine
+from offline_rl.algorithms.common.safety.cost_critics import bootstrap_costs
 from offline_rl.algorithms.common.safety.costs import CostConfig
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Number, Range, frozen
@@ -129,14 +130,13 @@ class CAPS(ActorCritic):
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Update all networks, then the targets. Each loss reads the networks before the update."""
         s, a, s2, cfg = batch.observations, batch.actions, batch.next_observations, self.cfg
-        assert batch.costs is not None
         old = state
         q, cost = (
             reduce_q(old, old.critic_target(s, a)),
             old.cost_critic_target(s, a).amax(0),
         )  # [B]
         y = batch.rewards + batch.discount * old.value(s2)
-        y_cost = batch.costs + cfg.cost_discount * batch.bootstrap_mask * old.cost_value(s2)
+        y_cost = bootstrap_costs(cfg, batch, old.cost_value(s2))
         advantage, saving = q - old.value(s), old.cost_value(s) - cost  # [B]
         weights = self.weights(advantage, saving)  # [B, H]
 

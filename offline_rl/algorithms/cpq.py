@@ -120,7 +120,8 @@ class CPQ(ActorCritic):
         """Update the cost critics, then the multiplier of the term for unlikely actions."""
         s, a, s2, cfg = batch.observations, batch.actions, batch.next_observations, self.cfg
         a2, _ = state.policy.sample(s2, state.random)
-        y = bootstrap_costs(cfg, batch, highest_cost(cfg, state.cost_critic_target(s2, a2)))
+        following = highest_cost(cfg, state.cost_critic_target(s2, a2))  # [B]
+        y = bootstrap_costs(cfg, batch, following, ignore_ends=cfg.as_released)
         states, sampled, unlikely = self.sample_unlikely(state, s, a)  # [N, B, …]
         log, threshold = state.log_multiplier(), cfg.ood_limit * cost_limit(cfg)
 

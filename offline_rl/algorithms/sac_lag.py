@@ -35,6 +35,7 @@ from offline_rl.algorithms.common.base import (
 from offline_rl.algorithms.common.critics import reduce_q, regress
 from offline_rl.algorithms.common.entropy import update_temperature
 from offline_rl.algorithms.common.optim import Adam
+from offline_rl.algorithms.common.safety.cost_critics import bootstrap_costs
 from offline_rl.algorithms.common.safety.costs import Limit, discounted_limit
 from offline_rl.algorithms.common.safety.lagrangian import Multiplier, PIDConfig, pid
 from offline_rl.algorithms.common.schedule import ONLINE
@@ -88,9 +89,8 @@ class SACLag(sac.SAC):
         a2, log_pi2 = state.policy.sample(s2, state.random)  # [B, A], [B]
         y = reduce_q(state, state.critic_target(s2, a2)) - alpha * log_pi2  # [B], eq. 3
         state, metrics = regress(state, batch, batch.rewards + batch.discount * y)
-        assert batch.costs is not None  # the run refuses data without costs
-        y = cfg.cost_discount * batch.bootstrap_mask * state.cost_critic_target(s2, a2).amax(0)
-        state, cost_metrics = regress(state, batch, batch.costs + y, network="cost_critic")
+        y = bootstrap_costs(cfg, batch, state.cost_critic_target(s2, a2).amax(0))
+        state, cost_metrics = regress(state, batch, y, network="cost_critic")
         old = state
 
         def policy_loss(policy: Network) -> LossAndMetrics:

@@ -380,7 +380,7 @@ def wrong_outcomes(run: Any, spec: Spec) -> Iterator[str]:
     if outcomes is None or not run.method.cls.uses_facts or spec.single_vector is None:
         return
     cfg, used = run.method.cfg, dict[str, Any]()
-    rule = "task" if cfg.ends == "published" and "published" not in outcomes.ends else cfg.ends
+    rule = outcomes.end_rule(cfg.ends)
     if rule in outcomes.ends:
         used[f"ends[{rule!r}]"] = outcomes.ends[rule]
     if cfg.rewards == "task" and outcomes.reward is not None:

@@ -69,11 +69,10 @@ def sources_of(
 def facts_of(prepared: Prepared, transform: Transform) -> Facts:
     """Return ends, reward and observation range, in the units of training. Raises UserError."""
     run, data = prepared.run, prepared.data
-    outcomes = getattr(run.task, "outcomes", None)
+    outcomes, rule, cfg = run.task.outcomes, run.method.cfg.ends, run.method.cfg
     ends = {} if outcomes is None else dict(outcomes.ends)
-    rule, cfg = run.method.cfg.ends, run.method.cfg
-    if rule == "published" and "task" in ends:
-        ends.setdefault("published", ends["task"])
+    if outcomes is not None and (known := outcomes.end_rule(rule)) in ends:
+        ends[rule] = ends[known]
     where = "It is known for built-in tasks, and for those of envs.register(…, outcomes=…)"
     if rule != "never" and rule not in ends:
         raise UserError(

@@ -117,6 +117,20 @@ def sources(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Sources:
     return {"offline": offline_source(cls(SPEC, cfg), dataset(), device=device), "rollouts": made}
 
 
+def sources_and_experience(
+    cls: type[Algorithm], cfg: Any, device: str = "cpu"
+) -> tuple[Sources, Any]:
+    """Return the sources with those of online training, and its config.
+
+    On-policy methods have no buffer of experience.
+    """
+    both, then = sources(cls, cfg, device), replace(cfg, **cls.Online.config_changes)
+    if not cls.mode.online or "rollouts" in both:
+        return both, then
+    experience = offline_source(cls(SPEC, then), dataset(seed=2), device=device)
+    return {**both, "online": experience}, then
+
+
 def new_engine(name: str, seeds: list[int], **options: object) -> Engine:
     cls = algorithm_class(name)
     cfg = small_config(cls)
@@ -307,10 +321,8 @@ def test_an_online_period_changes_the_trained_networks_and_stays_finite(name: st
     """Batches mix data and experience as the method does."""
     cls = algorithm_class(name)
     cfg = small_config(cls)
-    then = replace(cfg, **cls.Online.config_changes)
-    experience = offline_source(cls(SPEC, then), dataset(seed=2))
+    both, then = sources_and_experience(cls, cfg)
     how = Interaction(cls.Online.small(), then, 10)
-    both = {**sources(cls, cfg), "online": experience}
     e = Engine(lambda _: cls(SPEC, cfg, 100, how), [0], both, batch_size=32)
     before = {k: v.clone() for k, v in flatten(e.state["params"]).items()}
     e.run(2 * e.period("online"), "online")
@@ -529,10 +541,7 @@ def device_faults(
     cfg, how = small_config(cls, **values), cls.Online()
     if offline_fraction is not None:
         how = replace(how, offline_fraction=offline_fraction)
-    both, then = sources(cls, cfg, "meta"), replace(cfg, **cls.Online.config_changes)
-    if cls.mode.online and "rollouts" not in both:
-        experience = offline_source(cls(SPEC, then), dataset(seed=2), device="meta")
-        both = {**both, "online": experience}
+    both, then = sources_and_experience(cls, cfg, "meta")
     interaction = Interaction(how, then, 10)
     e = Engine(
         lambda _: new_algorithm(cls, cfg, interaction), [0, 1], both, batch_size=32, device="meta"
@@ -645,11 +654,8 @@ ILL_CONDITIONED = {("rambo", "update_adversary")}
 def trained(name: str, phase: str, device: str, *, capture: bool = True) -> Engine:
     """Return an engine after some updates of a phase, on data and, if it learns online, on more."""
     cls = algorithm_class(name)
-    cfg, both = small_config(cls), sources(cls, small_config(cls), device)
-    then = replace(cfg, **cls.Online.config_changes)
-    if cls.mode.online and "rollouts" not in both:
-        experience = offline_source(cls(SPEC, then), dataset(seed=2), device=device)
-        both = {**both, "online": experience}
+    cfg = small_config(cls)
+    both, then = sources_and_experience(cls, cfg, device)
     how = Interaction(cls.Online.small(), then if phase == "online" else cfg, 10)
     options: dict[str, Any] = {"batch_size": 32, "device": device}
     e = Engine(lambda _: new_algorithm(cls, cfg, how), SEEDS, both, **options)

@@ -29,11 +29,13 @@ def cost_limit(cfg: Any) -> Any:
     return discounted_limit(cfg.target_cost, cfg.episode_steps, cfg.cost_discount)
 
 
-def bootstrap_costs(cfg: Any, batch: Batch, following: Tensor) -> Tensor:
+def bootstrap_costs(
+    cfg: Any, batch: Batch, following: Tensor, *, ignore_ends: bool = False
+) -> Tensor:
     """Return c + gamma_c * following, [B], without the second term where the episode terminated.
 
-    following: [B], cost values of the next states.  `as_released`: terminations are ignored.
+    following: [B], cost values of the next states.  ignore_ends: add the second term everywhere.
     """
     assert batch.costs is not None  # the run refuses data without costs
-    mask = 1.0 if cfg.as_released else batch.bootstrap_mask
+    mask = 1.0 if ignore_ends else batch.bootstrap_mask
     return batch.costs + cfg.cost_discount * mask * following

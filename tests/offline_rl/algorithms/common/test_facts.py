@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from envs.outcomes import Outcomes
 from offline_rl.algorithms.common.models.facts import Facts
 from offline_rl.data import Dataset
 from offline_rl.data.transform import Transform
@@ -27,8 +28,9 @@ def reward(s: Any, a: Any, s2: Any) -> Any:
     return 3 * s[..., 0] - s2[..., 1] + a[..., 0]
 
 
-def outcomes(**changes: Any) -> Any:
-    return SimpleNamespace(**{"ends": {"task": ends}, "reward": reward} | changes)
+def outcomes(**changes: Any) -> Outcomes:
+    known: dict[str, Any] = {"ends": {"task": ends}, "reward": reward}
+    return Outcomes(**known | changes)
 
 
 UNGUARDED = {"guardian": "none", "ood_penalty": 1.0}
