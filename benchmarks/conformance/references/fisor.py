@@ -7,13 +7,19 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from benchmarks.conformance import jax_side
-from benchmarks.conformance.inputs import ACT, OBS, WIDTH
+from benchmarks.conformance.inputs import ACT, OBS
 from benchmarks.conformance.job import Job, Learner
-from benchmarks.conformance.references.idql import HIDDEN, link_policy, make_store, space
+from benchmarks.conformance.references.idql import (
+    HIDDEN,
+    agent_options,
+    draw_integers,
+    link_policy,
+    make_store,
+    space,
+)
 
 SIDE = "jax_side"
 LOSSES = {"actor_loss": "policy_loss", "weights": "weight", "value_loss": "value_loss"}
@@ -25,9 +31,7 @@ def fisor(job: Job) -> Learner:
     """Return the learner. Its noise levels are drawn as ours: integer parts of uniform numbers."""
     sys.path.insert(0, str(job.checkout))
     jax_side.use_frozen_dicts()
-    jax.random.randint = lambda key, shape, low, high: jnp.floor(
-        high * jnp.asarray(jax_side.replay("uniform", shape))
-    ).astype(int)
+    draw_integers()
     c = job.config
     size = 2 * c["time_size"]
     swaps = {"(128, 128)": f"({size}, {size})", "x[:256]": f"x[:{c['critic_rows']}]"}
@@ -38,26 +42,14 @@ def fisor(job: Job) -> Learner:
         space(OBS),
         space(ACT),
         actor_architecture="ln_resnet",
-        actor_lr=c["actor_lr"],
-        critic_lr=c["critic_lr"],
-        value_lr=c["value_lr"],
-        critic_hidden_dims=(WIDTH, WIDTH),
-        discount=c["discount"],
-        tau=c["tau"],
-        critic_hyperparam=c["expectile"],
         cost_critic_hyperparam=c["cost_expectile"],
-        actor_num_blocks=c["blocks"],
-        actor_tau=c["policy_tau"],
-        actor_dropout_rate=c["dropout"],
-        actor_layer_norm=True,
         cost_temperature=c["cost_beta"],
         reward_temperature=c["beta"],
-        T=c["num_inference_steps"],
-        time_dim=c["time_size"],
         actor_objective="feasibility",
         decay_steps=2 * c["num_updates"],
         extract_method="minqc",
         cost_ub=c["max_cost_weight"],
+        **agent_options(c),
     )
     current = SimpleNamespace(agent=agent)
 

@@ -22,15 +22,39 @@ FULL = "jaxrl5/agents/ddpm_iql/ddpm_iql_learner.py"
 HIDDEN = ("MLP_0/Dense_0", "MLP_0/Dense_1")
 
 
+def draw_integers() -> None:
+    """Replace JAX's random integers by the integer parts of our uniform numbers."""
+    jax.random.randint = lambda key, shape, low, high: jnp.floor(
+        high * jnp.asarray(jax_side.replay("uniform", shape))
+    ).astype(int)
+
+
+def agent_options(c: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that this agent and that of FISOR, which is based on it, share."""
+    return {
+        "actor_lr": c["actor_lr"],
+        "critic_lr": c["critic_lr"],
+        "value_lr": c["value_lr"],
+        "critic_hidden_dims": (WIDTH, WIDTH),
+        "discount": c["discount"],
+        "tau": c["tau"],
+        "critic_hyperparam": c["expectile"],
+        "actor_num_blocks": c["blocks"],
+        "actor_tau": c["policy_tau"],
+        "actor_dropout_rate": c["dropout"],
+        "actor_layer_norm": True,
+        "T": c["num_inference_steps"],
+        "time_dim": c["time_size"],
+    }
+
+
 def idql(job: Job) -> Learner:
     """Return the learner. Its noise levels are drawn as ours: integer parts of uniform numbers."""
     sys.path.insert(0, str(job.checkout))
     importlib.import_module(
         "tensorflow_probability.substrates.jax"
     )  # the reference uses this module without importing it
-    jax.random.randint = lambda key, shape, low, high: jnp.floor(
-        high * jnp.asarray(jax_side.replay("uniform", shape))
-    ).astype(int)
+    draw_integers()
     c, full = job.config, job.file == FULL
     hidden = f"({2 * c['time_size']}, {2 * c['time_size']})"
     module: Any = job.load(swaps={"(128, 128)": hidden} if full else {})
@@ -40,20 +64,8 @@ def idql(job: Job) -> Learner:
         0,
         space(OBS),
         space(ACT),
-        actor_lr=c["actor_lr"],
-        critic_lr=c["critic_lr"],
-        value_lr=c["value_lr"],
-        critic_hidden_dims=(WIDTH, WIDTH),
-        discount=c["discount"],
-        tau=c["tau"],
-        critic_hyperparam=c["expectile"],
-        actor_num_blocks=c["blocks"],
-        actor_tau=c["policy_tau"],
-        actor_dropout_rate=c["dropout"],
-        actor_layer_norm=True,
-        T=c["num_inference_steps"],
-        time_dim=c["time_size"],
         decay_steps=c["num_updates"],
+        **agent_options(c),
         **options,
     )
     current = SimpleNamespace(agent=agent)
