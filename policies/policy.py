@@ -207,8 +207,7 @@ class BundlePolicy:
                 "guardian=neighbor"
             )
         if self.units:
-            low, high = self.spec.action_bounds
-            action = 2 * (np.asarray(action, np.float64) - low) / (high - low) - 1
+            action = self.spec.from_units(action)
         return guardian.in_distribution(observation, action)
 
     def selection_margins(self, observations: Observation, noise: np.ndarray) -> np.ndarray:

@@ -202,6 +202,11 @@ class Spec:
         scaled = (low + high) / 2 + as_array(actions, np.float64) * ((high - low) / 2)
         return scaled.astype(np.float32).clip(low.astype(np.float32), high.astype(np.float32))
 
+    def from_units(self, actions: np.ndarray) -> np.ndarray:
+        """Convert actions [..., A] in the environment's units to [-1, 1]: float64, not clipped."""
+        low, high = self.action_bounds
+        return 2 * (np.asarray(actions, np.float64) - low) / (high - low) - 1
+
     def filled_from(self, other: Spec) -> Spec:
         """Return this spec with unknown fields taken from `other`, which has the same channels."""
         bounds = self if self.action_low else other

@@ -234,8 +234,7 @@ class BackupEpisodes(RunningEpisodes):
         for step in range(self.switch.horizon):
             actions = episodes.step(observations)
             if self.policy.units:
-                low, high = self.policy.spec.action_bounds
-                actions = 2 * (actions - low) / (high - low) - 1
+                actions = self.policy.spec.from_units(actions)
             observations = predict(observations, actions)
             latest = np.empty_like(values[:, step])
             reader.observed(observations, latest)
