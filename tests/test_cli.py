@@ -242,14 +242,17 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
     """The task has no tuned settings, and the networks are small."""
     cls = algorithm_class(name)
     small = {f"algorithm__{k}": as_option(v) for k, v in cls.Config.small().items()}
-    task = {"algorithm": name, "task": "env:Pendulum-v1", "dataset": "pendulum.npz"}
+    constrained = "costs" in cls.extra_columns or hasattr(cls.Config, "target_cost")
+    environment = "safe/PointHazards" if constrained else "env:Pendulum-v1"
+    task = {"algorithm": name, "task": environment, "dataset": "small.npz"}
     if name in ("msg", "spot"):  # they have a preliminary phase by default
         task["pretrain_updates"] = 4
     if cls.uses_facts:  # it is not known when episodes of this task end
         small |= {"algorithm__ends": "never", "algorithm__outside_max": 1.0}
     if "expert" in cls.extra_columns:
-        task["expert_dataset"] = "pendulum.npz"
-    save_small(folder / "pendulum.npz", obs=3, act=1)
+        task["expert_dataset"] = "small.npz"
+    obs, act = (22, 2) if constrained else (3, 1)
+    save_small(folder / "small.npz", obs=obs, act=act, costs=constrained)
     rest = ("eval_episodes=1", "compile=never", "tracker=none", "out=then", f"algorithm={name}")
     if cls.mode.start in ("teacher", "run"):  # it needs the policy of another run
         teacher = "td3_bc" if name == "sparse_policy" else "diffusion_policy"
@@ -270,7 +273,7 @@ def test_every_algorithm_trains_and_its_metrics_are_documented(name: str, folder
         (folder / "base.py").write_text(BASE)
         settings = ("online.warmup_steps=40", "online.critic_updates=20")
         settings += ("algorithm.hidden=[8,8]", "batch_size=8")
-        options = ("base=base.py:still", "task=env:Pendulum-v1", "dataset=pendulum.npz")
+        options = ("base=base.py:still", "task=env:Pendulum-v1", "dataset=small.npz")
         assert main(["finetune", "num_env_steps=60", *options, *settings, *rest]) == 0
     else:
         if name == "rl100":

@@ -29,7 +29,7 @@ class Budgeted(ABC):
         self._rng = np.random.default_rng(seed)
         self.limits = np.linspace(highest_limit, 0, env.num_envs)
         self.spent = np.zeros(env.num_envs)  # cost of the episode
-        self.boldness = self._rng.uniform(0.3, 1, env.num_envs)  # share of bold times
+        self.boldness = self._rng.uniform(0, 0.8, env.num_envs)  # share of bold times
         self._wants_bold = np.zeros(env.num_envs, bool)
 
     def __call__(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -61,50 +61,44 @@ class Budgeted(ABC):
 class HazardWalk(Budgeted):
     """Walk of the point to its goals: straight if bold, else around the hazards.
 
-    Some legs have a detour through a random place, which costs reward.
+    Each leg has a speed of its own. Slow legs cost reward.
     """
 
-    detours = 0.3  # share of the legs with a detour
-    patience = 60  # steps after which a detour ends
-    margin = 0.12  # distance kept from a hazard's edge, units
+    speeds = (0.4, 1.0)  # range of the legs' speeds, as shares of the highest one
+    noise = 0.2
+    margin = 0.2  # distance kept from a hazard's edge, units
 
     def __init__(self, env: Hazards, highest_limit: float = 120.0, seed: int = 0) -> None:
         super().__init__(env, highest_limit, seed)
         self.env = env
         self._goals = np.full((env.num_envs, 2), np.inf)  # of the current legs, m
-        self._places = np.zeros((env.num_envs, 2))  # of the detours, m
-        self._remaining = np.zeros(env.num_envs, np.int64)  # steps of the detours
+        self._speeds = np.ones(env.num_envs)  # of the current legs
 
     def last_costs(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
         return np.asarray((observations[:, -NUM_BINS:] > 1).any(1))
 
     def act(self, observations: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        goals = self.env.goals[indices]
+        new = indices[(goals != self._goals[indices]).any(1)]
+        self._goals[indices] = goals
+        self._speeds[new] = self._rng.uniform(*self.speeds, len(new))
+        self.choose(new)
         places = observations[:, :2].astype(np.float64)
-        targets = self._targets(places, indices)
         unit, hazards = self.env.unit_m, self.env.hazards[indices]
         around = [
             avoid(p / unit, t / unit, h / unit, self.margin) * unit
-            for p, t, h in zip(places, targets, hazards, strict=True)
+            for p, t, h in zip(places, goals, hazards, strict=True)
         ]
         bold = self.is_bold(indices)[:, None]
-        return self.toward(observations, np.where(bold, targets - places, around))
+        offsets = np.where(bold, goals - places, around)
+        return self.toward(observations, offsets, self._speeds[indices, None])
 
-    def _targets(self, places: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        """Return the goals, or the places of running detours, [B, 2] m. Start new legs."""
-        goals, unit = self.env.goals[indices], self.env.unit_m
-        new = indices[(goals != self._goals[indices]).any(1)]
-        self._goals[indices] = goals
-        self.choose(new)
-        self._places[new] = unit * self._rng.uniform(-HALF + 0.4, HALF - 0.4, (len(new), 2))
-        self._remaining[new] = self.patience * (self._rng.uniform(size=len(new)) < self.detours)
-        near = np.linalg.norm(self._places[indices] - places, axis=1) < 0.3 * unit
-        self._remaining[indices] = np.where(near, 0, self._remaining[indices] - 1).clip(0)
-        return np.where(self._remaining[indices, None] > 0, self._places[indices], goals)
-
-    def toward(self, observations: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return actions [B, A] that move to `offsets` [B, 2] m from the agent."""
+    def toward(
+        self, observations: np.ndarray, offsets: np.ndarray, speeds: np.ndarray
+    ) -> np.ndarray:
+        """Return actions [B, A] that move to `offsets` [B, 2] m from the agent at `speeds` [B, 1]."""
         length = np.linalg.norm(offsets, axis=1, keepdims=True)
-        velocity = offsets / np.maximum(length, 0.3)
+        velocity = speeds * offsets / np.maximum(length, 0.3)
         return 2 * velocity - observations[:, 2:4]
 
 
@@ -112,7 +106,7 @@ class AntHazardWalk(HazardWalk):
     """Walk of the ant to its goals, with a policy trained in `Ant-goal`."""
 
     learned = True
-    noise, margin, patience = 0.2, 0.25, 120
+    noise, margin = 0.2, 0.25
 
     def __init__(
         self, policy: Policy, env: Hazards, highest_limit: float = 120.0, seed: int = 0
@@ -120,7 +114,9 @@ class AntHazardWalk(HazardWalk):
         super().__init__(env, highest_limit, seed)
         self.policy = policy
 
-    def toward(self, observations: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    def toward(
+        self, observations: np.ndarray, offsets: np.ndarray, speeds: np.ndarray
+    ) -> np.ndarray:
         length = np.linalg.norm(offsets, axis=1, keepdims=True)
         offsets = offsets * length.clip(1, 6) / np.maximum(length, 1e-6)  # as in its training
         return self.policy(np.concatenate([observations[:, 2:29], offsets], 1).astype(np.float32))
