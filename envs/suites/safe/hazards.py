@@ -22,7 +22,7 @@ GOAL = 0.2  # a goal is reached within this distance
 APART = 1.05  # minimum distance between the centers of two hazards
 CLEAR = 0.15  # minimum distance of starts and goals from the edge of a hazard
 LEG = 1.0  # minimum distance of a new goal
-RANGE = 3.0  # distance from a hazard's edge at which the lidar reads 0
+RANGE = 1.5  # distance from a hazard's edge at which the lidar reads 0
 NUM_HAZARDS, NUM_BINS = 9, 16
 
 

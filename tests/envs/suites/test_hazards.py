@@ -99,17 +99,17 @@ def test_the_lidar_reads_hazards_by_direction_and_distance() -> None:
     east, north = np.array([1.4, 0.0]), np.array([0.0, 1.4])
     middle = 1.4 * np.array([np.cos(np.pi / 16), np.sin(np.pi / 16)])
     scan = lidar(middle[None, None], 1.0)[0]
-    np.testing.assert_allclose(scan[[15, 0, 1]], [1 / 3, 2 / 3, 1 / 3])
+    np.testing.assert_allclose(scan[[15, 0, 1]], [1 / 6, 1 / 3, 1 / 6])
     assert not scan[2:15].any()
     scan = lidar(np.stack([east, north])[None], 1.0)[0]
-    np.testing.assert_allclose(scan[[15, 0, 3, 4]], 2 / 3)  # on the sectors' borders
-    assert lidar(np.zeros((1, 1, 2)), 1.0).max() == pytest.approx(1 + 0.4 / 3)
+    np.testing.assert_allclose(scan[[15, 0, 3, 4]], 1 / 3)  # on the sectors' borders
+    assert lidar(np.zeros((1, 1, 2)), 1.0).max() == pytest.approx(1 + 0.4 / 1.5)
     np.testing.assert_array_equal(lidar(4 * middle[None, None], 4.0), lidar(middle[None, None], 1))
     angles = np.linspace(0, 2 * np.pi, 5000)
     around = 1.4 * np.stack([np.cos(angles), np.sin(angles)], 1)
     scans = lidar(around[:, None], 1.0)
     assert abs(np.diff(scans, axis=0)).max() < 0.01  # continuous
-    np.testing.assert_allclose(scans.max(1), 2 / 3)
+    np.testing.assert_allclose(scans.max(1), 1 / 3)
 
 
 def test_the_point_moves_at_most_one_meter_per_second_with_a_lag() -> None:
@@ -137,7 +137,7 @@ def test_the_controller_avoids_hazards_unless_it_has_cost_left() -> None:
     def costs(limit: float) -> np.ndarray:
         env = ENVS["safe/PointHazards"](6)
         walk = HazardWalk(env, limit, seed=1)
-        walk.boldness[:], walk.detours, walk.limits[:] = 1, 0, limit
+        walk.boldness[:], walk.speeds, walk.limits[:] = 1, (1, 1), limit
         observations, every, total = env.reset(range(6)), np.arange(6), np.zeros(6)
         for _ in range(120):
             step = env.step(walk(observations, every))
