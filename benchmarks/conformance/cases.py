@@ -209,6 +209,7 @@ COSTS = {f"{name}/net.biases.2": 0.75 for name in ("cost_critic", "cost_critic_t
 BINS: dict[str, Any] = {"levels": 2, "bins": 7, "alpha": 0.1}
 RETURNS: dict[str, Any] = {"levels": 2, "bins": 3, "features": 6, "atoms": 11}
 RETURNS |= {"v_min": -3.0, "v_max": 3.0, "margin": 0.5, "dominance_weight": 0.25}
+MEAN = "margin loss: sum over all rows -> mean over demonstrations"
 BIASES = "layers before a layer normalization: no biases -> biases"
 CASES = (
     Case(
@@ -1022,6 +1023,7 @@ CASES = (
             config=BINS | config,
             variant=variant,
             phase="act" if variant == "act" else "update",
+            adapted=(MEAN,) if "imitation" in config else (),
         )
         for variant, config in (
             ("", {"imitation_temperature": 0.5}),

@@ -9,9 +9,12 @@ Paper:   Liu et al., ICML 2025, arXiv:2502.00288.
 Differs: from the authors' code for D4RL (a copy: mihir-chauhan/CQN-AS-Franka:ARSQ-main/d4rl). All
          rows of the data are demonstrations; there, half of each batch. Therefore the imitation
          loss is a mean over more rows, with the same expectation. There is no demonstration set of
-         episodes of chosen returns. Online, updates follow each step instead of each episode. With
-         conditioning=level, acting and training use the same middles; with `abl_skip` there, they
-         differ. Rewards are raw, as there: with scaled rewards, scale alpha and min_gap too.
+         episodes of chosen returns. With imitation=margin, the loss there is the sum over all rows,
+         experience included, because a [B] tensor is multiplied by a [B, 1] mask. Ours is a mean
+         over demonstrations; its weights are those there times the batch size. Online, updates
+         follow each step instead of each episode. With conditioning=level, acting and training use
+         the same middles; with `abl_skip` there, they differ. Rewards are raw, as there. For scaled
+         rewards, scale alpha and min_gap too.
 """
 
 from __future__ import annotations

@@ -26,10 +26,12 @@ class Options(SimpleNamespace):
 
 
 def arsq(job: Job) -> Learner:
-    """Return the learner."""
+    """Return the learner. The margin loss is a mean over demonstrations, as in our code."""
     sys.path.insert(0, str(job.checkout / FOLDER))
     narrow(512)
-    module, c = job.load(swaps={'"cuda"': '"cpu"'}), job.config
+    mean = ".sum(dim=1).sum(dim=1).mean(dim=1{})"  # [B] times [B, 1] is [B, B]
+    swaps = {'"cuda"': '"cpu"', mean.format(""): mean.format(", keepdim=True")}
+    module, c = job.load(swaps=swaps), job.config
     options = Options(
         levels=c["levels"],
         bins=c["bins"],

@@ -27,9 +27,9 @@ def test_it_finds_the_best_of_dependent_actions() -> None:
     With alpha=0.1 it is 1.00 for + and 0.50 for -. The mean rewards would be 0.2 and 0.3.
     """
     alpha, batch = 0.1, dependent_actions()
-    config = {"hidden": (16,), "levels": 1, "bins": 2, "alpha": alpha, "lr": 0.03}
+    config = {"hidden": (16,), "levels": 1, "bins": 2, "alpha": alpha, "lr": 0.05}
     state = start(ARSQ, spec=Spec((1,), 2), imitation_weight=0.0, **config)
-    state, _ = advance(state, *[batch] * 250)
+    state, _ = advance(state, *[batch] * 100)
     actions = torch.tensor([[0.5, 0.5], [0.5, -0.5], [-0.5, -0.5], [-0.5, 0.5]])
     rewards = np.array([1, 0, 0.5, 0])
     advantages, is_selected = state.policy.evaluate(torch.zeros(4, 1), actions)

@@ -22,10 +22,10 @@ def test_independent_dimensions_miss_the_best_of_dependent_actions() -> None:
 
     Their maxima are the action (-, +), whose reward is 0.
     """
-    config: dict[str, Any] = {"hidden": (16,), "features": 8, "levels": 1, "bins": 2, "lr": 0.02}
+    config: dict[str, Any] = {"hidden": (16,), "features": 8, "levels": 1, "bins": 2, "lr": 0.03}
     config |= {"atoms": 3, "v_min": 0.0, "v_max": 1.0, "margin_weight": 0.0}
     state = start(CQN, spec=Spec((1,), 2), dominance_weight=0.0, tau=1.0, **config)
-    state, metrics = advance(state, *[dependent_actions()] * 150)
+    state, metrics = advance(state, *[dependent_actions()] * 80)
     assert metrics["target"].item() == pytest.approx(0.25)
     logits, _ = state.policy.evaluate(torch.zeros(1, 1), torch.zeros(1, 2))
     q = state.policy.mean(logits)[0, 0].detach()  # [A, K], bins in the order -, +
