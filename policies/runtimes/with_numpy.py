@@ -17,7 +17,14 @@ from policies.networks.polynomial import Library
 from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
-KINDS = (*ACTORS, "SparseActor", "DiffusionActor", "EditedActor", "SteeredActor", "BestOfN")
+KINDS: tuple[str, ...] = (
+    *ACTORS,
+    "SparseActor",
+    "DiffusionActor",
+    "EditedActor",
+    "SteeredActor",
+    "BestOfN",
+)
 KINDS += ("PerturbedActor", "SwitchingActor", "AutoregressiveActor", "CoarseToFineActor")
 DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]

@@ -117,11 +117,11 @@ def rows(b: Any) -> dict[str, Any]:
 def then_act(update: Callable[[Any], Any], act: Callable[..., Any]) -> Callable[[Any], Any]:
     """Return a function that updates and then returns the greedy actions."""
 
-    def both(b: Any) -> dict[str, Any]:
+    def update_and_act(b: Any) -> dict[str, Any]:
         update(b)
         return {"actions": act(b.observations, deterministic=True)}
 
-    return both
+    return update_and_act
 
 
 def members(name: str, layers: Sequence[Any], k: int) -> list[Link]:
@@ -140,7 +140,7 @@ def add_biases() -> None:
         def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
             super().__init__(inputs, outputs)
 
-    nn.Linear = Biased
+    vars(nn)["Linear"] = Biased
 
 
 def coarse_to_fine(name: str, critic: Any) -> list[Link]:

@@ -57,7 +57,7 @@ def test_the_target_bootstraps_from_the_smaller_value_and_stops_at_terminations(
 @pytest.mark.parametrize("min_gap", [-1.0, 0.0, 1.0])
 @pytest.mark.parametrize("imitation", ["cql", "margin"])
 def test_the_imitation_loss_is_a_mean_over_demonstrations(imitation: str, min_gap: float) -> None:
-    """By hand in float64, over pairs of bins; the loss is the sum over two members."""
+    """The loss is the sum over two members; it is computed in float64, over pairs of bins."""
     options: dict[str, Any] = {"imitation": imitation, "min_gap": min_gap, "alpha": 1.0}
     temperature = 0.5 if imitation == "cql" else 1.0
     state = start(ARSQ, **SMALL, **options, imitation_temperature=temperature)

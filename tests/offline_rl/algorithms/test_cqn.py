@@ -77,7 +77,7 @@ def test_targets_are_projected_and_stop_at_terminations_unless_as_released(
 
 
 def test_losses_of_demonstrations_are_means_over_marked_rows() -> None:
-    """By hand in numpy; the margin loss and the dominance loss have the weights 2 and 3."""
+    """The margin loss and the dominance loss have the weights 2 and 3, computed in numpy."""
     state = start(CQN, **SMALL, margin=0.5, margin_weight=2.0, dominance_weight=3.0)
     with torch.no_grad():
         for parameter in state.params["policy"].values():

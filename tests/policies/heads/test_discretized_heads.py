@@ -69,7 +69,7 @@ def test_the_exponentials_of_soft_advantages_sum_to_one() -> None:
 
 @pytest.mark.parametrize("conditioning", ["decision", "level"])
 def test_a_decision_depends_on_earlier_decisions_alone(conditioning: str) -> None:
-    """With conditioning=level, it depends on no decision of its level.
+    """A decision depends on no decision of its level with conditioning=level.
 
     The bin of one decision changes. Decisions 0 and 1 are of level 0, decisions 2 and 3 of level 1.
     """
