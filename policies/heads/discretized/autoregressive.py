@@ -105,7 +105,7 @@ class AutoregressiveActor(Actor):
         observations: [B, O].  select: function from minimum advantages [B, K] and the number of the
         decision to the selected bins [B].
         """
-        low = observations.new_full((len(observations), self.actions), -1.0)
+        low = observations.new_full((observations.shape[0], self.actions), -1.0)
         high, middles = -low, 0 * low
         for number in range(self.decisions):
             dimension = number % self.actions

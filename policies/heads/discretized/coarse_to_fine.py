@@ -90,7 +90,7 @@ class CoarseToFineActor(Actor):
         """
         count = middles.shape[1]
         level = torch.eye(self.levels, device=middles.device)[first : first + count]
-        position = torch.cat([middles, level.expand(len(middles), -1, -1)], -1)
+        position = torch.cat([middles, level.expand(middles.shape[0], -1, -1)], -1)
         value = self.value(observations, position).unflatten(-1, (self.actions, 1, self.atoms))
         shape = (self.actions, self.bins, self.atoms)
         advantage = self.advantage(observations, position).unflatten(-1, shape)
@@ -110,7 +110,7 @@ class CoarseToFineActor(Actor):
 
     def select(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return the greedy actions [B, A] and the values of all bins on the way, [B, L, A, K]."""
-        low = observations.new_full((len(observations), self.actions), -1.0)
+        low = observations.new_full((observations.shape[0], self.actions), -1.0)
         high, values = -low, list[Tensor]()
         for level in range(self.levels):
             q = self.mean(self(observations, ((low + high) / 2)[:, None], level)[:, 0])  # [B, A, K]
