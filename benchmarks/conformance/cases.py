@@ -58,6 +58,8 @@ REPOSITORIES = {  # key of the command: repository, commit
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
     "caps": ("yassineCh/CAPS", "f578c22d1ef43e5cfd400779bac9becb98b33733"),
     "osrl": ("liuzuxin/OSRL", "03a4586463690566ec8d7830ca4027b46d4ad02f"),
+    "arsq": ("mihir-chauhan/CQN-AS-Franka", "fe90e726de072c18aa427a6f57717acbfb72b248"),
+    "cqn": ("younggyoseo/CQN", "1932a05d87fa368639c4a4158bd3d5182e46c4c9"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
 SILENT = "the reference does not report its losses"
@@ -204,6 +206,11 @@ STEPS = tuple(f"{name}_{k}" for k in range(3) for name in ("action", "member", "
 RELEASED = {"as_released": True, "target_cost": 1.0, "episode_steps": 300}
 # moves the values of cost critics to the limit
 COSTS = {f"{name}/net.biases.2": 0.75 for name in ("cost_critic", "cost_critic_target")}
+BINS: dict[str, Any] = {"levels": 2, "bins": 7, "alpha": 0.1}
+RETURNS: dict[str, Any] = {"levels": 2, "bins": 3, "features": 6, "atoms": 11}
+RETURNS |= {"v_min": -3.0, "v_max": 3.0, "margin": 0.5, "dominance_weight": 0.25}
+MEAN = "margin loss: sum over all rows -> mean over demonstrations"
+BIASES = "layers before a layer normalization: no biases -> biases"
 CASES = (
     Case(
         "diffusion_policy",
@@ -1007,6 +1014,47 @@ CASES = (
         RELEASED,
         shifts=COSTS,
         aims=("rewards", "discount", "costs"),
+    ),
+    *(
+        Case(
+            "arsq",
+            "arsq",
+            "ARSQ-main/d4rl/arsq_d4rl/alg/sqar.py",
+            config=BINS | config,
+            variant=variant,
+            phase="act" if variant == "act" else "update",
+            adapted=(MEAN,) if "imitation" in config else (),
+        )
+        for variant, config in (
+            ("", {"imitation_temperature": 0.5}),
+            ("one_level", {"levels": 1, "bins": 41, "min_gap": 0.0}),
+            ("margin", {"imitation": "margin", "min_gap": 0.0}),
+            ("leading", {"imitation": "margin", "min_gap": 1.0, "alpha": 1.0}),
+            ("act", {}),
+        )
+    ),
+    *(
+        Case(
+            "cqn",
+            "arsq",
+            "ARSQ-main/d4rl/arsq_d4rl/alg/cqn.py",
+            config=RETURNS | config,
+            variant=variant,
+            phase="act" if variant == "act" else "update",
+            adapted=adapted,
+        )
+        for variant, config, adapted in (
+            ("as_released", {"as_released": True}, (BIASES,)),
+            ("act", {}, (BIASES, "targets bootstrap after terminations -> they do not")),
+            ("", {"levels": 1}, (BIASES, "targets bootstrap after terminations -> they do not")),
+        )
+    ),
+    Case(
+        "cqn",
+        "cqn",
+        "cqn_dmc.py",
+        config=RETURNS | {"margin_weight": 0.0, "dominance_weight": 0.0},
+        adapted=(BIASES, "images with an encoder and augmentation -> vectors"),
     ),
 )
 # one case per set of inputs; its numbers are recorded

@@ -17,6 +17,7 @@ from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays, Tape
 from offline_rl.algorithms.common.base import Algorithm, Interaction, Network, State
 from offline_rl.algorithms.common.chunk_cloning import ChunkCloning
+from offline_rl.algorithms.common.discretized.demonstrations import MARK, Discretized
 from offline_rl.algorithms.common.models.facts import Facts
 from offline_rl.algorithms.common.models.rollouts import ModelBased
 from offline_rl.algorithms.common.noising.flow_critic import FlowCritic
@@ -161,6 +162,8 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
     columns = inputs.batch(update, algorithm.cfg.discount)
     if "costs" in algorithm.extra_columns:
         columns["costs"] = inputs.costs(update)
+    if isinstance(algorithm, Discretized):
+        columns[MARK] = (np.arange(inputs.BATCH) % 2 == 0).astype(np.float64)
     if isinstance(algorithm, COptiDICE):
         columns["timesteps"] = inputs.timesteps(update)
     if "expert" in algorithm.extra_columns:
@@ -308,6 +311,15 @@ def act_in_an_episode(
     return state, {"actions": torch.stack(actions)}
 
 
+def update_and_act(
+    algorithm: Any, state: State, batch: Batch, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Update, then return the greedy actions."""
+    state, _ = algorithm.update(state, batch, i)
+    head = Network(algorithm.acting_head(), algorithm.acting_params(state.params))
+    return state, {"actions": head.act(batch.observations)}
+
+
 def make_new_episodes(
     algorithm: Any, state: State, batch: Batch, i: int
 ) -> tuple[State, dict[str, Tensor]]:
@@ -357,6 +369,8 @@ REPLACEMENTS: dict[tuple[str, str], Any] = {
     ("caps", "act"): act_in_an_episode,
     ("cdt", "act"): act_in_an_episode,
     ("cdt", "augment"): make_new_episodes,
+    ("arsq", "act"): update_and_act,
+    ("cqn", "act"): update_and_act,
 }
 
 
