@@ -27,7 +27,6 @@ from torch.nn.functional import smooth_l1_loss
 
 from offline_rl.algorithms import decision_transformer as dt
 from offline_rl.algorithms.common.base import Metrics, Network, State, minimize
-from offline_rl.algorithms.common.config import Rate
 from offline_rl.algorithms.common.optim import Adam, warm_up
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, Share, frozen
