@@ -82,6 +82,11 @@ class DM(dt.DT):
     Config: type = Config
     targets = {"snapshot": "policy"}
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.cfg.as_released:  # no snapshot
+            self.targets = {}  # type: ignore[misc]
+
     def networks(self) -> dict[str, nn.Module]:
         self.check_targets()
         sizes = self.spec.observation_dim, self.spec.action_dim
@@ -102,8 +107,10 @@ class DM(dt.DT):
         assert batch.mc_returns is not None
         assert valid is not None
         context = s, a, batch.mc_returns, batch.timesteps.long(), valid
-        state, share = self.evolve(state)
-        targets = torch.lerp(a, state.snapshot(*context).actions, share)
+        targets, share = a, torch.zeros_like(a[0, 0, 0])
+        if not self.cfg.as_released:
+            state, share = self.evolve(state)
+            targets = torch.lerp(a, state.snapshot(*context).actions, share)
         weight, last = self.cfg.prediction_weight, valid[:, 1:]
         scaled = batch.mc_returns[:, 1:, None] / self.cfg.return_scale
 
@@ -127,7 +134,7 @@ class DM(dt.DT):
         is_due = state.done % cfg.snapshot_every == 0
         snapshot = {k: torch.where(is_due, new[k], x) for k, x in old.items()}
         state = replace(state, params={**state.params, "snapshot": snapshot})
-        return state, torch.zeros_like(share) if cfg.as_released else share
+        return state, share
 
 
 def huber(x: Tensor, target: Tensor) -> Tensor:
