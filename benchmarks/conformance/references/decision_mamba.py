@@ -142,10 +142,9 @@ def groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     norms = [x for m in net.modules() if isinstance(m, nn.LayerNorm) for x in m.parameters()]
     undecayed = [x for name, x in net.named_parameters() if "bias" in name]
     plain = {id(x) for x in (*norms, *undecayed)}
-    parts = [[x for x in net.parameters() if (id(x) in plain) == k] for k in (False, True)]
-    return [{"params": parts[0], "weight_decay": weight_decay}] + [
-        {"params": parts[1], "weight_decay": 0.0}
-    ]
+    parts: Any = [[x for x in net.parameters() if (id(x) in plain) == k] for k in (False, True)]
+    decay, none = ({"params": x} for x in parts)
+    return [decay | {"weight_decay": weight_decay}, none | {"weight_decay": 0.0}]
 
 
 def links_of(net: Any) -> list[Link]:

@@ -113,8 +113,9 @@ class Mixer(nn.Module):
 
     def start(self, x: Tensor) -> Carry:
         """Return the state before a sequence x [B, ...]."""
-        tail = x.new_zeros(len(x), WIDTH - 1, self.inner)
-        return Carry(tail, x.new_zeros(len(x), self.inner, self.sizes[-1]))
+        batch = x.shape[0]  # not len(x), which an export would fix
+        tail = x.new_zeros(batch, WIDTH - 1, self.inner)
+        return Carry(tail, x.new_zeros(batch, self.inner, self.sizes[-1]))
 
     def forward(
         self, x: Tensor, carry: Carry | None = None, real: Tensor | None = None
