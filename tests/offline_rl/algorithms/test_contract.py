@@ -757,7 +757,7 @@ def test_the_activation_option_applies_to_all_networks(name: str):
             "fisor",
         )  # Mish …
         others = ("cql", "cal_ql", "mcq", "decision_transformer", "resfit", "sparse_policy", "cdt")
-        others += ("bcq_lag",)  # its policy has tanh
+        others += ("bcq_lag", "decision_mamba")  # their policies have tanh
         assert name in (*others, *chunks)
         return
     modules = cls(SPEC, small_config(cls, activation="tanh"), 100).modules
