@@ -19,7 +19,7 @@ Differs: from the authors' code (aopolin-lv/DecisionMamba). There, tokens get th
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from offline_rl.algorithms import decision_transformer as dt
 from offline_rl.algorithms.common.base import Metrics, Network, State, minimize
 from offline_rl.algorithms.common.optim import Adam, warm_up
 from offline_rl.replay.batch import Batch
-from offline_rl.utils.options import Amount, Count, Share, frozen
+from offline_rl.utils.options import Amount, Count, Range, Share, frozen
 from policies.heads.sequences.decision_mamba import DecisionMamba
 
 HEAD = (  # options of the policy
@@ -52,8 +52,8 @@ class Config(dt.Config):
     evolution: Share = 0.85  # weight of the snapshot in the targets at the end of training
     max_evolution: Share = 0.5  # largest weight of the snapshot in the targets
     snapshot_every: Count = 2500  # updates between snapshots of the policy
-    prediction_weight: Share = (
-        0.05  # weight of the loss of next observations, and of next returns; at most 0.5
+    prediction_weight: Annotated[float, Range(0, 0.5)] = (
+        0.05  # weight of the loss of next observations, and of next returns
     )
     as_released: bool = False  # fine features and targets of the authors' code
     weight_decay: Share = 1e-5  # weight decay of AdamW
@@ -61,11 +61,6 @@ class Config(dt.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prediction_weight > 0.5:
-            raise ValueError(
-                f"prediction_weight={self.prediction_weight} leaves no weight for actions. "
-                "Use at most 0.5."
-            )
         if self.as_released and self.running_state:
             raise ValueError(
                 "as_released needs all steps of the context to act. Set running_state=false."

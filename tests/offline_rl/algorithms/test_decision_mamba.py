@@ -135,7 +135,7 @@ def test_as_released_targets_are_the_datas_actions() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"prediction_weight": 0.6}, "leaves no weight for actions"),
+        ({"prediction_weight": 0.6}, "prediction_weight"),
         ({"as_released": True}, "Set running_state=false"),
         ({"num_heads": 2}, "num_heads"),
         ({"context_length": 0}, "context_length"),
