@@ -26,6 +26,10 @@ REPOSITORIES = {  # key of the command: repository, commit
         "kzl/decision-transformer",
         "e2d82e68f330c00f763507b3b01d774740bee53f",
     ),
+    "decision_mamba": (
+        "aopolin-lv/DecisionMamba",
+        "d37dc8261190362c544a08e19fdf51183f667fd0",
+    ),
     "rlpd": ("ikostrikov/rlpd", "c90fd4baf28c9c9ef40a81460a2e395092844f88"),
     "chunks": ("real-stanford/diffusion_policy", "5ba07ac6661db573af695b419a7947ecb704690f"),
     "edac": ("snu-mllab/EDAC", "198d5708701b531fd97a918a33152e1914ea14d7"),
@@ -497,6 +501,18 @@ CASES = (
         tuple(f"dropout_{i}" for i in range(7)),
         SEQUENCE,
         variant="dropout",
+        aims=("actions",),
+    ),
+    Case(
+        "decision_mamba",
+        "decision_mamba",
+        "experiment-d4rl/decision_transformer/training/seq_trainer.py",
+        config={k: v for k, v in SEQUENCE.items() if k != "num_heads"}
+        | {"state_size": 4, "as_released": True, "running_state": False},
+        adapted=(
+            "convolution of 768 channels -> of the size of the network",
+            "states of the scans are copied to a cache that training does not read -> not copied",
+        ),
         aims=("actions",),
     ),
     Case(

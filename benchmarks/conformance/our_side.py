@@ -34,13 +34,14 @@ from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build, parse_options
 from offline_rl.utils.text import table
 from policies.networks.mlp import MLP
+from policies.networks.sequences.mamba import Mixer
 from policies.networks.transformer import Attention
 from policies.networks.unet import Conv, Upsample
 from policies.spec import Spec
 
 __all__ = ["UserError", "algorithm_names", "build", "parse_options", "table", "write_atomically"]
 __all__ += ["write_text"]
-BLOCKS: tuple[Any, ...] = (MLP, Conv, Upsample, Attention)  # modules with a compute dtype
+BLOCKS: tuple[Any, ...] = (MLP, Conv, Upsample, Attention, Mixer)  # modules with a compute dtype
 NUM_UPDATES = 20  # length of schedules; a comparison has fewer updates and covers part of a decay
 SIZES = {
     "num_samples": inputs.SAMPLES,
@@ -157,7 +158,8 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
     if case.phase == "augment":
         return inputs.episodes(update)
     if "timesteps" in algorithm.extra_columns and not isinstance(algorithm, COptiDICE):
-        windows = inputs.windows(update, full=bool(case.draws))
+        full = bool(case.draws) or case.algorithm == "decision_mamba"
+        windows = inputs.windows(update, full=full)
         return windows | (inputs.window_costs(update) if "costs" in algorithm.extra_columns else {})
     columns = inputs.batch(update, algorithm.cfg.discount)
     if "costs" in algorithm.extra_columns:

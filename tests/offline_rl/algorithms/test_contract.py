@@ -767,7 +767,7 @@ def test_the_activation_option_applies_to_all_networks(name: str):
             "fisor",
         )  # Mish …
         others = ("cql", "cal_ql", "mcq", "decision_transformer", "resfit", "sparse_policy", "cdt")
-        others += ("bcq_lag",)  # its policy has tanh
+        others += ("bcq_lag", "decision_mamba")  # their policies have tanh
         others += ("cqn",)  # SiLU
         assert name in (*others, *chunks)
         return
