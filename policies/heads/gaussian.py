@@ -62,6 +62,15 @@ class GaussianActor(Actor):
         """Return the mean [..., A], clipped to [-1, 1], for observations [..., O]."""
         return self(observations).clamp(-1, 1)
 
+    def sample(self, observations: Tensor, noise: Tensor) -> Tensor:
+        """Return actions [..., A], not clipped, for standard normal noise [..., A]."""
+        mean: Tensor = self(observations)
+        return mean + self.log_std.clamp(*self.log_std_range).exp() * noise
+
+    def entropy(self) -> Tensor:
+        """Return the entropy of the normal distribution in nats, 0-d; it depends on no state."""
+        return (self.log_std.clamp(*self.log_std_range) + 0.5 * math.log(2 * math.pi * math.e)).sum()
+
     def log_prob(
         self, observations: Tensor, actions: Tensor, random: Random | None = None
     ) -> Tensor:
@@ -75,8 +84,8 @@ class GaussianActor(Actor):
 
     def explore_action(self, observations: Tensor, random: Random) -> Tensor:
         """Return sampled actions, clipped to [-1, 1]."""
-        mean, log_std = self(observations), self.log_std.clamp(*self.log_std_range)
-        return (mean + log_std.exp() * random.normal(mean.shape)).clamp(-1, 1)
+        shape = (*observations.shape[:-1], *self.log_std.shape)
+        return self.sample(observations, random.normal(shape)).clamp(-1, 1)
 
 
 class TanhGaussianActor(Actor):

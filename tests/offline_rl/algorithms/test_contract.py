@@ -83,11 +83,12 @@ def source(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Source:
 
 def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
     """Return rollouts whose chains hardly change, like an untrained network's."""
-    cfg, (columns, carried) = algorithm.cfg, algorithm.columns()
+    cfg, (shapes, carried) = algorithm.cfg, algorithm.columns()
     size = cfg.decisions // cfg.environments, cfg.environments
-    made = Rollouts(1, size, columns, steps=cfg.tuned, carried=carried, device=device)
+    made = Rollouts(1, size, shapes, steps=cfg.tuned, carried=carried, device=device)
     draw = np.random.default_rng(0)
-    for name in ("observations", "next_observations", "advantages", "returns", "chain"):
+    columns = ("observations", "next_observations", "advantages", "returns", "chain", "samples")
+    for name in (name for name in columns if name in made.data):
         scale = 0.05 if name == "chain" else 1.0
         shape = made.data[name].shape
         made.data[name].copy_(torch.from_numpy(scale * draw.normal(size=shape)))
