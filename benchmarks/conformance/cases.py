@@ -55,6 +55,7 @@ REPOSITORIES = {  # key of the command: repository, commit
         "e3ce69793766d02660217d4dfc0af4693a5531bd",
     ),
     "coplanner": ("si0wang/COPlanner", "35a4b8a29a1dcfca1677d0b08ac169cc6c6cffe8"),
+    "cleanrl": ("vwxyzjn/cleanrl", "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
     "caps": ("yassineCh/CAPS", "f578c22d1ef43e5cfd400779bac9becb98b33733"),
     "osrl": ("liuzuxin/OSRL", "03a4586463690566ec8d7830ca4027b46d4ad02f"),
@@ -312,6 +313,13 @@ CASES = (
         config=DENOISED | {"num_train_timesteps": 20, "sampler": "ddim"},
         variant="ddim",
         adapted=(WIDER, "DDIM follows the noise of the clipped prediction -> the network's noise"),
+        aims=("advantages", "returns"),
+    ),
+    Case(
+        "ppo",
+        "cleanrl",
+        "cleanrl/ppo_continuous_action.py",
+        config={"entropy_weight": 0.01, "policy_lr": 1e-3, "value_lr": 1e-3},
         aims=("advantages", "returns"),
     ),
     Case(

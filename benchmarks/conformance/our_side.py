@@ -22,6 +22,7 @@ from offline_rl.algorithms.common.models.rollouts import ModelBased
 from offline_rl.algorithms.common.noising.flow_critic import FlowCritic
 from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
 from offline_rl.algorithms.common.on_policy.denoising import replay_log_prob
+from offline_rl.algorithms.common.on_policy.rollouts import GaussianRollouts
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.safety.augmentation import make_targets
 from offline_rl.algorithms.common.schedule import ONLINE
@@ -145,6 +146,8 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
         )
     if isinstance(algorithm, DenoisingRL):
         return decisions(algorithm, update)
+    if isinstance(algorithm, GaussianRollouts):
+        return gaussian_decisions(algorithm, update)
     if isinstance(algorithm, ModelBased):
         return model_columns(case, algorithm, update)
     if isinstance(algorithm, ChunkCloning):
@@ -201,6 +204,20 @@ def decisions(algorithm: DenoisingRL, update: int) -> Arrays:
     columns = {name: x.numpy() for name, x in tensors.items()}
     columns |= {name: rng.standard_normal(count) for name in ("advantages", "returns")}
     return columns | {"step": rng.randint(0, cfg.tuned, count)}
+
+
+def gaussian_decisions(algorithm: GaussianRollouts, update: int) -> Arrays:
+    """Return decisions whose log densities are those of a slightly different policy."""
+    rng, count = np.random.RandomState([inputs.SEED, update, 3]), inputs.BATCH
+    columns = {"observations": rng.standard_normal((count, 1, inputs.OBS))}
+    columns["samples"] = rng.standard_normal((count, inputs.ACT))
+    params = inputs.subtree(parameters(algorithm), "policy/")
+    policy = Network(algorithm.modules["policy"], {k: torch.from_numpy(x) for k, x in params.items()})
+    tensors = (torch.from_numpy(columns[name]) for name in ("observations", "samples"))
+    log_probs = policy.log_prob(next(tensors)[:, 0], next(tensors)).numpy()
+    columns["log_probs"] = (log_probs + 0.2 * rng.standard_normal(count))[:, None]
+    columns |= {name: rng.standard_normal(count) for name in ("advantages", "returns")}
+    return columns | {"step": np.zeros(count, int)}
 
 
 def rollout(algorithm: Any, update: int) -> Arrays:
