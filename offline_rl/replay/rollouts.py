@@ -150,7 +150,7 @@ class Iterations(Source):
             steps = data["timesteps"].clamp(max=num_steps - 1)  # [1, N]
             numbers = torch.arange(num_steps, device=steps.device)
             counts = (steps[..., None] == numbers).sum(1)  # [1, H]
-            self.data |= {"offline": data, "order": steps.argsort(1, stable=True)}
+            self.data |= {"offline": data, "order": steps.argsort(dim=1, stable=True)}
             self.data |= {"counts": counts, "starts": counts.cumsum(1) - counts}
 
     def tensors(self) -> dict[str, Any]:
