@@ -215,7 +215,9 @@ def gaussian_decisions(algorithm: GaussianRollouts, update: int) -> Arrays:
     columns = {"observations": rng.standard_normal((count, 1, inputs.OBS))}
     columns["samples"] = rng.standard_normal((count, inputs.ACT))
     params = inputs.subtree(parameters(algorithm), "policy/")
-    policy = Network(algorithm.modules["policy"], {k: torch.from_numpy(x) for k, x in params.items()})
+    policy = Network(
+        algorithm.modules["policy"], {k: torch.from_numpy(x) for k, x in params.items()}
+    )
     tensors = (torch.from_numpy(columns[name]) for name in ("observations", "samples"))
     log_probs = policy.log_prob(next(tensors)[:, 0], next(tensors)).numpy()
     columns["log_probs"] = (log_probs + 0.2 * rng.standard_normal(count))[:, None]
@@ -255,7 +257,10 @@ def as_iteration(columns: Arrays) -> Iteration:
     noise, mask = tensors.pop("noise"), torch.ones_like(off["rewards"])
     mask[-1] = 0
     data = {name: x[:, None] for name, x in tensors.items()}
-    data |= {"rewards": data["rewards"][..., None], "observations": data["observations"][:, :, None]}
+    data |= {
+        "rewards": data["rewards"][..., None],
+        "observations": data["observations"][:, :, None],
+    }
     data |= {"next_observations": data["observations"]}  # only used where rollouts are cut off
     data["truncated"] = torch.zeros_like(data["terminated"])
     return Iteration(data, Batch(**off, discount=mask, bootstrap_mask=mask), noise)

@@ -2,8 +2,8 @@
 
 The critic regresses on Monte Carlo returns of the policy's own episodes, and on TD targets of the
 data. The policy takes one natural-gradient step per iteration, with advantages on the states of
-both. With `num_steps`, each step of an episode has a critic and a policy of its own, and critics are
-fitted from the last step to the first.
+both. With `num_steps`, each step of an episode has a critic and a policy of its own, and critics
+are fitted from the last step to the first.
 
 Paper:   Zhou et al., ICLR 2024, arXiv:2311.08384, algorithms 1 and 2.
 Differs: The natural-gradient step and the order of fits are those of YifeiZhou02/HNPG:trpo.py. The
@@ -75,7 +75,7 @@ class Config(GaussianConfig):
 
     @classmethod
     def small(cls) -> dict[str, Any]:
-        return super().small() | {"critic_updates": 2, "value_samples": 2}
+        return super().small() | {"critic_updates": 1, "value_samples": 2}
 
 
 class HNPG(GaussianRollouts):

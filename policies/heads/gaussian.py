@@ -69,7 +69,9 @@ class GaussianActor(Actor):
 
     def entropy(self) -> Tensor:
         """Return the entropy of the normal distribution in nats, 0-d; it depends on no state."""
-        return (self.log_std.clamp(*self.log_std_range) + 0.5 * math.log(2 * math.pi * math.e)).sum()
+        return (
+            self.log_std.clamp(*self.log_std_range) + 0.5 * math.log(2 * math.pi * math.e)
+        ).sum()
 
     def log_prob(
         self, observations: Tensor, actions: Tensor, random: Random | None = None

@@ -34,7 +34,7 @@ def test_a_one_hot_action_makes_its_choice_almost_surely():
 
 
 def test_correct_choices_open_the_lock_and_random_ones_do_not():
-    """Correct: (1 - 9 e^-10)^5. Random: 1e-5 for the lock plus 0.1 / 2 for the last wrong choice."""
+    """Correct: (1 - 9 e^-10)^5. Random: 1e-5 plus 0.1 / 2 for the last choice."""
     env = lock(4000)
     assert returns(env, 0.0).mean() == pytest.approx(1.0, abs=0.005)
     assert returns(env, 1.0).mean() == pytest.approx(0.05, abs=0.004)

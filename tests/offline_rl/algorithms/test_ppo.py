@@ -30,7 +30,7 @@ def policy_moved(log_ratio: float, advantages: list[float]) -> bool:
     algorithm, state = make()
     batch = decisions(state, log_ratio)
     assert isinstance(batch.columns, dict)
-    batch.columns["advantages"] = torch.tensor(advantages)
+    batch.columns["advantages"] = torch.tensor(advantages, dtype=torch.float32)
     new, _ = algorithm.update(state, batch, 0)
     return any((x != state.params["policy"][k]).any() for k, x in new.params["policy"].items())
 

@@ -59,7 +59,9 @@ def natural_step(
         new = {k: value + share * full[k] for k, value in params.items()}
         gain = before - loss(new)
         is_good = (gain > ACCEPTED * share * expected) & (gain > 0) & (accepted == 0)
-        result = {k: torch.where(along(is_good, value), new[k], value) for k, value in result.items()}
+        result = {
+            k: torch.where(along(is_good, value), new[k], value) for k, value in result.items()
+        }
         accepted = torch.where(is_good, 1.0, accepted)
     return NaturalStep(result, x, accepted)
 
