@@ -245,6 +245,7 @@ def one_iteration(
 ) -> tuple[State, dict[str, Tensor]]:
     """Run all updates on a rollout."""
     metrics: dict[str, Tensor] = {}
+    batch = batch if algorithm.hybrid else replace(batch, offline=None)
     for k in range(algorithm.period):
         state, metrics = algorithm.update(replace(state, done=torch.tensor(k)), batch, k)
     return state, {"policy_loss": metrics["policy_loss"]}

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import (
     DATA_THEN_ONLINE,
     Metrics,
@@ -75,11 +76,19 @@ class Config(GaussianConfig):
 
     @classmethod
     def small(cls) -> dict[str, Any]:
-        return super().small() | {"critic_updates": 1, "value_samples": 2}
+        return super().small() | {"critic_updates": 1, "value_samples": 2, "max_kl": 1e-4}
+
+
+@frozen
+class Online(schedule.OnPolicy):
+    """Iterations in which half of the states are rows of the data."""
+
+    offline_fraction: Share | Literal["rows"] = "rows"
 
 
 class HNPG(GaussianRollouts):
     Config: type = Config
+    Online: type = Online
     mode = DATA_THEN_ONLINE
     extra_columns = ("timesteps",)
     hybrid = True  # also learns from the data

@@ -13,6 +13,7 @@ Differs: It is `hnpg` without the data, as in YifeiZhou02/HNPG:trpo.py with HYBR
 from __future__ import annotations
 
 from offline_rl.algorithms import hnpg
+from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Mode
 from offline_rl.utils.options import frozen
 
@@ -24,6 +25,7 @@ class Config(hnpg.Config):
 
 class TRPO(hnpg.HNPG):
     Config: type = Config
+    Online: type = schedule.OnPolicy
     mode = Mode(learns=("environment",))
     extra_columns = ()
     hybrid = False

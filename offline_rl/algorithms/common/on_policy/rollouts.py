@@ -127,6 +127,10 @@ class GaussianRollouts(OnPolicy):
 
     mode = Mode(learns=("environment",))
 
+    @classmethod
+    def starts_online(cls) -> bool:
+        return True
+
     def columns(self) -> tuple[Shapes, Shapes]:
         """Return the column shapes of a decision, and of values carried to the next rollout."""
         history, actions = (1, *self.spec.observation_shape), (self.spec.action_dim,)
