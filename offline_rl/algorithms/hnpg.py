@@ -14,8 +14,6 @@ Differs: The natural-gradient step and the order of fits are those of YifeiZhou0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -26,20 +24,18 @@ from offline_rl.algorithms.common.base import (
     DATA_THEN_ONLINE,
     Metrics,
     Network,
-    Params,
     State,
     minimize,
     reset_optimizer,
 )
 from offline_rl.algorithms.common.config import BUILT, Rate
 from offline_rl.algorithms.common.critics import Critic
-from offline_rl.algorithms.common.on_policy.ppo import gae
-from offline_rl.algorithms.common.on_policy.rollouts import GaussianConfig, GaussianRollouts
-from offline_rl.algorithms.common.on_policy.trust_region import natural_step
+from offline_rl.algorithms.common.on_policy.rollouts import GaussianConfig
+from offline_rl.algorithms.common.on_policy.stepwise import StepwiseRollouts
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.data import Dataset
 from offline_rl.replay.batch import Source, Sources, require
-from offline_rl.replay.rollouts import Iteration, Iterations, Shapes
+from offline_rl.replay.rollouts import Iteration, Iterations
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, Positive, Range, Share, frozen
 from policies.heads.gaussian import StepGaussianActor, step_mask
@@ -86,7 +82,7 @@ class Online(schedule.OnPolicy):
     offline_fraction: Share | Literal["rows"] = "rows"
 
 
-class HNPG(GaussianRollouts):
+class HNPG(StepwiseRollouts):
     Config: type = Config
     Online: type = Online
     mode = DATA_THEN_ONLINE
@@ -118,9 +114,6 @@ class HNPG(GaussianRollouts):
         rollouts: Any = require(sources, "rollouts")
         return Iterations(rollouts, offline, self.cfg.num_steps)
 
-    def columns(self) -> tuple[Shapes, Shapes]:
-        return {**super().columns()[0], "timesteps": ()}, {}
-
     def networks(self) -> dict[str, nn.Module]:
         cfg, init = self.cfg, scaled_output_init(0.1)
         sizes = self.spec.observation_dim, self.spec.action_dim
@@ -132,49 +125,6 @@ class HNPG(GaussianRollouts):
 
     def optimizers(self) -> dict[str, Adam]:
         return {"critic": Adam(self.cfg.critic_lr)}
-
-    def decide(self, state: State, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        t, s = inputs["timesteps"], inputs["observations"][:, -1]
-        samples = state.policy.sample(s, t, inputs["noise"])
-        return {"samples": samples, "actions": samples.clip(-1, 1)[:, None], "timesteps": t}
-
-    def compute_advantages(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return Monte Carlo returns, which bootstrap where an episode was cut off."""
-        advantages, values = self.rollout_advantages(state, data, 1.0)
-        return {"returns": advantages + values}
-
-    def values(self, state: State, s: Tensor, t: Tensor) -> Tensor:
-        """Return V [B] of states [B, O] at steps [B]: the mean of Q over sampled actions."""
-        count, mask = self.cfg.value_samples, step_mask(t, self.cfg.num_steps)
-        mean, log_std = state.policy.at(s, t)
-        a = mean + log_std.exp() * state.random.normal((count, *mean.shape))  # [K, B, A]
-        q = state.critic(s.expand(count, *s.shape), a.clip(-1, 1))  # [H, K, B]
-        return (q * mask[:, None]).sum(0).mean(0)
-
-    def rollout_advantages(
-        self, state: State, data: Mapping[str, Tensor], trace: float | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return advantages and values of a rollout, [T, E]."""
-        ended, t = data["terminated"] + data["truncated"], data["timesteps"]
-        s, s2 = (data[name][:, :, -1].flatten(0, 1) for name in ("observations", NEXT))
-        values = self.values(state, s, t.flatten()).unflatten(0, t.shape)
-        next_values = self.values(state, s2, t.flatten() + 1).unflatten(0, t.shape)
-        within = torch.cat([1 - ended[:-1], torch.zeros_like(ended[:1])])
-        next_values = torch.where(within > 0, values.roll(-1, 0), next_values)
-        discount = self.cfg.discount * (1 - data["terminated"])
-        rewards = data["rewards"][..., 0]
-        return gae(rewards, values, next_values, discount, ended, trace), values
-
-    def group(self, data: Mapping[str, Tensor], *columns: Tensor) -> tuple[Tensor, ...]:
-        """Return a mask [H, M] and columns [H, M, …] of a rollout, sorted by step.
-
-        If the steps have different numbers of rows, the mask excludes rows of other steps.
-        """
-        count = self.cfg.num_steps
-        t = data["timesteps"].flatten().clamp(max=count - 1)
-        order = t.argsort(stable=True).unflatten(0, (count, -1))
-        steps = torch.arange(count, device=t.device)[:, None]
-        return (t[order] == steps).float(), *(x.flatten(0, 1)[order] for x in columns)
 
     def update(self, state: State, batch: Iteration, i: int) -> tuple[State, Metrics]:  # type: ignore[override]
         last = i == self.period - 1
@@ -227,31 +177,4 @@ class HNPG(GaussianRollouts):
             off_adv = q - values.unflatten(0, t.shape)
             pairs = ((mask, torch.ones_like(off_adv)), (s, off.observations), (a, off_a))
             mask, s, a, adv = (torch.cat(pair, 1) for pair in (*pairs, (adv, off_adv)))
-        weights = mask / mask.sum(1, keepdim=True).clamp(min=1)  # [H, M]
-        mean, log_std = state.policy.per_step(s)
-        policy = self.modules["policy"]
-
-        def normal_terms(params: Params) -> tuple[Tensor, Tensor]:
-            result: tuple[Tensor, Tensor] = Network(policy, params).per_step(s)
-            return result
-
-        def surrogate(params: Params) -> Tensor:
-            new_mean, new_log_std = normal_terms(params)
-            z, z_old = (a - new_mean) / new_log_std.exp(), (a - mean) / log_std.exp()
-            log_ratio = 0.5 * (z_old.square() - z.square()) - (new_log_std - log_std)
-            return -(weights * adv * log_ratio.sum(-1).exp()).sum(1)
-
-        def divergence(params: Params) -> Tensor:
-            new_mean, new_log_std = normal_terms(params)
-            squares = (2 * log_std).exp() + (mean - new_mean).square()
-            terms = new_log_std - log_std + squares / (2 * (2 * new_log_std).exp()) - 0.5
-            return (weights * terms.sum(-1)).sum(1)
-
-        options: Any = {"max_kl": cfg.max_kl, "damping": cfg.damping}
-        step = natural_step(state.params["policy"], surrogate, divergence, **options)
-        metrics = {"policy_loss": surrogate(step.params).mean()}
-        metrics |= {"divergence": divergence(step.params).mean(), "accepted": step.accepted.mean()}
-        return replace(state, params={**state.params, "policy": step.params}), metrics
-
-
-NEXT = "next_observations"
+        return self.step_policy(state, mask, s, a, adv)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-import offline_rl
 from offline_rl.algorithms.common.base import State
 from offline_rl.algorithms.hnpg import HNPG, Config
 from offline_rl.algorithms.trpo import TRPO
@@ -139,11 +138,3 @@ def test_a_policy_counts_the_steps_of_its_episode():
 def test_data_with_longer_episodes_are_refused():
     with pytest.raises(UserError, match="longest episode of the data has 4 steps"):
         HNPG(SPEC, CFG).prepare(data(steps=4))
-
-
-@pytest.mark.slow
-def test_trpo_trains_on_a_lock(tmp_path: Any):
-    options: dict[str, Any] = {"num_env_steps": 100, "algorithm.decisions": 50}
-    options |= {"eval_episodes": 2, "out": str(tmp_path), "tracker": "none", "show": False}
-    run = offline_rl.train(algorithm="trpo", task="lock/5", compile="never", **options)
-    assert run is not None
