@@ -59,6 +59,8 @@ REPOSITORIES = {  # key of the command: repository, commit
         "e3ce69793766d02660217d4dfc0af4693a5531bd",
     ),
     "coplanner": ("si0wang/COPlanner", "35a4b8a29a1dcfca1677d0b08ac169cc6c6cffe8"),
+    "hnpg": ("YifeiZhou02/HNPG", "7d7ace151c379497b0acc249ce8457b4e17b860d"),
+    "cleanrl": ("vwxyzjn/cleanrl", "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
     "caps": ("yassineCh/CAPS", "f578c22d1ef43e5cfd400779bac9becb98b33733"),
     "osrl": ("liuzuxin/OSRL", "03a4586463690566ec8d7830ca4027b46d4ad02f"),
@@ -187,6 +189,8 @@ DENOISED: dict[str, Any] = {
 }
 DENOISED |= {"tuned": 3, "batch_size": 60_000, "n_obs_steps": 1, "horizon": 4, "n_action_steps": 2}
 DENOISED |= {"first_clip": 0.001, "policy_lr": 1e-3}
+LOCKED = {"num_steps": 3, "discount": 1.0, "decisions": 9, "environments": 1}
+EXECUTED = "Q of sampled actions -> of actions clipped to [-1, 1]"
 WIDER = "hidden width of the time embedding: 2 times its input -> 4 times"
 RESIDUAL: dict[str, Any] = {"mean_first": True, "noise": 0.2, "actor_lr": 1e-3}
 BLIND = (
@@ -324,6 +328,33 @@ CASES = (
         variant="ddim",
         adapted=(WIDER, "DDIM follows the noise of the clipped prediction -> the network's noise"),
         aims=("advantages", "returns"),
+    ),
+    Case(
+        "ppo",
+        "cleanrl",
+        "cleanrl/ppo_continuous_action.py",
+        config={"entropy_weight": 0.01, "policy_lr": 1e-3, "value_lr": 1e-3},
+        aims=("advantages", "returns"),
+    ),
+    Case(
+        "hnpg",
+        "hnpg",
+        "trpo.py",
+        ("value", "next_value", "off_action", "off_value"),
+        LOCKED,
+        adapted=(EXECUTED,),
+        aims=("rewards", "off_rewards"),
+        updates=4,
+    ),
+    Case(
+        "trpo",
+        "hnpg",
+        "trpo.py",
+        ("value", "next_value"),
+        LOCKED,
+        adapted=(EXECUTED,),
+        updates=4,
+        aims=("rewards",),
     ),
     Case(
         "rl100",
