@@ -86,7 +86,7 @@ class HNPG(StepwiseRollouts):
     Config: type = Config
     Online: type = Online
     mode = DATA_THEN_ONLINE
-    extra_columns = ("timesteps",)
+    extra_columns: tuple[str, ...] = ("timesteps",)
     hybrid = True  # also learns from the data
 
     @property

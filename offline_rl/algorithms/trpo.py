@@ -27,5 +27,5 @@ class TRPO(hnpg.HNPG):
     Config: type = Config
     Online: type = schedule.OnPolicy
     mode = Mode(learns=("environment",))
-    extra_columns = ()
+    extra_columns: tuple[str, ...] = ()
     hybrid = False

@@ -86,7 +86,8 @@ class DecisionTransformer(Head):
         self.embed_place = nn.Parameter(
             torch.randn(episode_steps, dim_model)
         )  # timestep embeddings
-        self.norm_in, self.norm_out = LayerNorm(dim_model), LayerNorm(dim_model)
+        self.norm_in = LayerNorm(dim_model)
+        self.norm_out: nn.Module = LayerNorm(dim_model)
         self.blocks = nn.ModuleList(
             Block(dim_model, num_heads, activation) for _ in range(num_layers)
         )

@@ -83,6 +83,10 @@ class DecisionMamba(DecisionTransformer):
         self.observation_head = MLP(dim_model, observations, ())
         self.return_head = MLP(dim_model, 1, ())
 
+    @property
+    def mamba_blocks(self) -> list[MambaBlock]:
+        return [block for block in self.blocks if isinstance(block, MambaBlock)]
+
     def embed(self, tokens: list[Tensor], timesteps: Tensor) -> Tensor:
         """Return tokens with their time embedding, [..., K, D].
 
@@ -124,7 +128,7 @@ class DecisionMamba(DecisionTransformer):
         if not self.running_state:
             return super().initial_memory(batch)
         x = torch.zeros(batch, self.embed_place.shape[-1])
-        return self.pack([block.start(x) for block in self.blocks]) | {
+        return self.pack([block.start(x) for block in self.mamba_blocks]) | {
             "returns": torch.full((batch,), float(self.target_return)),
             "timesteps": torch.full((batch,), -1, dtype=torch.int64),
             REWARDS: torch.zeros(batch),
@@ -160,12 +164,12 @@ class DecisionMamba(DecisionTransformer):
             self.embed_observation(observations[:, -1]),
         ]
         x, memories, normed = self.embed(tokens, timesteps), self.unpack(memory), []
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.mamba_blocks):
             x, tokens_in, memories[i] = block.read(x, memories[i])
             normed.append(tokens_in)
         actions = self.head(self.norm_out(x[:, 1])).tanh()
         x = self.embed([self.embed_action(actions)], timesteps)
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.mamba_blocks):
             x, memories[i] = block.finish(x, normed[i], memories[i])
         reported = {"returns": returns, "timesteps": timesteps, REWARDS: memory[REWARDS]}
         return actions[:, None], self.pack(memories) | reported
