@@ -26,6 +26,10 @@ REPOSITORIES = {  # key of the command: repository, commit
         "kzl/decision-transformer",
         "e2d82e68f330c00f763507b3b01d774740bee53f",
     ),
+    "decision_mamba": (
+        "aopolin-lv/DecisionMamba",
+        "d37dc8261190362c544a08e19fdf51183f667fd0",
+    ),
     "rlpd": ("ikostrikov/rlpd", "c90fd4baf28c9c9ef40a81460a2e395092844f88"),
     "chunks": ("real-stanford/diffusion_policy", "5ba07ac6661db573af695b419a7947ecb704690f"),
     "edac": ("snu-mllab/EDAC", "198d5708701b531fd97a918a33152e1914ea14d7"),
@@ -55,9 +59,13 @@ REPOSITORIES = {  # key of the command: repository, commit
         "e3ce69793766d02660217d4dfc0af4693a5531bd",
     ),
     "coplanner": ("si0wang/COPlanner", "35a4b8a29a1dcfca1677d0b08ac169cc6c6cffe8"),
+    "hnpg": ("YifeiZhou02/HNPG", "7d7ace151c379497b0acc249ce8457b4e17b860d"),
+    "cleanrl": ("vwxyzjn/cleanrl", "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb"),
     "rl100": ("Lei-Kun/RL-100", "bcb457fdc51491ac8f98d073a8463d12871c34c3"),
     "caps": ("yassineCh/CAPS", "f578c22d1ef43e5cfd400779bac9becb98b33733"),
     "osrl": ("liuzuxin/OSRL", "03a4586463690566ec8d7830ca4027b46d4ad02f"),
+    "arsq": ("mihir-chauhan/CQN-AS-Franka", "fe90e726de072c18aa427a6f57717acbfb72b248"),
+    "cqn": ("younggyoseo/CQN", "1932a05d87fa368639c4a4158bd3d5182e46c4c9"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
 SILENT = "the reference does not report its losses"
@@ -181,6 +189,8 @@ DENOISED: dict[str, Any] = {
 }
 DENOISED |= {"tuned": 3, "batch_size": 60_000, "n_obs_steps": 1, "horizon": 4, "n_action_steps": 2}
 DENOISED |= {"first_clip": 0.001, "policy_lr": 1e-3}
+LOCKED = {"num_steps": 3, "discount": 1.0, "decisions": 9, "environments": 1}
+EXECUTED = "Q of sampled actions -> of actions clipped to [-1, 1]"
 WIDER = "hidden width of the time embedding: 2 times its input -> 4 times"
 RESIDUAL: dict[str, Any] = {"mean_first": True, "noise": 0.2, "actor_lr": 1e-3}
 BLIND = (
@@ -204,6 +214,11 @@ STEPS = tuple(f"{name}_{k}" for k in range(3) for name in ("action", "member", "
 RELEASED = {"as_released": True, "target_cost": 1.0, "episode_steps": 300}
 # moves the values of cost critics to the limit
 COSTS = {f"{name}/net.biases.2": 0.75 for name in ("cost_critic", "cost_critic_target")}
+BINS: dict[str, Any] = {"levels": 2, "bins": 7, "alpha": 0.1}
+RETURNS: dict[str, Any] = {"levels": 2, "bins": 3, "features": 6, "atoms": 11}
+RETURNS |= {"v_min": -3.0, "v_max": 3.0, "margin": 0.5, "dominance_weight": 0.25}
+MEAN = "margin loss: sum over all rows -> mean over demonstrations"
+BIASES = "layers before a layer normalization: no biases -> biases"
 CASES = (
     Case(
         "diffusion_policy",
@@ -313,6 +328,33 @@ CASES = (
         variant="ddim",
         adapted=(WIDER, "DDIM follows the noise of the clipped prediction -> the network's noise"),
         aims=("advantages", "returns"),
+    ),
+    Case(
+        "ppo",
+        "cleanrl",
+        "cleanrl/ppo_continuous_action.py",
+        config={"entropy_weight": 0.01, "policy_lr": 1e-3, "value_lr": 1e-3},
+        aims=("advantages", "returns"),
+    ),
+    Case(
+        "hnpg",
+        "hnpg",
+        "trpo.py",
+        ("value", "next_value", "off_action", "off_value"),
+        LOCKED,
+        adapted=(EXECUTED,),
+        aims=("rewards", "off_rewards"),
+        updates=4,
+    ),
+    Case(
+        "trpo",
+        "hnpg",
+        "trpo.py",
+        ("value", "next_value"),
+        LOCKED,
+        adapted=(EXECUTED,),
+        updates=4,
+        aims=("rewards",),
     ),
     Case(
         "rl100",
@@ -490,6 +532,18 @@ CASES = (
         tuple(f"dropout_{i}" for i in range(7)),
         SEQUENCE,
         variant="dropout",
+        aims=("actions",),
+    ),
+    Case(
+        "decision_mamba",
+        "decision_mamba",
+        "experiment-d4rl/decision_transformer/training/seq_trainer.py",
+        config={k: v for k, v in SEQUENCE.items() if k != "num_heads"}
+        | {"state_size": 4, "as_released": True, "running_state": False},
+        adapted=(
+            "convolution of 768 channels -> of the size of the network",
+            "states of the scans are copied to a cache that training does not read -> not copied",
+        ),
         aims=("actions",),
     ),
     Case(
@@ -1007,6 +1061,47 @@ CASES = (
         RELEASED,
         shifts=COSTS,
         aims=("rewards", "discount", "costs"),
+    ),
+    *(
+        Case(
+            "arsq",
+            "arsq",
+            "ARSQ-main/d4rl/arsq_d4rl/alg/sqar.py",
+            config=BINS | config,
+            variant=variant,
+            phase="act" if variant == "act" else "update",
+            adapted=(MEAN,) if "imitation" in config else (),
+        )
+        for variant, config in (
+            ("", {"imitation_temperature": 0.5}),
+            ("one_level", {"levels": 1, "bins": 41, "min_gap": 0.0}),
+            ("margin", {"imitation": "margin", "min_gap": 0.0}),
+            ("leading", {"imitation": "margin", "min_gap": 1.0, "alpha": 1.0}),
+            ("act", {}),
+        )
+    ),
+    *(
+        Case(
+            "cqn",
+            "arsq",
+            "ARSQ-main/d4rl/arsq_d4rl/alg/cqn.py",
+            config=RETURNS | config,
+            variant=variant,
+            phase="act" if variant == "act" else "update",
+            adapted=adapted,
+        )
+        for variant, config, adapted in (
+            ("as_released", {"as_released": True}, (BIASES,)),
+            ("act", {}, (BIASES, "targets bootstrap after terminations -> they do not")),
+            ("", {"levels": 1}, (BIASES, "targets bootstrap after terminations -> they do not")),
+        )
+    ),
+    Case(
+        "cqn",
+        "cqn",
+        "cqn_dmc.py",
+        config=RETURNS | {"margin_weight": 0.0, "dominance_weight": 0.0},
+        adapted=(BIASES, "images with an encoder and augmentation -> vectors"),
     ),
 )
 # one case per set of inputs; its numbers are recorded

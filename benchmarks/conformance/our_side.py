@@ -17,29 +17,33 @@ from benchmarks.conformance.cases import Case
 from benchmarks.conformance.inputs import Arrays, Tape
 from offline_rl.algorithms.common.base import Algorithm, Interaction, Network, State
 from offline_rl.algorithms.common.chunk_cloning import ChunkCloning
+from offline_rl.algorithms.common.discretized.demonstrations import MARK, Discretized
 from offline_rl.algorithms.common.models.facts import Facts
 from offline_rl.algorithms.common.models.rollouts import ModelBased
 from offline_rl.algorithms.common.noising.flow_critic import FlowCritic
 from offline_rl.algorithms.common.on_policy.chains import DenoisingRL
 from offline_rl.algorithms.common.on_policy.denoising import replay_log_prob
+from offline_rl.algorithms.common.on_policy.rollouts import GaussianRollouts
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.safety.augmentation import make_targets
 from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.algorithms.coptidice import COptiDICE
+from offline_rl.algorithms.hnpg import HNPG
 from offline_rl.replay.batch import Batch
-from offline_rl.replay.rollouts import Decisions
+from offline_rl.replay.rollouts import Decisions, Iteration
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically, write_text
 from offline_rl.utils.options import build, parse_options
 from offline_rl.utils.text import table
 from policies.networks.mlp import MLP
+from policies.networks.sequences.mamba import Mixer
 from policies.networks.transformer import Attention
 from policies.networks.unet import Conv, Upsample
 from policies.spec import Spec
 
 __all__ = ["UserError", "algorithm_names", "build", "parse_options", "table", "write_atomically"]
 __all__ += ["write_text"]
-BLOCKS: tuple[Any, ...] = (MLP, Conv, Upsample, Attention)  # modules with a compute dtype
+BLOCKS: tuple[Any, ...] = (MLP, Conv, Upsample, Attention, Mixer)  # modules with a compute dtype
 NUM_UPDATES = 20  # length of schedules; a comparison has fewer updates and covers part of a decay
 SIZES = {
     "num_samples": inputs.SAMPLES,
@@ -145,6 +149,10 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
         )
     if isinstance(algorithm, DenoisingRL):
         return decisions(algorithm, update)
+    if isinstance(algorithm, HNPG):
+        return episodes_and_data(algorithm, update)
+    if isinstance(algorithm, GaussianRollouts):
+        return gaussian_decisions(algorithm, update)
     if isinstance(algorithm, ModelBased):
         return model_columns(case, algorithm, update)
     if isinstance(algorithm, ChunkCloning):
@@ -156,11 +164,14 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
     if case.phase == "augment":
         return inputs.episodes(update)
     if "timesteps" in algorithm.extra_columns and not isinstance(algorithm, COptiDICE):
-        windows = inputs.windows(update, full=bool(case.draws))
+        full = bool(case.draws) or case.algorithm == "decision_mamba"
+        windows = inputs.windows(update, full=full)
         return windows | (inputs.window_costs(update) if "costs" in algorithm.extra_columns else {})
     columns = inputs.batch(update, algorithm.cfg.discount)
     if "costs" in algorithm.extra_columns:
         columns["costs"] = inputs.costs(update)
+    if isinstance(algorithm, Discretized):
+        columns[MARK] = (np.arange(inputs.BATCH) % 2 == 0).astype(np.float64)
     if isinstance(algorithm, COptiDICE):
         columns["timesteps"] = inputs.timesteps(update)
     if "expert" in algorithm.extra_columns:
@@ -201,6 +212,64 @@ def decisions(algorithm: DenoisingRL, update: int) -> Arrays:
     columns = {name: x.numpy() for name, x in tensors.items()}
     columns |= {name: rng.standard_normal(count) for name in ("advantages", "returns")}
     return columns | {"step": rng.randint(0, cfg.tuned, count)}
+
+
+def gaussian_decisions(algorithm: GaussianRollouts, update: int) -> Arrays:
+    """Return decisions whose log densities are those of a slightly different policy."""
+    rng, count = np.random.RandomState([inputs.SEED, update, 3]), inputs.BATCH
+    columns = {"observations": rng.standard_normal((count, 1, inputs.OBS))}
+    columns["samples"] = rng.standard_normal((count, inputs.ACT))
+    params = inputs.subtree(parameters(algorithm), "policy/")
+    policy = Network(
+        algorithm.modules["policy"], {k: torch.from_numpy(x) for k, x in params.items()}
+    )
+    tensors = (torch.from_numpy(columns[name]) for name in ("observations", "samples"))
+    log_probs = policy.log_prob(next(tensors)[:, 0], next(tensors)).numpy()
+    columns["log_probs"] = (log_probs + 0.2 * rng.standard_normal(count))[:, None]
+    columns |= {name: rng.standard_normal(count) for name in ("advantages", "returns")}
+    return columns | {"step": np.zeros(count, int)}
+
+
+def episodes_and_data(algorithm: HNPG, update: int) -> Arrays:
+    """Return three episodes, and three rows of data for each step; rewards at all steps."""
+    rng, steps, count = np.random.RandomState([inputs.SEED, update, 3]), algorithm.cfg.num_steps, 3
+    rows = {"observations": (inputs.OBS,), "samples": (inputs.ACT,), "rewards": ()}
+    columns = {name: rng.standard_normal((count * steps, *x)) for name, x in rows.items()}
+    columns["timesteps"] = np.tile(np.arange(float(steps)), count)
+    columns["terminated"] = (columns["timesteps"] == steps - 1).astype(np.float64)
+    later = columns["rewards"].reshape(count, steps)[:, ::-1].cumsum(1)
+    columns["returns"] = later[:, ::-1].flatten()
+    data = inputs.batch(update, 1.0, (steps, count))
+    names = ("observations", "actions", "rewards", "next_observations")
+    columns |= {f"off_{name}": data[name] for name in names}
+    return columns | {"noise": rng.standard_normal((steps, count, inputs.ACT))}
+
+
+def one_iteration(
+    algorithm: Any, state: State, batch: Iteration, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Run all updates on a rollout."""
+    metrics: dict[str, Tensor] = {}
+    batch = batch if algorithm.hybrid else replace(batch, offline=None)
+    for k in range(algorithm.period):
+        state, metrics = algorithm.update(replace(state, done=torch.tensor(k)), batch, k)
+    return state, {"policy_loss": metrics["policy_loss"]}
+
+
+def as_iteration(columns: Arrays) -> Iteration:
+    """Return a rollout in one environment, and data of which only the last steps terminate."""
+    tensors = {name: torch.from_numpy(x.copy()) for name, x in columns.items()}
+    off = {k.removeprefix("off_"): tensors.pop(k) for k in [*tensors] if k.startswith("off_")}
+    noise, mask = tensors.pop("noise"), torch.ones_like(off["rewards"])
+    mask[-1] = 0
+    data = {name: x[:, None] for name, x in tensors.items()}
+    data |= {
+        "rewards": data["rewards"][..., None],
+        "observations": data["observations"][:, :, None],
+    }
+    data |= {"next_observations": data["observations"]}  # only used where rollouts are cut off
+    data["truncated"] = torch.zeros_like(data["terminated"])
+    return Iteration(data, Batch(**off, discount=mask, bootstrap_mask=mask), noise)
 
 
 def rollout(algorithm: Any, update: int) -> Arrays:
@@ -308,6 +377,15 @@ def act_in_an_episode(
     return state, {"actions": torch.stack(actions)}
 
 
+def update_and_act(
+    algorithm: Any, state: State, batch: Batch, i: int
+) -> tuple[State, dict[str, Tensor]]:
+    """Update, then return the greedy actions."""
+    state, _ = algorithm.update(state, batch, i)
+    head = Network(algorithm.acting_head(), algorithm.acting_params(state.params))
+    return state, {"actions": head.act(batch.observations)}
+
+
 def make_new_episodes(
     algorithm: Any, state: State, batch: Batch, i: int
 ) -> tuple[State, dict[str, Tensor]]:
@@ -350,6 +428,8 @@ def update_on_rollout(
 REPLACEMENTS: dict[tuple[str, str], Any] = {
     ("rl100", "improve"): improve_all_steps,
     ("rl100", ONLINE): update_on_rollout,
+    ("hnpg", "update"): one_iteration,
+    ("trpo", "update"): one_iteration,
     ("mopo", "fit_completely"): fit_completely,
     ("mopo", "roll_out"): roll_out,
     ("coplanner", "plan_in_the_model"): plan_in_the_model,
@@ -357,6 +437,8 @@ REPLACEMENTS: dict[tuple[str, str], Any] = {
     ("caps", "act"): act_in_an_episode,
     ("cdt", "act"): act_in_an_episode,
     ("cdt", "augment"): make_new_episodes,
+    ("arsq", "act"): update_and_act,
+    ("cqn", "act"): update_and_act,
 }
 
 
@@ -402,14 +484,17 @@ def run(case: Case, fault: float = 0.0) -> tuple[Arrays, Arrays]:
     return arrays, inputs.stack_updates(outputs)
 
 
-def as_batch(columns: Arrays) -> Batch | Decisions:
-    if "chain" in columns:
+def as_batch(columns: Arrays) -> Batch | Decisions | Iteration:
+    if "noise" in columns:
+        return as_iteration(columns)
+    if "step" in columns:
         tensors = {name: torch.from_numpy(x.copy()) for name, x in columns.items()}
         return Decisions(tensors, tensors.pop("step"), torch.tensor(0))
     expert = inputs.subtree(columns, "expert/")
     fields = {k: torch.from_numpy(v.copy()) for k, v in columns.items() if "/" not in k}
     fields["bootstrap_mask"] = 1 - fields.pop("terminated").float()
-    return Batch(**fields, expert=as_batch(expert) if expert else None)
+    of_expert: Any = as_batch(expert) if expert else None
+    return Batch(**fields, expert=of_expert)
 
 
 def quantities(state: State, metrics: dict[str, Tensor]) -> Arrays:

@@ -104,10 +104,7 @@ class DT(Algorithm):
 
     def networks(self) -> dict[str, nn.Module]:
         spec, cfg = self.spec, self.cfg
-        if cfg.target_return is None or cfg.return_scale is None:
-            raise ValueError(
-                "target_return and return_scale are null. Call DT.prepare with the data."
-            )
+        self.check_targets()
         names = (
             "target_return",
             "return_scale",
@@ -122,6 +119,13 @@ class DT(Algorithm):
                 spec.observation_dim, spec.action_dim, dropout_rate=cfg.dropout, **options
             )
         }
+
+    def check_targets(self) -> None:
+        """Raise ValueError if the config is not completed by `prepare`."""
+        if self.cfg.target_return is None or self.cfg.return_scale is None:
+            raise ValueError(
+                "target_return and return_scale are null. Call DT.prepare with the data."
+            )
 
     def optimizers(self) -> dict[str, Adam]:
         cfg, schedule = self.cfg, warm_up(self.cfg.num_warmup_updates)

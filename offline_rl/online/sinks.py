@@ -201,6 +201,7 @@ class RolloutSink(Sink):
         decisions = episodes.lengths // self.n_action_steps  # in each episode so far
         noise_rows = noise.normal(episodes.seeds, decisions, self.noise_shape)
         arrays = {"observations": self._observed, "noise": noise_rows}
+        arrays["timesteps"] = episodes.lengths.astype(np.float32)
         inputs = {k: torch.from_numpy(v).unflatten(0, self.shape) for k, v in arrays.items()}
         inputs = {k: v.to(self.engine.device) for k, v in inputs.items()}
         self._decision = self.engine.apply("decide", inputs, ONLINE)

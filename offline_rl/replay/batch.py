@@ -40,6 +40,7 @@ class Batch:
     valid: Tensor | None = None  # [B, H] bool, padding mask: False where a step is only repeated
     weights: Tensor | None = None  # [B], weights in losses; None: all are 1
     imagined: Tensor | None = None  # [B], 1 for transitions that a model predicted
+    demonstrations: Tensor | None = None  # [B], 1 for transitions whose actions are imitated
     expert: Batch | None = None  # a batch of the same size from an expert's data
 
 

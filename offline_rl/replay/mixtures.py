@@ -39,10 +39,10 @@ class WithExpert(Source):
 
 
 class Marked(Source):
-    """A source with the column `imagined`: 1 if a model predicted the transitions, else 0."""
+    """A source with a constant column, such as `imagined`: 1 for transitions of a model, else 0."""
 
-    def __init__(self, source: Source, imagined: bool) -> None:
-        self.source, self.imagined = source, imagined
+    def __init__(self, source: Source, column: str, value: float) -> None:
+        self.source, self.column, self.value = source, column, value
 
     def tensors(self) -> Any:
         """See `Source`."""
@@ -50,12 +50,13 @@ class Marked(Source):
 
     def with_n_step(self, n_step: int) -> Marked:
         """See `Source`."""
-        return Marked(self.source.with_n_step(n_step), self.imagined)
+        return Marked(self.source.with_n_step(n_step), self.column, self.value)
 
     def sample(self, data: Any, random: Random, batch_size: int, discount: float | Tensor) -> Batch:
-        """Sample a batch with the column `imagined`."""
+        """Sample a batch with the column."""
         batch = self.source.sample(data, random, batch_size, discount)
-        return replace(batch, imagined=torch.full_like(batch.rewards, float(self.imagined)))
+        marks: Any = {self.column: torch.full_like(batch.rewards, self.value)}
+        return replace(batch, **marks)
 
 
 class Mixture(Source):

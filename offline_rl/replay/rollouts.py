@@ -1,16 +1,18 @@
-"""The rollout buffer of on-policy algorithms that fine-tune the denoising steps of a policy."""
+"""The rollout buffer of on-policy algorithms, and batches of complete rollouts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offline_rl.replay.batch import Source
+from offline_rl.replay.batch import Batch, Source
+from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.utils.random import Random
 
 ORDER = 1 << 34  # separates the random numbers that shuffle minibatches from those of updates
@@ -122,3 +124,53 @@ class Rollouts(Source):
                 raise ValueError(f"{name} is missing, or has another shape")
             column[stream] = rows[name].to(column.device)
         self.filled_rows = int(rows["filled_rows"])
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """A complete rollout, and rows of the data for each step of the episode."""
+
+    rollout: Mapping[str, Tensor]  # columns of the rollout, [T, E, …]
+    offline: Batch | None  # columns are [H, M, …]: M rows of each of the steps 0 to H - 1
+    noise: Tensor  # [H, M, A], standard normal; the same in all updates on a rollout
+
+
+class Iterations(Source):
+    """Complete rollouts, with an equal number of rows of the data for each step of the episode.
+
+    All updates on a rollout receive the same rows. With num_steps=1, rows are sampled from all.
+    """
+
+    def __init__(self, rollouts: Rollouts, offline: ReplayBuffer | None, num_steps: int) -> None:
+        """Combine two sources. offline: with the column `timesteps`; None: rollouts alone."""
+        self.rollouts, self.offline, self.num_steps = rollouts, offline, num_steps
+        self.data: dict[str, Any] = {"rollouts": rollouts.tensors()}
+        if offline is not None:
+            data = offline.tensors()
+            steps = data["timesteps"].clamp(max=num_steps - 1)  # [1, N]
+            numbers = torch.arange(num_steps, device=steps.device)
+            counts = (steps[..., None] == numbers).sum(1)  # [1, H]
+            self.data |= {"offline": data, "order": steps.argsort(dim=1, stable=True)}
+            self.data |= {"counts": counts, "starts": counts.cumsum(1) - counts}
+
+    def tensors(self) -> dict[str, Any]:
+        """See `Source`."""
+        return self.data
+
+    def sample(
+        self, data: Mapping[str, Any], random: Random, batch_size: int, discount: float | Tensor
+    ) -> Iteration:
+        """Return the rollout, and batch_size // H rows of the data for each step."""
+        rollout, rows = data["rollouts"], batch_size // self.num_steps
+        random = Random(random.seed + ORDER, rollout["rollout"])
+        noise = random.normal((self.num_steps, rows, rollout["samples"].shape[-1]))
+        if self.offline is None:
+            return Iteration(rollout, None, noise)
+        places = random.integers(data["counts"][:, None], (self.num_steps, rows))
+        index = data["order"][(data["starts"][:, None] + places).flatten()]
+        batch = self.offline.batch_at(data["offline"], index, discount)
+        columns = {name: x for name, x in vars(batch).items() if x is not None}
+        shape = (self.num_steps, rows)
+        return Iteration(
+            rollout, Batch(**{k: x.unflatten(0, shape) for k, x in columns.items()}), noise
+        )

@@ -86,7 +86,8 @@ class DecisionTransformer(Head):
         self.embed_place = nn.Parameter(
             torch.randn(episode_steps, dim_model)
         )  # timestep embeddings
-        self.norm_in, self.norm_out = LayerNorm(dim_model), LayerNorm(dim_model)
+        self.norm_in = LayerNorm(dim_model)
+        self.norm_out: nn.Module = LayerNorm(dim_model)
         self.blocks = nn.ModuleList(
             Block(dim_model, num_heads, activation) for _ in range(num_layers)
         )
@@ -127,11 +128,7 @@ class DecisionTransformer(Head):
         tokens: the K tokens of each step, [B, T, D] each. Other arguments: see `forward`.
         """
         drop = hidden_dropout(self.dropout_rate, random) or (lambda x: x)
-        indices = torch.arange(len(self.embed_place), device=timesteps.device)
-        one_hot = timesteps.clamp(0, len(self.embed_place) - 1)[..., None] == indices
-        # a matrix multiplication instead of an index lookup, because the order in which threads sum
-        # the gradient of a lookup varies
-        time_embedding = one_hot.float() @ self.embed_place  # [B, T, D]
+        time_embedding = self.embed_time(timesteps)  # [B, T, D]
         x = (torch.stack(tuple(tokens), -2) + time_embedding[..., None, :]).flatten(1, 2)
         size, count = len(tokens), x.shape[1]
         real_tokens = real[..., None].expand(*real.shape, size).flatten(1)[:, None]  # [B, 1, T K]
@@ -142,6 +139,14 @@ class DecisionTransformer(Head):
             x = block(x, allowed, drop)
         normalized: Tensor = self.norm_out(x)
         return normalized.unflatten(1, (-1, size))
+
+    def embed_time(self, timesteps: Tensor) -> Tensor:
+        """Return the time embeddings [..., D] of timesteps [...]."""
+        indices = torch.arange(len(self.embed_place), device=timesteps.device)
+        one_hot = timesteps.clamp(0, len(self.embed_place) - 1)[..., None] == indices
+        # a matrix multiplication instead of an index lookup, because the order in which threads sum
+        # the gradient of a lookup varies
+        return one_hot.float() @ self.embed_place
 
     def predict_last(self, context: Memory) -> Tensor:
         """Return the action of the last step of a context, [B, A]. context: see `forward`."""

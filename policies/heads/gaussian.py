@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from policies.heads.head import Actor
+from policies.heads.head import Actor, Head, Memory
 from policies.networks.dropout import Random, hidden_dropout
 from policies.networks.init import Init, orthogonal_init, torch_init
 from policies.networks.mlp import MLP, Activation
@@ -62,6 +62,17 @@ class GaussianActor(Actor):
         """Return the mean [..., A], clipped to [-1, 1], for observations [..., O]."""
         return self(observations).clamp(-1, 1)
 
+    def sample(self, observations: Tensor, noise: Tensor) -> Tensor:
+        """Return actions [..., A], not clipped, for standard normal noise [..., A]."""
+        mean: Tensor = self(observations)
+        return mean + self.log_std.clamp(*self.log_std_range).exp() * noise
+
+    def entropy(self) -> Tensor:
+        """Return the entropy of the normal distribution in nats, 0-d; it depends on no state."""
+        return (
+            self.log_std.clamp(*self.log_std_range) + 0.5 * math.log(2 * math.pi * math.e)
+        ).sum()
+
     def log_prob(
         self, observations: Tensor, actions: Tensor, random: Random | None = None
     ) -> Tensor:
@@ -75,8 +86,75 @@ class GaussianActor(Actor):
 
     def explore_action(self, observations: Tensor, random: Random) -> Tensor:
         """Return sampled actions, clipped to [-1, 1]."""
-        mean, log_std = self(observations), self.log_std.clamp(*self.log_std_range)
-        return (mean + log_std.exp() * random.normal(mean.shape)).clamp(-1, 1)
+        shape = (*observations.shape[:-1], *self.log_std.shape)
+        return self.sample(observations, random.normal(shape)).clamp(-1, 1)
+
+
+class StepGaussianActor(Head):
+    """Normal distributions with a mean network and a standard deviation for each step (HNPG).
+
+    Later steps than `num_steps` use the last network. With num_steps=1, all steps use one network.
+    Actions are clipped to [-1, 1].
+    """
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        hidden: Sequence[int],
+        *,
+        num_steps: int = 1,
+        init: Init = torch_init,
+    ) -> None:
+        super().__init__()
+        self.arguments = {"observations": observations, "actions": actions, "hidden": [*hidden]}
+        self.arguments |= {"num_steps": num_steps}
+        self.num_steps = num_steps
+        options: dict[str, Any] = {"activation": "tanh", "ensemble": num_steps, "init": init}
+        self.trunk = MLP(observations, actions, hidden, **options)
+        self.log_std = nn.Parameter(torch.zeros(num_steps, 1, actions))
+
+    def per_step(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean [H, M, A] and log_std [H, 1, A]; step h receives slice h of [H, M, O]."""
+        return self.trunk(observations, per_member=True), self.log_std
+
+    def at(self, observations: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log_std [B, A] for observations [B, O] at steps [B] of the episode."""
+        mask = step_mask(steps, self.num_steps)[..., None]  # [H, B, 1]
+        return (self.trunk(observations) * mask).sum(0), (self.log_std * mask).sum(0)
+
+    def sample(self, observations: Tensor, steps: Tensor, noise: Tensor) -> Tensor:
+        """Return actions [B, A], not clipped, for standard normal noise [B, A]; see `at`."""
+        mean, log_std = self.at(observations, steps)
+        return mean + log_std.exp() * noise
+
+    def initial_memory(self, batch: int) -> Memory:
+        """See `Head.initial_memory`."""
+        return {"steps": torch.zeros(batch)} if self.num_steps > 1 else {}
+
+    def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
+        """See `Head.decide`."""
+        steps = memory.get("steps", observations.new_zeros(len(observations)))
+        mean, _ = self.at(observations[:, -1], steps)
+        return mean.clamp(-1, 1)[:, None], {name: x + 1 for name, x in memory.items()}
+
+    def explore(
+        self, observations: Tensor, memory: Memory, noise: Tensor, random: Random
+    ) -> tuple[Tensor, Memory]:
+        """See `Head.explore`."""
+        steps = memory.get("steps", observations.new_zeros(len(observations)))
+        shape = (len(observations), self.log_std.shape[-1])
+        actions = self.sample(observations[:, -1], steps, random.normal(shape))
+        return actions.clamp(-1, 1)[:, None], {name: x + 1 for name, x in memory.items()}
+
+
+def step_mask(steps: Tensor, num_steps: int) -> Tensor:
+    """Return 1 where a network is that of the step, else 0, [H, ...], for steps [...].
+
+    Later steps than num_steps use the last network.
+    """
+    numbers = torch.arange(num_steps, device=steps.device).reshape(-1, *[1] * steps.dim())
+    return (steps.clamp(max=num_steps - 1) == numbers).float()
 
 
 class TanhGaussianActor(Actor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 Init = Callable[[Tensor, Tensor, int, bool], None]  # weight [in, out], bias [out], fan_in, is_last
@@ -72,6 +73,19 @@ def small_output_init(gain: float) -> Init:
         torch_init(weight, bias, fan_in, is_last)
         if is_last:
             nn.init.xavier_uniform_(weight, gain)
+            nn.init.zeros_(bias)
+
+    return init
+
+
+def scaled_output_init(gain: float) -> Init:
+    """Return `torch_init`, but with output weights times `gain` and zero output biases."""
+
+    def init(weight: Tensor, bias: Tensor, fan_in: int, is_last: bool) -> None:
+        torch_init(weight, bias, fan_in, is_last)
+        if is_last:
+            with torch.no_grad():
+                weight.mul_(gain)
             nn.init.zeros_(bias)
 
     return init

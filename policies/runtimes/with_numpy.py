@@ -18,7 +18,8 @@ from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
 COMPOSED = ("EditedActor", "PerturbedActor", "SteeredActor", "BestOfN", "SwitchingActor")
-KINDS = (*ACTORS, "SparseActor", "DiffusionActor", *COMPOSED)
+DISCRETIZED = ("AutoregressiveActor", "CoarseToFineActor")
+KINDS = (*ACTORS, "SparseActor", "DiffusionActor", *COMPOSED, *DISCRETIZED)
 DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]
 
@@ -85,6 +86,8 @@ def make(bundle: Bundle) -> NumpyNetwork:
 def make_head(kind: str, arguments: Mapping[str, Any], weights: Weights) -> NumpyNetwork:
     """Return a head of this class, arguments and parameters."""
     kinds: dict[str, Callable[..., NumpyNetwork]] = {
+        "AutoregressiveActor": AutoregressiveActor,
+        "CoarseToFineActor": CoarseToFineActor,
         "BestOfN": BestOfN,
         "DiffusionActor": DenoisingActor,
         "EditedActor": EditedActor,
@@ -382,6 +385,82 @@ class SwitchingActor(NumpyNetwork):
         index = np.where(is_admissible.any(1), best, cost.argmin(1))
         chunk = actions[np.arange(rows), index][:, None]
         return chunk, {"spent": spent, "steps": steps + 1, COSTS: memory[COSTS]}
+
+
+class AutoregressiveActor(NumpyNetwork):
+    """Bins selected one after the other; see `policies.heads.discretized.autoregressive`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        self._activate = ACTIVATIONS[arguments["activation"]]
+        self._trunk = Perceptron(subtree(weights, "trunk."), arguments["activation"])
+        self._actions, self._levels = arguments["actions"], arguments["levels"]
+        self._bins, self._alpha = arguments["bins"], np.float32(arguments["alpha"])
+        self._by_decision = arguments["conditioning"] == "decision"
+        weight, bias = weights["head.weights.0"], weights["head.biases.0"]
+        self._weight = weight.reshape(*weight.shape[:2], -1, self._bins)  # [E, H, D, K]
+        self._bias = bias.reshape(*bias.shape[:2], -1, self._bins)  # [E, 1, D, K]
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        s = observations[:, -1]
+        low = np.full((len(s), self._actions), -1, np.float32)
+        high, middles = -low, 0 * low
+        for number in range(self._levels * self._actions):
+            dimension = number % self._actions
+            if self._by_decision or dimension == 0:
+                middles = (low + high) / 2
+            hidden = self._activate(self._trunk(np.concatenate([s, middles], -1)))  # [E, B, H]
+            logits = hidden @ self._weight[:, :, number] + self._bias[:, :, number]  # [E, B, K]
+            scaled = logits / self._alpha
+            soft_max = np.logaddexp.reduce(scaled, -1, keepdims=True)
+            index = (scaled - soft_max).min(0).argmax(-1)  # [B]
+            start, end = zoom_in(low[:, dimension], high[:, dimension], index, self._bins)
+            low[:, dimension], high[:, dimension] = start, end
+        actions: np.ndarray = (low + high) / 2
+        return actions[:, None]
+
+
+class CoarseToFineActor(NumpyNetwork):
+    """Bins selected level by level; see `policies.heads.discretized.coarse_to_fine`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        self._streams = [subtree(weights, f"{name}.") for name in ("value", "advantage")]
+        self._encoders = [Perceptron(subtree(x, "encoder."), "tanh") for x in self._streams]
+        self._trunks = [Perceptron(subtree(x, "trunk."), "silu") for x in self._streams]
+        sizes = ("actions", "levels", "bins", "atoms")
+        self._actions, self._levels, self._bins, self._atoms = (arguments[x] for x in sizes)
+        bounds = arguments["v_min"], arguments["v_max"]
+        self._support = np.linspace(*bounds, self._atoms, dtype=np.float32)
+
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        s = observations[:, -1]
+        norms = [(x["norm.weight"], x["norm.bias"]) for x in self._streams]
+        parts = zip(self._encoders, norms, strict=True)
+        encoded = [np.tanh(normalize_layer(encode(s), *norm, 1e-5)) for encode, norm in parts]
+        low = np.full((len(s), self._actions), -1, np.float32)
+        high = -low
+        for level in np.eye(self._levels, dtype=np.float32):
+            position = [(low + high) / 2, np.repeat(level[None], len(s), 0)]
+            value, advantage = (
+                trunk(np.concatenate([x, *position], -1)).reshape(
+                    len(s), self._actions, -1, self._atoms
+                )
+                for trunk, x in zip(self._trunks, encoded, strict=True)
+            )
+            logits = value + advantage - advantage.mean(2, keepdims=True)
+            probs = np.exp(logits - logits.max(-1, keepdims=True))
+            q = (probs / probs.sum(-1, keepdims=True)) @ self._support  # [B, A, K]
+            low, high = zoom_in(low, high, q.argmax(-1), self._bins)
+        actions: np.ndarray = (low + high) / 2
+        return actions[:, None]
+
+
+def zoom_in(
+    low: np.ndarray, high: np.ndarray, index: np.ndarray, bins: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the interval of a bin; see `policies.heads.discretized.bins.zoom_in`."""
+    width = (high - low) / np.float32(bins)
+    start = (low + width * index.astype(np.float32)).clip(-1, 1)
+    return start, (start + width).clip(-1, 1)
 
 
 def sinusoids(time: float, size: int) -> np.ndarray:

@@ -154,6 +154,24 @@ def two_actions() -> Batch:
     )
 
 
+def dependent_actions() -> Batch:
+    """Return one-step data in which the best value of each of two actions depends on the other.
+
+    (+, +) is 10 % of the data and has the reward 1; (+, -): 40 %, 0; (-, -): 30 %, 0.5; (-, +):
+    20 %, 0. The values of + and - are +-0.5.
+    """
+    counts = torch.tensor([1, 4, 3, 2])
+    actions = torch.tensor([[0.5, 0.5], [0.5, -0.5], [-0.5, -0.5], [-0.5, 0.5]])
+    return Batch(
+        observations=torch.zeros(10, 1),
+        actions=actions.repeat_interleave(counts, 0),
+        rewards=torch.tensor([1, 0, 0.5, 0]).repeat_interleave(counts),
+        discount=torch.zeros(10),
+        next_observations=torch.zeros(10, 1),
+        bootstrap_mask=torch.zeros(10),
+    )
+
+
 def hill(seed: int) -> Batch:
     """Return one-step data with uniform actions a and rewards 1 - 4 (a - 0.3)^2."""
     actions = Random(torch.tensor(11), torch.tensor(seed)).uniform((64, 1)) * 2 - 1

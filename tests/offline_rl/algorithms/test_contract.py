@@ -83,11 +83,12 @@ def source(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Source:
 
 def toy_rollouts(algorithm: Any, device: str) -> Rollouts:
     """Return rollouts whose chains hardly change, like an untrained network's."""
-    cfg, (columns, carried) = algorithm.cfg, algorithm.columns()
+    cfg, (shapes, carried) = algorithm.cfg, algorithm.columns()
     size = cfg.decisions // cfg.environments, cfg.environments
-    made = Rollouts(1, size, columns, steps=cfg.tuned, carried=carried, device=device)
+    made = Rollouts(1, size, shapes, steps=cfg.tuned, carried=carried, device=device)
     draw = np.random.default_rng(0)
-    for name in ("observations", "next_observations", "advantages", "returns", "chain"):
+    columns = ("observations", "next_observations", "advantages", "returns", "chain", "samples")
+    for name in (name for name in columns if name in made.data):
         scale = 0.05 if name == "chain" else 1.0
         shape = made.data[name].shape
         made.data[name].copy_(torch.from_numpy(scale * draw.normal(size=shape)))
@@ -112,7 +113,7 @@ def sources(cls: type[Algorithm], cfg: object, device: str = "cpu") -> Sources:
     if not is_on_policy(cls):
         rings = {name: toy_ring(device) for name in cls(SPEC, cfg).rings()}
         return {"offline": made, **rings}
-    if cls.phases is Algorithm.phases:
+    if "data" not in cls.mode.learns:
         return {"rollouts": made}
     return {"offline": offline_source(cls(SPEC, cfg), dataset(), device=device), "rollouts": made}
 
@@ -773,7 +774,8 @@ def test_the_activation_option_applies_to_all_networks(name: str):
             "fisor",
         )  # Mish …
         others = ("cql", "cal_ql", "mcq", "decision_transformer", "resfit", "sparse_policy", "cdt")
-        others += ("bcq_lag",)  # its policy has tanh
+        others += ("bcq_lag", "decision_mamba", "hnpg", "ppo", "trpo")  # their policies have tanh
+        others += ("cqn",)  # SiLU
         assert name in (*others, *chunks)
         return
     modules = cls(SPEC, small_config(cls, activation="tanh"), 100).modules

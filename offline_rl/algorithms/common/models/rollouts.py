@@ -30,7 +30,7 @@ from offline_rl.utils.options import Count, Number, Positive, Range, Share, froz
 from policies.heads.gaussian import TanhGaussianActor
 
 CHUNK = 10_000  # maximum number of rollouts computed at once, to limit memory
-MODEL = "imagined"  # name of the source of predicted transitions
+MODEL = "imagined"  # name of the source of predicted transitions, and of the column that marks them
 Ends = Literal["task", "published", "never"]
 
 
@@ -125,7 +125,8 @@ class ModelBased(FittedDynamics):
         if phase == "starts":
             return data
         real = self.real_rows(self.cfg.batch_size) / self.cfg.batch_size
-        return Mixture(Marked(data, False), Marked(require(sources, MODEL), True), real)
+        marked = Marked(data, MODEL, 0.0), Marked(require(sources, MODEL), MODEL, 1.0)
+        return Mixture(*marked, real)
 
     def real_rows(self, batch_size: int) -> int:
         """Return the number of the data's transitions in a batch."""

@@ -17,14 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from offline_rl.algorithms.common import schedule
-from offline_rl.algorithms.common.base import (
-    Algorithm,
-    Metrics,
-    Mode,
-    Network,
-    State,
-    minimize,
-)
+from offline_rl.algorithms.common.base import Metrics, Mode, Network, State, minimize
 from offline_rl.algorithms.common.chunk_cloning import Built, DenoiserShape
 from offline_rl.algorithms.common.config import BUILT, Discount, Fraction, Sizes
 from offline_rl.algorithms.common.critics import Value
@@ -37,15 +30,8 @@ from offline_rl.algorithms.common.on_policy.denoising import (
     table_rows,
     transition_params,
 )
-from offline_rl.algorithms.common.on_policy.ppo import (
-    FIRST_COUNT,
-    clipped_loss,
-    gae,
-    normalize_rewards,
-    running_returns,
-    update_moments,
-)
-from offline_rl.replay.batch import Source, Sources, require
+from offline_rl.algorithms.common.on_policy.ppo import clipped_loss
+from offline_rl.algorithms.common.on_policy.rollouts import OnPolicy
 from offline_rl.replay.rollouts import Decisions, Shapes
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Amount, Count, Positive, Range, Share, frozen
@@ -118,19 +104,17 @@ class ChainConfig(DenoiserShape):
         }
 
 
-class DenoisingRL(Algorithm):
+class DenoisingRL(OnPolicy):
     """RL on denoising steps.
 
     A subclass defines `optimizers`, and an `update` that ends in `copy_to_policy`.
     """
 
-    Online: type = schedule.OnPolicy
     mode = Mode(
         start="run",
         runs="a run of diffusion_policy with process=ddpm, or of flow_policy",
         learns=("environment",),
     )
-    follows_card = False
     max_std: float = math.inf  # of a denoising step
     # networks that start as the run's policy
     initialized_from_run: ClassVar[tuple[str, ...]] = ("model", "policy")
@@ -149,32 +133,6 @@ class DenoisingRL(Algorithm):
             f"{cls.__name__.lower()} cannot continue from {algorithm}: {reason}. "
             f"Use {DenoisingRL.mode.runs}."
         )
-
-    @property
-    def updates(self) -> int:
-        """Number of updates in an iteration."""
-        return self.cfg.epochs * (self.cfg.decisions * self.cfg.tuned // self.cfg.batch_size)
-
-    def schedule(
-        self, num_updates: int, num_env_steps: int, pretrain: int | None
-    ) -> list[schedule.Piece]:
-        cfg, phase = self.cfg, schedule.ONLINE
-        size = cfg.decisions * cfg.n_action_steps
-        if num_updates:
-            raise UserError(
-                f"num_updates={num_updates} is not used: all training is on rollouts. Remove it."
-            )
-        if num_env_steps % size:
-            raise UserError(
-                f"num_env_steps={num_env_steps}: one iteration takes {size:,} steps "
-                f"({cfg.decisions:,} decisions × {cfg.n_action_steps} actions). Set num_env_steps "
-                f"to a multiple of {size}, or lower algorithm.decisions."
-            )
-        collect = schedule.Collect(phase, cfg.decisions, cfg.n_action_steps)
-        return [collect, schedule.Learn(phase, self.updates)] * (num_env_steps // size)
-
-    def source(self, phase: str, sources: Sources) -> Source:
-        return require(sources, "rollouts")
 
     def columns(self) -> tuple[Shapes, Shapes]:
         """Return the column shapes of a decision, and of values carried to the next rollout."""
@@ -266,27 +224,10 @@ class DenoisingRL(Algorithm):
 
     def compute_advantages(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return advantages, returns and log densities before any update on a rollout."""
-        cfg, moments, n = self.cfg, data["moments"], data["executed"].sum(-1)  # [T, E]
-        gamma = torch.ones_like(n) * cfg.discount
-        rewards = (
-            data["rewards"] * gamma[..., None] ** torch.arange(cfg.n_action_steps, device=n.device)
-        ).sum(-1)
-        ended = data["terminated"] + data["truncated"]
-        so_far = running_returns(rewards, ended, data["so_far"], gamma**n)
-        columns = {"so_far": so_far[-1] * (1 - ended[-1])}
-        if cfg.scale_rewards:
-            initial = moments.new_tensor([FIRST_COUNT, 0.0, 1.0])
-            moments = update_moments(torch.where(moments[0] > 0, moments, initial), so_far)
-            rewards = normalize_rewards(rewards, moments)
-        values, next_values = (
-            state.value(data[name].flatten(2)) for name in ("observations", "next_observations")
-        )
-        discount = gamma**n * (1 - data["terminated"])
-        advantages = gae(rewards, values, next_values, discount, ended, cfg.trace)
         flat = (data[name].flatten(0, 1) for name in ("observations", "chain", "executed"))
-        log_probs = self.chain_log_probs(state.model, *flat).unflatten(0, n.shape)
-        columns |= {"moments": moments, "advantages": advantages, "returns": advantages + values}
-        return columns | {"log_probs": log_probs}
+        log_probs = self.chain_log_probs(state.model, *flat)
+        sizes = data["terminated"].shape  # T, E
+        return self.advantages_of(state.value, data) | {"log_probs": log_probs.unflatten(0, sizes)}
 
     def chain_log_probs(
         self, network: Network, observations: Tensor, chain: Tensor, executed: Tensor

@@ -1,0 +1,104 @@
+"""The natural-gradient step of trust-region methods, for H policies at once.
+
+Schulman et al., arXiv:1502.05477, appendix C. Parameters have the leading axis H, one policy for
+each step of the episode. Each policy has a step size of its own. Nothing depends on data on the
+host: the numbers of iterations and of trials are fixed, and masks select their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from offline_rl.algorithms.common.base import Params
+
+Objective = Callable[[Params], Tensor]  # parameters -> one number for each policy, [H]
+TOLERANCE = 1e-10  # squared residual below which conjugate gradients stop
+ITERATIONS, TRIALS = 10, 10
+ACCEPTED = 0.1  # minimum share of the expected improvement
+
+
+class NaturalStep(NamedTuple):
+    """Result of `natural_step`."""
+
+    params: dict[str, Tensor]
+    direction: dict[str, Tensor]  # solution of the conjugate gradients
+    accepted: Tensor  # [H], 1 where the line search found a step, else 0
+
+
+def natural_step(
+    params: Params,
+    loss: Objective,
+    kl: Objective,
+    *,
+    max_kl: float | Tensor,
+    damping: float | Tensor,
+) -> NaturalStep:
+    """Return parameters after a step that lowers `loss` and changes `kl` by about max_kl.
+
+    kl: divergence from the policies of `params`, whose second derivatives are the Fisher matrix.
+    """
+    before = loss(params)
+    descent = {k: -g for k, g in grad(lambda p: loss(p).sum())(params).items()}
+
+    def fisher(v: Params) -> dict[str, Tensor]:
+        slope = grad(lambda p: dot(grad(lambda q: kl(q).sum())(p), v).sum())(params)
+        return {k: x + damping * v[k] for k, x in slope.items()}
+
+    x = conjugate_gradients(fisher, descent)
+    curvature = 0.5 * dot(x, fisher(x))
+    size = torch.where(curvature > 0, (max_kl / curvature.clamp(min=1e-30)).sqrt(), 0)
+    full, expected = scaled(x, size), size * dot(descent, x)
+    result, accepted = dict(params), torch.zeros_like(before)
+    for trial in range(TRIALS):
+        share = 0.5**trial
+        new = {k: value + share * full[k] for k, value in params.items()}
+        gain = before - loss(new)
+        is_good = (gain > ACCEPTED * share * expected) & (gain > 0) & (accepted == 0)
+        result = {
+            k: torch.where(along(is_good, value), new[k], value) for k, value in result.items()
+        }
+        accepted = torch.where(is_good, 1.0, accepted)
+    return NaturalStep(result, x, accepted)
+
+
+def conjugate_gradients(product: Callable[[Params], Params], b: Params) -> dict[str, Tensor]:
+    """Return an approximate solution x of product(x) = b, for H systems at once."""
+    x = {k: torch.zeros_like(value) for k, value in b.items()}
+    residual, direction, square = dict(b), dict(b), dot(b, b)
+    active = square > 0
+    for _ in range(ITERATIONS):
+        image = product(direction)
+        curvature = dot(direction, image)
+        alpha = torch.where(active, square / torch.where(active, curvature, 1), 0)
+        x = add(x, scaled(direction, alpha))
+        residual = add(residual, scaled(image, -alpha))
+        new_square = dot(residual, residual)
+        beta = torch.where(active, new_square / torch.where(active, square, 1), 0)
+        direction, square = add(residual, scaled(direction, beta)), new_square
+        active = active & (new_square >= TOLERANCE)
+    return x
+
+
+def dot(a: Params, b: Params) -> Tensor:
+    """Return the inner products of H vectors, [H]."""
+    return torch.stack([(a[k] * b[k]).flatten(1).sum(1) for k in a]).sum(0)
+
+
+def add(a: Params, b: Params) -> dict[str, Tensor]:
+    """Return the sum of two trees."""
+    return {k: value + b[k] for k, value in a.items()}
+
+
+def scaled(tree: Mapping[str, Tensor], factors: Tensor) -> dict[str, Tensor]:
+    """Return each of H vectors times a factor. factors: [H]."""
+    return {k: along(factors, value) * value for k, value in tree.items()}
+
+
+def along(values: Tensor, like: Tensor) -> Tensor:
+    """Return values [H] with axes of size 1 for the other axes of `like` [H, ...]."""
+    return values.reshape(-1, *[1] * (like.dim() - 1))

@@ -1,0 +1,1 @@
+"""Heads that read the past steps of an episode."""

@@ -1,0 +1,140 @@
+"""HNPG and TRPO: rows of each step, the order of critics, refused data, and training on a lock."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offline_rl.algorithms.common.base import State
+from offline_rl.algorithms.hnpg import HNPG, Config
+from offline_rl.algorithms.trpo import TRPO
+from offline_rl.data import Dataset
+from offline_rl.replay.rollouts import Iteration, Rollouts
+from offline_rl.training.sources import offline_source
+from offline_rl.utils.errors import UserError
+from offline_rl.utils.random import Random
+from policies import Spec
+from policies.heads.gaussian import StepGaussianActor
+
+STEPS = 3
+SPEC = Spec((4,), 2)
+CFG = Config(
+    num_steps=STEPS,
+    discount=1.0,
+    environments=2,
+    decisions=12,
+    batch_size=15,
+    critic_updates=2,
+    value_samples=2,
+    hidden=(8,),
+    value_hidden=(8,),
+)
+
+
+def data(episodes: int = 5, steps: int = STEPS) -> Dataset:
+    """Return episodes whose observations contain their step."""
+    draw, rows = np.random.default_rng(0), episodes * steps
+    observations = draw.normal(size=(rows, 4))
+    observations[:, 0] = np.tile(np.arange(steps), episodes)
+    ends, actions = observations[:, 0] == steps - 1, draw.uniform(-1, 1, (rows, 2))
+    return Dataset.from_arrays(
+        observations, actions, draw.normal(size=rows), ends, np.zeros(rows, bool), observations
+    )
+
+
+def iteration(algorithm: HNPG, update: int = 0) -> tuple[Iteration, Rollouts]:
+    columns, carried = algorithm.columns()
+    rollouts = Rollouts(1, (6, 2), columns, carried=carried)
+    draw = np.random.default_rng(1)
+    steps = torch.arange(6)[:, None].expand(6, 2) % STEPS
+    for name in ("observations", "next_observations", "samples", "returns", "rewards"):
+        rollouts.data[name].copy_(torch.from_numpy(draw.normal(size=rollouts.data[name].shape)))
+    rollouts.data["timesteps"][0] = steps
+    rollouts.data["terminated"][0] = steps == STEPS - 1
+    both = {"rollouts": rollouts, "offline": offline_source(algorithm, data())}
+    source = algorithm.source("online", both)
+    one_seed = torch.utils._pytree.tree_map(lambda x: x[0], source.tensors())
+    random = Random(torch.tensor(0), torch.tensor(update))
+    return source.sample(one_seed, random, CFG.batch_size, 1.0), rollouts
+
+
+def state_of(algorithm: HNPG) -> State:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        tree = algorithm.initial()
+    random = Random(torch.tensor(0), torch.tensor(0))
+    return State(algorithm, tree["params"], tree["optimizer"], random)
+
+
+def test_each_step_has_an_equal_number_of_its_own_rows_that_stay_for_an_iteration():
+    first, later = (iteration(HNPG(SPEC, CFG), update)[0] for update in (0, 5))
+    assert first.offline is not None
+    assert later.offline is not None
+    steps = first.offline.observations[..., 0]
+    assert torch.equal(steps, torch.arange(3.0)[:, None].expand(3, 5))
+    assert torch.equal(first.offline.actions, later.offline.actions)
+    assert torch.equal(first.noise, later.noise)
+
+
+def test_critics_are_fitted_one_after_the_other_from_the_last_step():
+    algorithm = HNPG(SPEC, CFG)
+    state, (batch, _) = state_of(algorithm), iteration(algorithm)
+    changed = []
+    for i in range(algorithm.period):
+        before = state
+        state, _ = algorithm.update(replace(state, done=torch.tensor(i)), batch, i)
+        new, old = (x.params["critic"]["net.weights.0"] for x in (state, before))
+        changed.append([*np.flatnonzero((new != old).flatten(1).any(1).numpy())])
+    assert changed == [[2], [2], [1], [1], [0], [0], []]
+
+
+def test_the_first_targets_of_a_step_use_the_fitted_critic_of_the_next_step():
+    """r + Q_1(s', a') at step 0, with a' of policy 1; r alone at the last step."""
+    algorithm = HNPG(SPEC, CFG)
+    state, (batch, _) = state_of(algorithm), iteration(algorithm)
+    off: Any = batch.offline
+    target = algorithm.td_target(state, batch)
+    torch.testing.assert_close(target[2], off.rewards[2])
+    critic, policy = algorithm.modules["critic"], algorithm.modules["policy"]
+    assert isinstance(policy, StepGaussianActor)
+    s2 = off.next_observations[0]
+    a2 = (policy.trunk(s2)[1] + policy.log_std[1].exp() * batch.noise[0]).clip(-1, 1)
+    torch.testing.assert_close(target[0], off.rewards[0] + critic(s2, a2)[1])
+
+
+def test_rows_of_a_rollout_are_sorted_by_step_and_foreign_rows_are_masked():
+    algorithm = HNPG(SPEC, CFG)
+    _, rollouts = iteration(algorithm)
+    steps = rollouts.data["timesteps"][0]
+    mask, sorted_steps = algorithm.group({"timesteps": steps}, steps)
+    assert torch.equal(sorted_steps, torch.arange(3.0)[:, None].expand(3, 4))
+    assert mask.all()
+    steps = steps.clone()
+    steps[0] = 2  # two rows more of step 2, two fewer of step 0
+    mask, sorted_steps = algorithm.group({"timesteps": steps}, steps)
+    assert torch.equal(mask == 1, sorted_steps == torch.arange(3.0)[:, None])
+
+
+def test_the_policy_step_lowers_the_loss_by_a_small_divergence():
+    for kind in (HNPG, TRPO):
+        algorithm = kind(SPEC, CFG)
+        state, (batch, _) = state_of(algorithm), iteration(algorithm)
+        new, metrics = algorithm.improve(state, batch)
+        assert 0 < metrics["divergence"] < 2 * CFG.max_kl
+        assert metrics["accepted"] > 0.5
+        assert (new.params["policy"]["log_std"] != state.params["policy"]["log_std"]).any()
+
+
+def test_a_policy_counts_the_steps_of_its_episode():
+    head = StepGaussianActor(4, 2, (8,), num_steps=3)
+    memory, observations = head.initial_memory(2), torch.ones(2, 1, 4)
+    for step in (0, 1, 2, 2):
+        chunk, memory = head.decide(observations, memory, torch.zeros(2, 0))
+        torch.testing.assert_close(chunk[:, 0], head.trunk(observations[:, 0])[step].clamp(-1, 1))
+
+
+def test_data_with_longer_episodes_are_refused():
+    with pytest.raises(UserError, match="longest episode of the data has 4 steps"):
+        HNPG(SPEC, CFG).prepare(data(steps=4))
