@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 import envs
 import policies
 from offline_rl.cli import verbs
-from offline_rl.evaluation import export as exporting
+from offline_rl.runs import export as exporting
 from offline_rl.evaluation import play as playing
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
