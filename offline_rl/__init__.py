@@ -22,8 +22,8 @@ from offline_rl.version import __version__
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
     from offline_rl.evaluation.evaluate import Evaluation, evaluate
-    from offline_rl.runs.export import export
     from offline_rl.reporting.report import Report, report
+    from offline_rl.runs.export import export
     from offline_rl.trained import Trained, load
     from offline_rl.training.result import Result
     from offline_rl.training.train import distill, finetune, train

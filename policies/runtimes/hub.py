@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from policies.bundle import BUNDLE, BundleError
@@ -26,7 +27,8 @@ def local_path(path: str | Path) -> str | Path:
         ) from None
     name, _, revision = str(path).removeprefix(PREFIX).partition("@")
     try:
-        return Path(hf_hub_download(name, BUNDLE, revision=revision or None))
+        address = os.environ.get("HF_ENDPOINT")
+        return Path(hf_hub_download(name, BUNDLE, revision=revision or None, endpoint=address))
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BundleError(f"{path}: {BUNDLE} could not be downloaded: {reason:.300}") from None
