@@ -127,10 +127,10 @@ def bisimulation_loss(state: State, batch: Batch) -> LossAndMetrics:
     likelihood to the reward and to the target encoder's features of the next history. Its gradient
     does not reach the encoder.
 
-    Hong, Levine, Dragan, ICLR 2024, arXiv:2310.20663: a learned model of rewards and next features.
-    The paper's code is not public. The form of the loss is that of deep bisimulation (Zhang et al.,
-    ICLR 2021, arXiv:2006.10742). Unlike facebookresearch/deep_bisimulation_for_control, the distances
-    are norms, the rewards are predictions, and the model does not train the encoder.
+    Hong, Dragan, Levine, ICLR 2024, arXiv:2310.20663, whose code is not public: a learned model of
+    rewards and next features. The form of the loss is that of deep bisimulation (Zhang et al., ICLR
+    2021, arXiv:2006.10742). It differs from facebookresearch/deep_bisimulation_for_control: the
+    distances are norms, the rewards are predictions, and the model does not train the encoder.
     """
     cfg = state.algorithm.cfg
     z = state.encoder(batch.observations)  # [B, F]
@@ -151,7 +151,8 @@ def bisimulation_loss(state: State, batch: Batch) -> LossAndMetrics:
 def bisimulation_distance(mean: Tensor, log_variance: Tensor, discount: float | Tensor) -> Tensor:
     """Return the distance of each row to the row before it, the last one for the first, [B].
 
-    mean, log_variance: predictions of next features and, in the last column, of the reward, [B, F + 1].
+    mean, log_variance: predictions of the next features and, in the last column, of the reward,
+    [B, F + 1].
     """
     std = (0.5 * log_variance).exp()
     reward = (mean - mean.roll(1, 0))[:, -1].abs()
