@@ -18,9 +18,9 @@ from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
 COMPOSED = ("EditedActor", "PerturbedActor", "SteeredActor", "BestOfN", "SwitchingActor")
-COMPOSED += ("HistoryActor",)
+HISTORIES = ("HistoryActor",)
 DISCRETIZED = ("AutoregressiveActor", "CoarseToFineActor")
-KINDS = (*ACTORS, "SparseActor", "DiffusionActor", *COMPOSED, *DISCRETIZED)
+KINDS = (*ACTORS, "SparseActor", "DiffusionActor", *COMPOSED, *DISCRETIZED, *HISTORIES)
 DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]
 
@@ -311,7 +311,8 @@ class HistoryActor(NumpyNetwork):
         part = "encoder.cell.linear." if self._is_gru else "encoder.trunk."
         self._network = Perceptron(subtree(weights, part), "relu")
         if self._is_gru:
-            self._norm = [weights[f"encoder.cell.norm.{name}"] for name in ("weight", "bias")]
+            norm = subtree(weights, "encoder.cell.norm.")
+            self._gain, self._shift = norm["weight"], norm["bias"]
 
     def decide(
         self, observations: Inputs, memory: Memory, noise: np.ndarray
@@ -326,7 +327,7 @@ class HistoryActor(NumpyNetwork):
         state = np.zeros((len(observations), self._features), np.float32)
         for x in np.moveaxis(observations, 1, 0):  # see `GRUCell`
             parts = self._network(np.concatenate([x, state], -1))
-            parts = normalize_layer(parts, *self._norm, 1e-5)
+            parts = normalize_layer(parts, self._gain, self._shift, 1e-5)
             reset, candidate, update = np.split(parts, 3, -1)
             reset, update = sigmoid(reset), sigmoid(update - 1)
             state = update * np.tanh(reset * candidate) + (1 - update) * state

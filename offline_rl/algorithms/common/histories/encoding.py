@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,10 +90,9 @@ class WithHistories(ActorCritic):
     def acting_head(self) -> Head:
         if self.n_obs_steps == 1:
             return super().acting_head()
-        policy, encoder = (self.modules[name] for name in ("policy", "encoder"))
-        arguments: Any = [getattr(module, "arguments") for module in (encoder, policy)]  # noqa: B009
-        head = HistoryActor(arguments[0], type(policy).__name__, arguments[1])
-        head.encoder, head.policy = encoder, policy  # type: ignore[assignment]
+        encoder, policy = (cast("Any", self.modules[name]) for name in self.acts)
+        head = HistoryActor(encoder.arguments, type(policy).__name__, policy.arguments)
+        head.encoder, head.policy = encoder, policy
         return head
 
     @classmethod

@@ -115,18 +115,18 @@ def test_the_critics_and_the_bisimulation_train_the_encoder_as_in_plain_pytorch(
             for x, old in zip(net.pairs, slow.pairs, strict=True):
                 old.data = 0.9 * old.data + 0.1 * x.data
 
-    def same(name: str, net: Mlp, prefix: str, member: int | None = None) -> None:
+    def assert_equal(name: str, net: Mlp, prefix: str, member: int | None = None) -> None:
         ours = Mlp(state.params[name], prefix, member)
         for x, expected in zip(ours.pairs, net.pairs, strict=True):
             torch.testing.assert_close(x.data, expected.data, rtol=0, atol=1e-5)
 
-    same("encoder", encoder, "trunk.")
-    same("encoder_target", encoder_target, "trunk.")
-    same("policy", policy, "trunk.")
+    assert_equal("encoder", encoder, "trunk.")
+    assert_equal("encoder_target", encoder_target, "trunk.")
+    assert_equal("policy", policy, "trunk.")
     for k in (0, 1):
-        same("critic", critics[k], "net.", k)
+        assert_equal("critic", critics[k], "net.", k)
     if weight:
-        same("model", model, "net.", 0)
+        assert_equal("model", model, "net.", 0)
         assert metrics["bisimulation_loss"].item() == pytest.approx(error.item(), rel=1e-4)
     else:
         assert "model" not in state.params
