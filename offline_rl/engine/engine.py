@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree
 
 from offline_rl.algorithms.common.base import Algorithm, State
 from offline_rl.algorithms.common.config import check_stackable
-from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.engine import verify
 from offline_rl.engine.acting import StackedPolicy
 from offline_rl.engine.compile import Code, capture_graph, compile_graph
@@ -239,7 +238,6 @@ class Engine:
 
         def program(tree: Any, values: Any, data: Any) -> tuple[Any, Tensor]:
             algorithm = configured.with_values(values)
-            run_update = getattr(algorithm, "update" if phase == ONLINE else phase)
             params, optimizer, counters = tree["params"], tree["optimizer"], tree["counters"]
             update, sums = counters["update"], dict[str, list[Tensor]]()
             phase_update = update - counters[OTHER_PHASES]
@@ -247,7 +245,7 @@ class Engine:
                 random = Random(counters["seed"], update + offset)
                 batch = source.sample(data, random, self.batch_size, algorithm.cfg.discount)
                 state = State(algorithm, params, optimizer, random, phase_update + offset)
-                state, metrics = run_update(state, batch, i)
+                state, metrics = algorithm.run_update(phase, state, batch, i)
                 params, optimizer = state.params, state.optimizer
                 for name, value in metrics.items():
                     sums.setdefault(name, []).append(value)

@@ -441,8 +441,16 @@ def wrong_observations(run: Any, learner: Algorithm, spec: Spec) -> Iterator[str
 
 
 def wrong_chunks(learner: Algorithm, head: Any, data: Dataset) -> Iterator[str]:
-    """Yield an error message if every episode is shorter than a chunk. head: the acting head."""
+    """Yield an error message if every episode is shorter than a chunk or an observation history.
+
+    head: the acting head.
+    """
     longest = int(data.episode_lengths().max())
+    if head.n_obs_steps > longest:
+        yield (
+            f"{data.path or data.name}: the longest episode has {longest} steps, an observation "
+            f"history has {head.n_obs_steps}. Lower algorithm.n_obs_steps."
+        )
     if head.chunk_size > longest:
         remedy = (
             "Lower algorithm.horizon." if hasattr(learner.cfg, "horizon") else "Shorten chunks."
@@ -462,6 +470,12 @@ def wrong_learner(
     None.
     """
     method, budget, scheduled = run.method.name, run.budget, {piece.phase for piece in schedule}
+    steps = run.task.max_episode_steps
+    if steps is not None and head.n_obs_steps > steps:
+        yield (
+            f"an episode of {run.task.name} has {steps} steps, an observation history has "
+            f"{head.n_obs_steps}. Lower algorithm.n_obs_steps."
+        )
     if type(head) not in load_kinds().values():
         yield (
             f"the policy of {method} is a {type(head).__name__}, which cannot be saved as a "

@@ -18,8 +18,9 @@ from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
 COMPOSED = ("EditedActor", "PerturbedActor", "SteeredActor", "BestOfN", "SwitchingActor")
+HISTORIES = ("HistoryActor",)
 DISCRETIZED = ("AutoregressiveActor", "CoarseToFineActor")
-KINDS = (*ACTORS, "SparseActor", "DiffusionActor", *COMPOSED, *DISCRETIZED)
+KINDS = (*ACTORS, "SparseActor", "DiffusionActor", *COMPOSED, *DISCRETIZED, *HISTORIES)
 DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]
 
@@ -35,9 +36,14 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """Return 1 / (1 + exp(-x)). The form with tanh does not overflow."""
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
 def silu(x: np.ndarray) -> np.ndarray:
-    """Return x * sigmoid(x). The form with tanh does not overflow."""
-    return x * 0.5 * (1 + np.tanh(0.5 * x))
+    """Return x * sigmoid(x)."""
+    return x * sigmoid(x)
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -60,7 +66,7 @@ def find_head_problem(kind: str, arguments: Mapping[str, Any]) -> str | None:
     """Return why numpy cannot run a head of this class and these arguments. None if it can."""
     if kind not in KINDS:
         return f"runs {', '.join(KINDS)}, not {kind}"
-    if kind == "BestOfN":
+    if kind in ("BestOfN", "HistoryActor"):
         return find_head_problem(arguments["policy"], arguments["policy_arguments"])
     if kind == "SteeredActor":
         return find_head_problem(arguments["sampler"], arguments["sampler_arguments"])
@@ -91,6 +97,7 @@ def make_head(kind: str, arguments: Mapping[str, Any], weights: Weights) -> Nump
         "BestOfN": BestOfN,
         "DiffusionActor": DenoisingActor,
         "EditedActor": EditedActor,
+        "HistoryActor": HistoryActor,
         "PerturbedActor": PerturbedActor,
         "SparseActor": SparseActor,
         "SteeredActor": SteeredActor,
@@ -290,6 +297,41 @@ class EditedActor(NumpyNetwork):
         edits = mean + np.exp(log_std.clip(*self._bounds)) * noise[:, 1].reshape(rows, -1)
         edited: np.ndarray = chunks + self._edit_scale * np.tanh(edits).reshape(chunks.shape)
         return edited.clip(-1, 1)
+
+
+class HistoryActor(NumpyNetwork):
+    """A head on an encoded history; see `policies.heads.sequences.history.HistoryActor`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        kind, options = arguments["policy"], arguments["policy_arguments"]
+        self._policy = make_head(kind, options, subtree(weights, "policy."))
+        self.noise_shape = self._policy.noise_shape
+        encoder = arguments["encoder_arguments"]
+        self._is_gru, self._features = encoder["kind"] == "gru", encoder["features"]
+        part = "encoder.cell.linear." if self._is_gru else "encoder.trunk."
+        self._network = Perceptron(subtree(weights, part), "relu")
+        if self._is_gru:
+            norm = subtree(weights, "encoder.cell.norm.")
+            self._gain, self._shift = norm["weight"], norm["bias"]
+
+    def decide(
+        self, observations: Inputs, memory: Memory, noise: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
+        assert isinstance(observations, np.ndarray)
+        return self._policy.decide(self.encode(observations)[:, None], memory, noise)
+
+    def encode(self, observations: np.ndarray) -> np.ndarray:
+        """Return the features [B, F] of histories [B, n_obs_steps, O]."""
+        if not self._is_gru:
+            return self._network(observations.reshape(len(observations), -1))
+        state = np.zeros((len(observations), self._features), np.float32)
+        for x in np.moveaxis(observations, 1, 0):  # see `GRUCell`
+            parts = self._network(np.concatenate([x, state], -1))
+            parts = normalize_layer(parts, self._gain, self._shift, 1e-5)
+            reset, candidate, update = np.split(parts, 3, -1)
+            reset, update = sigmoid(reset), sigmoid(update - 1)
+            state = update * np.tanh(reset * candidate) + (1 - update) * state
+        return state
 
 
 AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
