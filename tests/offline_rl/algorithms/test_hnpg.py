@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from offline_rl.algorithms.common.base import State
+from offline_rl.algorithms.common.on_policy.stepwise import in_float64
 from offline_rl.algorithms.hnpg import HNPG, Config
 from offline_rl.algorithms.trpo import TRPO
 from offline_rl.data import Dataset
@@ -125,6 +126,19 @@ def test_the_policy_step_lowers_the_loss_by_a_small_divergence():
         assert 0 < metrics["divergence"] < 2 * CFG.max_kl
         assert metrics["accepted"] > 0.5
         assert (new.params["policy"]["log_std"] != state.params["policy"]["log_std"]).any()
+
+
+def test_the_policy_step_has_no_rounding_errors_of_float32():
+    """Networks and batches in float64 with the same numbers give the same float32 weights."""
+    algorithm = HNPG(SPEC, CFG)
+    state, (batch, _) = state_of(algorithm), iteration(algorithm)
+    double = state_of(algorithm)  # with the same noise
+    double = replace(double, params=in_float64(double.params))
+    doubles = replace(batch, rollout=in_float64(batch.rollout), offline=in_float64(batch.offline))
+    new, expected = (algorithm.improve(*x)[0] for x in ((state, batch), (double, doubles)))
+    for name, value in expected.params["policy"].items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(new.params["policy"][name], value, rtol=1e-6, atol=1e-8)
 
 
 def test_a_policy_counts_the_steps_of_its_episode():
