@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import Recorded
 
 from offline_rl.algorithms.common.base import State
 from offline_rl.algorithms.common.on_policy.stepwise import in_float64
@@ -146,7 +147,61 @@ def test_a_policy_counts_the_steps_of_its_episode():
     memory, observations = head.initial_memory(2), torch.ones(2, 1, 4)
     for step in (0, 1, 2, 2):
         chunk, memory = head.decide(observations, memory, torch.zeros(2, 0))
+        expected = head.trunk(observations[:, 0])[step].clamp(-1, 1)
+        torch.testing.assert_close(chunk[:, 0], expected)
+    with torch.no_grad():
+        head.log_std.fill_(-30)
+    memory = head.initial_memory(2)
+    for step in (0, 1, 2, 2):
+        chunk, memory = head.explore(observations, memory, torch.zeros(2, 0), Recorded())
         torch.testing.assert_close(chunk[:, 0], head.trunk(observations[:, 0])[step].clamp(-1, 1))
+
+
+def test_advantages_use_the_networks_of_each_step_and_bootstrap_where_episodes_are_cut_off():
+    """Two episodes in each of two environments; one of the four was cut off, and three ended.
+
+    With policies that hardly vary, the value is Q of the mean action, computed in a loop.
+    """
+    algorithm = HNPG(SPEC, replace(CFG, discount=0.5))
+    state, (_, rollouts) = state_of(algorithm), iteration(algorithm)
+    policy: Any = algorithm.modules["policy"]
+    state.params["policy"]["log_std"] = torch.full((STEPS, 1, 2), -30.0)
+    data = {name: column[0].clone() for name, column in rollouts.data.items()}
+    data["terminated"][2, 0], data["truncated"][2, 0] = 0, 1
+
+    def value(s: torch.Tensor, t: int) -> torch.Tensor:
+        t = min(t, STEPS - 1)  # later steps use the last networks
+        a = torch.func.functional_call(policy.trunk, trunk(state), s[:, 0])[t].clip(-1, 1)
+        return state.critic(s[:, 0], a)[t]
+
+    expected, total = torch.empty(6, 2), torch.zeros(2)
+    for row in reversed(range(6)):
+        t = row % STEPS
+        v = value(data["observations"][row], t)
+        if t == STEPS - 1:
+            v2 = value(data["next_observations"][row], t + 1) * (1 - data["terminated"][row])
+        else:
+            v2 = value(data["observations"][row + 1], t + 1)
+        error = data["rewards"][row, :, 0] + 0.5 * v2 - v
+        total = error + 0.5 * 0.8 * total * (t < STEPS - 1)
+        expected[row] = total
+    found, _ = algorithm.rollout_advantages(state, data, 0.8)
+    torch.testing.assert_close(found, expected)
+
+
+def trunk(state: State) -> dict[str, torch.Tensor]:
+    params = state.params["policy"]
+    return {k.removeprefix("trunk."): x for k, x in params.items() if k.startswith("trunk.")}
+
+
+def test_the_critic_regresses_on_sums_of_rewards():
+    """All episodes terminate, so that no value has an effect on their returns."""
+    algorithm = HNPG(SPEC, replace(CFG, trace=0.1))
+    state, (_, rollouts) = state_of(algorithm), iteration(algorithm)
+    data = {name: column[0] for name, column in rollouts.data.items()}
+    rewards = data["rewards"][..., 0].unflatten(0, (2, STEPS))
+    expected = rewards.flip(1).cumsum(1).flip(1).flatten(0, 1)
+    torch.testing.assert_close(algorithm.compute_advantages(state, data)["returns"], expected)
 
 
 def test_data_with_longer_episodes_are_refused():
