@@ -66,11 +66,13 @@ class Config(GaussianConfig):
         super().__post_init__()
         if self.decisions % self.num_steps:
             raise ValueError(
-                f"decisions={self.decisions} is not a multiple of num_steps={self.num_steps}."
+                f"decisions={self.decisions} is not a multiple of num_steps={self.num_steps}. "
+                "Use a multiple."
             )
         if self.num_steps > self.batch_size:
             raise ValueError(
-                f"batch_size={self.batch_size} is less than num_steps={self.num_steps}. Use more."
+                f"batch_size={self.batch_size} is less than num_steps={self.num_steps}. "
+                f"Use at least {self.num_steps}."
             )
 
     @classmethod
