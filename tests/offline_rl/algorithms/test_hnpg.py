@@ -1,6 +1,7 @@
 """HNPG and TRPO: rows of each step, the order of critics, refused data, and training on a lock."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from by_hand import Recorded
 
+import policies
 from offline_rl.algorithms.common.base import State
 from offline_rl.algorithms.common.on_policy.stepwise import in_float64
 from offline_rl.algorithms.hnpg import HNPG, Config
@@ -17,7 +19,8 @@ from offline_rl.replay.rollouts import Iteration, Rollouts
 from offline_rl.training.sources import offline_source
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
-from policies import Spec
+from policies import Bundle, Normalizer, Spec, bundle
+from policies.golden import seal
 from policies.heads.gaussian import StepGaussianActor
 
 STEPS = 3
@@ -207,3 +210,23 @@ def test_the_critic_regresses_on_sums_of_rewards():
 def test_data_with_longer_episodes_are_refused():
     with pytest.raises(UserError, match="longest episode of the data has 4 steps"):
         HNPG(SPEC, CFG).prepare(data(steps=4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_the_exported_bundle_acts_as_in_torch(num_steps: int, tmp_path: Path) -> None:
+    """The batch has another size than that of the export, and each step has its own network."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from policies.export import export_bundle
+
+    head = StepGaussianActor(4, 2, (8,), num_steps=num_steps)
+    weights = {k: v.numpy().copy() for k, v in head.state_dict().items()}
+    normalizer = Normalizer.fit(np.random.default_rng(0).normal(1, 3, (20, 4)).astype(np.float32))
+    arguments, path = head.arguments, tmp_path / "policy.bundle"
+    new = seal(Bundle(SPEC, "StepGaussianActor", arguments, weights, normalizer))
+    bundle.write(path, export_bundle(new)[0])
+    s = np.random.default_rng(3).normal(size=(50, 4)).astype(np.float32)
+    onnx, torch_ = (policies.load(path, runtime=name) for name in ("onnx", "torch"))
+    for _ in range(num_steps):
+        np.testing.assert_allclose(onnx.act(s)[0], torch_.act(s)[0], atol=1e-5)
