@@ -161,7 +161,7 @@ def test_a_policy_counts_the_steps_of_its_episode():
 
 
 def test_advantages_use_the_networks_of_each_step_and_bootstrap_where_episodes_are_cut_off():
-    """Two episodes in each of two environments; one of the four was cut off, and three ended.
+    """In the first environment, an episode is cut off, and the rollout ends within another one.
 
     With policies that hardly vary, the value is Q of the mean action, computed in a loop.
     """
@@ -170,24 +170,27 @@ def test_advantages_use_the_networks_of_each_step_and_bootstrap_where_episodes_a
     policy: Any = algorithm.modules["policy"]
     state.params["policy"]["log_std"] = torch.full((STEPS, 1, 2), -30.0)
     data = {name: column[0].clone() for name, column in rollouts.data.items()}
-    data["terminated"][2, 0], data["truncated"][2, 0] = 0, 1
+    data["timesteps"][:, 0] = torch.tensor([0, 1, 0, 1, 2, 0])
+    data["truncated"][:, 0] = torch.tensor([0.0, 1, 0, 0, 0, 0])
+    data["terminated"][:, 0] = torch.tensor([0.0, 0, 0, 0, 1, 0])
 
     def value(s: torch.Tensor, t: int) -> torch.Tensor:
         t = min(t, STEPS - 1)  # later steps use the last networks
-        a = torch.func.functional_call(policy.trunk, trunk(state), s[:, 0])[t].clip(-1, 1)
-        return state.critic(s[:, 0], a)[t]
+        a = torch.func.functional_call(policy.trunk, trunk(state), (s,))[t].clip(-1, 1)
+        return state.critic(s, a)[t, 0]
 
-    expected, total = torch.empty(6, 2), torch.zeros(2)
-    for row in reversed(range(6)):
-        t = row % STEPS
-        v = value(data["observations"][row], t)
-        if t == STEPS - 1:
-            v2 = value(data["next_observations"][row], t + 1) * (1 - data["terminated"][row])
-        else:
-            v2 = value(data["observations"][row + 1], t + 1)
-        error = data["rewards"][row, :, 0] + 0.5 * v2 - v
-        total = error + 0.5 * 0.8 * total * (t < STEPS - 1)
-        expected[row] = total
+    expected = torch.empty(6, 2)
+    for env in range(2):
+        total = torch.tensor(0.0)
+        for row in reversed(range(6)):
+            s, s2 = (data[x][row, env] for x in ("observations", "next_observations"))
+            t, terminates = int(data["timesteps"][row, env]), bool(data["terminated"][row, env])
+            is_last = terminates or bool(data["truncated"][row, env]) or row == 5
+            s2 = s2 if is_last else data["observations"][row + 1, env]
+            v2 = 0.0 if terminates else value(s2, t + 1)
+            error = data["rewards"][row, env, 0] + 0.5 * v2 - value(s, t)
+            total = error + 0.5 * 0.8 * total * (not is_last)
+            expected[row, env] = total
     found, _ = algorithm.rollout_advantages(state, data, 0.8)
     torch.testing.assert_close(found, expected)
 
