@@ -279,11 +279,19 @@ def wrong_start(run: Any) -> Iterator[str]:
             "action_range=data needs task=none: the range of the data may be smaller than that of "
             f"{run.task.name}. Set action_range=[low,high]."
         )
-    if run.reads_data and not run.has_dataset:
+    if "data" not in mode.learns and issubclass(run.method.cls.Online, OnPolicy):
+        if budget.num_updates:
+            remedy = "Remove it" if budget.num_env_steps else "Set num_env_steps= instead"
+            yield (
+                f"num_updates={budget.num_updates} is not used: all training of {method} is on its "
+                f"own rollouts. {remedy}."
+            )
+    elif run.reads_data and not run.has_dataset:
         reads = {"num_updates": budget.num_updates}
         reads["online.offline_fraction"] = run.method.interaction.online.offline_fraction
         zeros = " ".join(f"{name}=0" for name, value in reads.items() if value)
-        remedy = f", or {zeros} to learn online only" if budget.num_env_steps else ""
+        can_omit = budget.num_env_steps and not issubclass(run.method.cls.Online, OnPolicy)
+        remedy = f", or {zeros} to learn online only" if can_omit else ""
         yield f"task {run.task.name} has no dataset. Set dataset=<path or id>{remedy}"
     learns_alone = run.method.cls.uses_facts and not run.reads_data and run.start is None
     if run.data.dataset is not None and learns_alone:

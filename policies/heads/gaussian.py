@@ -132,19 +132,22 @@ class StepGaussianActor(Head):
         """See `Head.initial_memory`."""
         return {"steps": torch.zeros(batch)} if self.num_steps > 1 else {}
 
+    def steps(self, observations: Tensor, memory: Memory) -> Tensor:
+        """Return the steps [B] of the episodes; 0 if all steps share one network."""
+        zeros = observations.new_zeros(observations.shape[0])  # an export would fix len()
+        return memory.get("steps", zeros)
+
     def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
         """See `Head.decide`."""
-        steps = memory.get("steps", observations.new_zeros(len(observations)))
-        mean, _ = self.at(observations[:, -1], steps)
+        mean, _ = self.at(observations[:, -1], self.steps(observations, memory))
         return mean.clamp(-1, 1)[:, None], {name: x + 1 for name, x in memory.items()}
 
     def explore(
         self, observations: Tensor, memory: Memory, noise: Tensor, random: Random
     ) -> tuple[Tensor, Memory]:
         """See `Head.explore`."""
-        steps = memory.get("steps", observations.new_zeros(len(observations)))
-        shape = (len(observations), self.log_std.shape[-1])
-        actions = self.sample(observations[:, -1], steps, random.normal(shape))
+        noise = random.normal((observations.shape[0], self.log_std.shape[-1]))
+        actions = self.sample(observations[:, -1], self.steps(observations, memory), noise)
         return actions.clamp(-1, 1)[:, None], {name: x + 1 for name, x in memory.items()}
 
 

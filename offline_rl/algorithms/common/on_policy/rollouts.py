@@ -110,7 +110,8 @@ class GaussianConfig(BaseConfig):
         super().__post_init__()
         if self.decisions % self.environments:
             raise ValueError(
-                f"decisions={self.decisions} is not a multiple of environments={self.environments}."
+                f"decisions={self.decisions} is not a multiple of "
+                f"environments={self.environments}. Use a multiple."
             )
 
     @classmethod
