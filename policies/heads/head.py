@@ -73,7 +73,8 @@ class Head(nn.Module):
         A head that reads rewards has the entry "rewards", [B]: zeros at the start of an episode.
         Before each decision, the caller overwrites it with the sum of the raw rewards since the
         previous decision. A head that reads costs has the entry "costs", likewise. If it needs the
-        cost of the complete episode, it keeps the sum in an entry of its own.
+        cost of the complete episode, it keeps the sum in an entry of its own. The entry "executed",
+        [B] float, likewise becomes the number of steps since the previous decision.
         """
         return {}
 
