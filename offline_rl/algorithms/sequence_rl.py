@@ -8,9 +8,7 @@ Paper:   Patel, Siegelmann, ICLR 2025, arXiv:2410.08979.
 Differs: The model predicts the change of the observation (predict_change=false: the observation
          itself, as in dee0512/Sequence-Reinforcement-Learning). The released code draws a second
          batch for model and actor, starts with a fixed temperature, and adds 1e-6 inside the
-         logarithm of the log density. The first actions are those of the initial policy instead of
-         uniform ones, because the policy reads its own last action. Episodes enter the replay
-         buffer at their end.
+         logarithm of the log density. Episodes enter the replay buffer at their end.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class Config(SoftConfig):
 
 
 @frozen
-class Online(schedule.Online):
+class Online(schedule.RandomStart):
     """Defaults: the authors' code."""
 
     warmup_steps: Amount = 10_000
