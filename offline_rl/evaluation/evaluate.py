@@ -272,9 +272,7 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
             )
     except UserError as error:  # if the folder is not writable, only show the results
         problem = str(error)
-    return Evaluation(
-        task, runs, played, limits, options, start_kind, notes, files, problem, paced
-    )
+    return Evaluation(task, runs, played, limits, options, start_kind, notes, files, problem, paced)
 
 
 def limits_of(policy: Bundle, task: Task) -> Limits:

@@ -24,7 +24,9 @@ class EvaluateOptions(Checked):
         None  # environment steps between decisions, or a list of them, which adds their average
     )
     decision_random: Count | None = None  # with decision_every: also random intervals up to this
-    decision_delay: Count | None = None  # with decision_every: also observations this many steps old
+    decision_delay: Count | None = (
+        None  # with decision_every: also observations this many steps old
+    )
     stl: str | None = None  # formula of signal temporal logic; adds its robustness per episode
     backup: str | None = None  # bundle that acts while the robustness of stl= is below margin=
     margin: Number | None = None  # robustness below which the backup takes over; default: 0

@@ -35,7 +35,7 @@ LEGEND = (
     "Columns: {what} if the policy decides every so many steps. In between, it executes the "
     "actions of its chunk and then repeats the last one. {more}FAS: frequency-averaged score, the "
     "mean over the intervals from {first} to {last} with linear interpolation, and its 95 % "
-    "bootstrap interval over episodes."
+    "bootstrap interval over episodes, and over bundles if there are several."
 )
 Played = Mapping[Pace, Episodes]  # episodes of one policy at each pace
 
@@ -133,14 +133,16 @@ def averaged(values: np.ndarray, intervals: Sequence[int]) -> np.ndarray:
 def bootstrap_interval(values: Sequence[np.ndarray]) -> tuple[float, float]:
     """Return the 95 % percentile interval of the mean over S policies and their episodes.
 
-    values: S arrays, value of each episode, [E]. Each resample draws policies with replacement, if
-    there are several, and then episodes of each of them.
+    values: S arrays, value of each episode, [E]. Episode e has the same initial state for every
+    policy. Each resample therefore draws E episodes with replacement for all policies together, and
+    then S policies.
     """
-    rng, count = np.random.default_rng(0), len(values)
-    means = np.stack([v[rng.integers(len(v), size=(RESAMPLES, len(v)))].mean(1) for v in values], 1)
-    if count > 1:  # [RESAMPLES, S]
-        means = np.take_along_axis(means, rng.integers(count, size=means.shape), 1)
-    low, high = np.quantile(means.mean(1), (0.025, 0.975))
+    rng, stacked = np.random.default_rng(0), np.stack(values)
+    count, episodes = stacked.shape
+    means = stacked[:, rng.integers(episodes, size=(RESAMPLES, episodes))].mean(-1)  # [S, N]
+    if count > 1:
+        means = np.take_along_axis(means, rng.integers(count, size=means.shape), 0)
+    low, high = np.quantile(means.mean(0), (0.025, 0.975))
     return float(low), float(high)
 
 

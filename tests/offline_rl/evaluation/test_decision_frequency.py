@@ -117,6 +117,8 @@ def test_the_bootstrap_interval_is_normal_for_many_episodes_and_covers_policies(
     half = 1.96 * values.std() / np.sqrt(2000)
     expected = values.mean() - half, values.mean() + half
     np.testing.assert_allclose(bootstrap_interval([values]), expected, atol=0.02)
+    same = bootstrap_interval([values, values])  # the same initial states: no gain by repetition
+    np.testing.assert_allclose(same, bootstrap_interval([values]), rtol=1e-12)
     low, high = bootstrap_interval([np.full(9, 1.0), np.full(9, 3.0)])
     assert (low, high) == (1, 3)  # two policies: both draws can select the same one
 
