@@ -60,7 +60,7 @@ def test_all_cards_of_the_repository_load() -> None:
 def test_data_that_is_published_as_a_pickle_is_refused_with_the_conversion(
     tmp_path: Path,
 ) -> None:
-    """The publishers' archives of D5RL's A1 data contain pickles, which this project never loads."""
+    """The archives of D5RL's A1 data contain pickles, which this project never loads."""
     for name in ("a1-interpolate-v0", "a1-extrapolate-above-v0", "a1-hiking-v0"):
         assert cards.card(name).env is None
         with pytest.raises(UserError, match=f"{name}: .* is not published.*Convert it once"):

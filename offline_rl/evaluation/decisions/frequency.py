@@ -7,9 +7,9 @@ interpolation between them (trapezoid rule):
     FAS = sum_k (x[k+1] - x[k]) (s[k] + s[k+1]) / 2 / (x[K] - x[1])
 
 x: intervals in steps, in increasing order.  s: mean scores, or mean returns of a task without score
-references. The FAS has the unit of the score. Patel, Siegelmann, ICLR 2025, arXiv:2410.08979, divide by
-x[K] instead of x[K] - x[1], and by the best return: their values are 29/3000 of ours if the
-intervals end at 30, and if their references are those of the score.
+references. The FAS has the unit of the score. Patel, Siegelmann, ICLR 2025, arXiv:2410.08979,
+divide by x[K] instead of x[K] - x[1], and by the best return. Their values are 29/3000 of ours if
+the intervals are 1 to 30, and if their references are those of the score.
 """
 
 from __future__ import annotations

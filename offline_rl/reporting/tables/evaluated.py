@@ -19,7 +19,7 @@ HEADER += ["episodes", "keys"]
 LESS_NEEDED = ["cost", "return", "keys", "task", "episodes"]
 LEGEND = {
     "satisfied %": "share of episodes that satisfy the formula `stl`.",
-    "FAS": "score averaged over the intervals of decision_every=, with its 95 % bootstrap interval.",
+    "FAS": "score averaged over the intervals of decision_every=, with a 95 % interval.",
     "keys": "options of `offline-rl evaluate` other than `task` and `episodes`.",
 }
 
