@@ -3,7 +3,8 @@
     policy.evaluation.<task>-<episodes>[-<key>_<value>].json
 
 A file holds the command's options, every episode's return, length and seed, the version and commit
-of the code, and a checksum of the policy. Repeating a command replaces its file.
+of the code, and a checksum of the policy. With decision_every=, `paces` holds the episodes at each
+interval. Repeating a command replaces its file.
 """
 
 from __future__ import annotations
