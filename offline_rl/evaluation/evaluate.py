@@ -233,7 +233,7 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
                 cost: {path: play(policy, env, seeds, reader) for path, policy in by_path.items()}
                 for cost, by_path in loaded.items()
             }
-            paced = {
+            paced: dict[float | None, dict[Path, Played]] = {
                 cost: {
                     path: {pace: play(policy, env, seeds, pace=pace) for pace in paces}
                     for path, policy in by_path.items()

@@ -52,7 +52,8 @@ class SequenceActor(Head):
         self.arguments |= {"log_std_range": [*log_std_range]}
         self.chunk_size = self.n_action_steps = horizon
         self.log_std_range = (log_std_range[0], log_std_range[1])
-        size, xavier = hidden[-1], {"activation": activation, "init": xavier_init}
+        size = hidden[-1]
+        xavier: dict[str, Any] = {"activation": activation, "init": xavier_init}
         self.start = MLP(observations, size, hidden[:-1], **xavier)
         # initialized like torch.nn.GRUCell
         options: dict[str, Any] = {"activation": activation, "inner": True}

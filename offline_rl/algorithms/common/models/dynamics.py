@@ -99,8 +99,9 @@ class MeanDynamics(nn.Module):
         predict_change: the output of the MLP is the change of the observation.
         """
         super().__init__()
-        self.predict_change, options = predict_change, {"activation": activation}
-        self.net = MLP(observations + actions, observations, hidden, init=xavier_init, **options)
+        self.predict_change = predict_change
+        options: dict[str, Any] = {"activation": activation, "init": xavier_init}
+        self.net = MLP(observations + actions, observations, hidden, **options)
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the next observations [..., O] for observations [..., O] and actions [..., A]."""
