@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from policies.bundle import Bundle
-from policies.episodes import COSTS
+from policies.episodes import COSTS, EXECUTED
 from policies.heads.safety.limits import discounted_limit
 from policies.heads.schedules import FLOW_TIME
 from policies.networks.polynomial import Library
@@ -18,9 +18,9 @@ from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
 COMPOSED = ("EditedActor", "PerturbedActor", "SteeredActor", "BestOfN", "SwitchingActor")
-HISTORIES = ("HistoryActor",)
+RECURRENT = ("HistoryActor", "SequenceActor")
 DISCRETIZED = ("AutoregressiveActor", "CoarseToFineActor")
-KINDS = (*ACTORS, "SparseActor", "DiffusionActor", *COMPOSED, *DISCRETIZED, *HISTORIES)
+KINDS = (*ACTORS, "SparseActor", "DiffusionActor", *COMPOSED, *DISCRETIZED, *RECURRENT)
 DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]
 
@@ -99,6 +99,7 @@ def make_head(kind: str, arguments: Mapping[str, Any], weights: Weights) -> Nump
         "EditedActor": EditedActor,
         "HistoryActor": HistoryActor,
         "PerturbedActor": PerturbedActor,
+        "SequenceActor": SequenceActor,
         "SparseActor": SparseActor,
         "SteeredActor": SteeredActor,
         "SwitchingActor": SwitchingActor,
@@ -427,6 +428,43 @@ class SwitchingActor(NumpyNetwork):
         index = np.where(is_admissible.any(1), best, cost.argmin(1))
         chunk = actions[np.arange(rows), index][:, None]
         return chunk, {"spent": spent, "steps": steps + 1, COSTS: memory[COSTS]}
+
+
+class SequenceActor(NumpyNetwork):
+    """A GRU that emits a sequence of actions; see `policies.heads.sequences.planner`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        self._start, self._gru_input, self._gru_state, self._mean = (
+            Perceptron(subtree(weights, f"{name}."), arguments["activation"])
+            for name in ("start", "gru_input", "gru_state", "mean")
+        )
+        self._sizes = arguments["horizon"], arguments["actions"]
+
+    def initial_memory(self, batch: int) -> Memory:
+        plan = np.zeros((batch, *self._sizes), np.float32)
+        return {"plan": plan, EXECUTED: np.zeros(batch, np.float32)}
+
+    def decide(
+        self, observations: Inputs, memory: Memory, noise: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
+        assert isinstance(observations, np.ndarray)
+        steps = self._sizes[0]
+        index = memory[EXECUTED].astype(int).clip(1, steps) - 1
+        previous = memory["plan"][np.arange(len(index)), index]
+        state, chunk = self._start(observations[:, -1]), list[np.ndarray]()
+        for _ in range(steps):
+            x, h = (np.split(part, 3, -1) for part in self._gates(previous, state))
+            reset, update = (0.5 * (1 + np.tanh(0.5 * (x[k] + h[k]))) for k in (0, 1))
+            candidate = np.tanh(x[2] + reset * h[2])
+            state = candidate + update * (state - candidate)
+            previous = np.tanh(self._mean(state))
+            chunk.append(previous)
+        plan = np.stack(chunk, 1)
+        return plan, {"plan": plan, EXECUTED: memory[EXECUTED]}
+
+    def _gates(self, previous: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the linear parts of the gates, from the previous action and from the state."""
+        return self._gru_input(previous), self._gru_state(state)
 
 
 class AutoregressiveActor(NumpyNetwork):
