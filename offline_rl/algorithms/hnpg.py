@@ -17,7 +17,7 @@ Differs: The natural-gradient step and the order of fits are those of YifeiZhou0
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class HNPG(StepwiseRollouts):
     Config: type = Config
     Online: type = Online
     mode = DATA_THEN_ONLINE
-    extra_columns: tuple[str, ...] = ("timesteps",)
+    extra_columns: ClassVar[tuple[str, ...]] = ("timesteps",)
     hybrid = True  # also learns from the data
 
     @property

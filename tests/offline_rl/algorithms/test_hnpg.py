@@ -161,7 +161,7 @@ def test_a_policy_counts_the_steps_of_its_episode():
 
 
 def test_advantages_use_the_networks_of_each_step_and_bootstrap_where_episodes_are_cut_off():
-    """In the first environment, an episode is cut off, and the rollout ends within another one.
+    """An episode of the first environment is cut off, and the rollout ends within another one.
 
     With policies that hardly vary, the value is Q of the mean action, computed in a loop.
     """

@@ -120,7 +120,7 @@ class GaussianConfig(BaseConfig):
 
 
 class GaussianRollouts(OnPolicy):
-    """On-policy method with a Gaussian policy. Define `optimizers` and `update`.
+    """Base of on-policy methods with a Gaussian policy. Define `optimizers` and `update`.
 
     The column `samples` has the actions before they are clipped to [-1, 1]: the policy's density is
     that of the samples.

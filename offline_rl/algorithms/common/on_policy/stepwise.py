@@ -21,7 +21,7 @@ NEXT = "next_observations"
 
 
 class StepwiseRollouts(GaussianRollouts):
-    """On-policy method with the networks `policy` and `critic`, an ensemble over steps."""
+    """Base of on-policy methods with the networks `policy` and `critic`, an ensemble over steps."""
 
     def columns(self) -> tuple[Shapes, Shapes]:
         return {**super().columns()[0], "timesteps": ()}, {}
