@@ -79,7 +79,7 @@ class Config(LimitConfig, dt.Config):
     max_episode_cost: Annotated[Positive, BUILT] = (
         70.0  # episodes are sampled in proportion to this minus their cost
     )
-    augmentation: Annotated[Share, BUILT] = 0.2  # number of new episodes, as a share of the episodes
+    augmentation: Annotated[Share, BUILT] = 0.2  # new episodes, as a share of the episodes
     degree: Amount = 1  # degree of the polynomial that approximates the best return at each cost
     max_return: Number | None = (
         None  # largest return of new episodes; null: best of the data + 10 % of their range
