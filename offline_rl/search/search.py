@@ -223,7 +223,7 @@ def identity(
     The other options are compared by the runs. More trials continue a search.
     """
     return {
-        "space": dict(space),
+        **space,
         "sampler": sampler,
         "sampler_seed": options.sampler_seed,
         "parallel": side_by_side(options),
@@ -242,8 +242,10 @@ def refuse_other(folder: Path, record: Mapping[str, Any]) -> None:
     stored = read_json_object(path)
     if stored.get("version") != VERSION:
         raise UserError(f"{path} is of another version. Give the new search another name=…")
-    for key, value in to_json_values(dict(record)).items():
-        if (old := stored.get("identity", {}).get(key)) != value:
+    before = stored.get("identity", {})
+    for key in sorted({*before, *record}):
+        old, value = before.get(key), to_json_values(record.get(key))
+        if old != value:
             raise UserError(
                 f"{folder} was started with {key}={format_value(old) or 'null'}, now it is "
                 f"{format_value(value) or 'null'}. Give the new search another name=…"

@@ -364,8 +364,8 @@ def test_a_finished_search_is_not_repeated_and_more_trials_extend_it(
     monkeypatch.setattr(Engine, "run", None)
     search(KEYS | OPTIONS, SPACE, show=False)
     assert (FOLDER / "search.json").read_bytes() == before
-    with pytest.raises(UserError, match=r"was started with sampler=random, now it is grid"):
-        search(KEYS, {ALPHA: "1,2"}, show=False)
+    with pytest.raises(UserError, match=r"with algorithm\.alpha=choice\(0\.1,10\), now it is 1,2"):
+        search(KEYS | OPTIONS, SPACE | {ALPHA: "1,2"}, show=False)
     with pytest.raises(UserError, match=r"was started with sampler_seed=0, now it is 1"):
         search(KEYS | OPTIONS | {"sampler_seed": 1}, SPACE, show=False)
     with pytest.raises(TypeError, match="NoneType"):  # it would train the fourth setting
