@@ -212,7 +212,9 @@ def best_of_study(name: str, *, constrained: bool = False) -> tuple[list[Any], f
     return proposals, min(values)
 
 
-@pytest.mark.parametrize("name", ["tpe", "gp", "cmaes", "qmc"])
+@pytest.mark.parametrize(
+    "name", ["tpe", "cmaes", "qmc", pytest.param("gp", marks=pytest.mark.slow)]
+)
 def test_optunas_samplers_repeat_their_settings(name: str) -> None:
     pytest.importorskip("optuna", reason="needs the extra search")
     proposals, best = best_of_study(name)
