@@ -101,7 +101,7 @@ def import_optuna() -> Any:
 
 
 class Study:
-    """Settings that a sampler of Optuna proposes, in rounds."""
+    """Rounds of settings that a sampler of Optuna proposes."""
 
     def __init__(
         self,

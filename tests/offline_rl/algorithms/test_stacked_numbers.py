@@ -22,7 +22,7 @@ def recording(cfg: Any, names: frozenset[str], reads: set[str]) -> Any:
         def __getattribute__(self, name: str) -> Any:
             # checks of the config itself, and comparisons with online training, do not count
             caller = sys._getframe(1).f_code.co_qualname
-            checks = ("__post_init__", "refuse_unread", "own_values")
+            checks = ("__post_init__", "refuse_unread", "own_values", "replace", "asdict")
             if name in names and not any(word in caller for word in checks):
                 reads.add(name)
             return object.__getattribute__(self, name)
