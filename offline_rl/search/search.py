@@ -309,7 +309,7 @@ class Search:
         trials = list(self.trials.values())
         ranking = results.ranked(trials, self.objective)
         values = [trial.value for trial in trials if trial.value is not None]
-        content = {
+        content: dict[str, Any] = {
             "version": VERSION,
             "identity": self.record,
             "online": results.online_use(trials),

@@ -111,7 +111,7 @@ def parse_sweep(key: str, text: str, hint: Any) -> Parameter:
 
     shown = f"{key}={text}"
     (override,) = parse_overrides([shown])
-    sweep: Any = override.value()
+    sweep = override.value()
     if not isinstance(sweep, ChoiceSweep | RangeSweep | IntervalSweep):
         raise UserError(
             f"{shown} is no list of values. Use choice(a,b), range(start,stop,step), "
@@ -123,25 +123,31 @@ def parse_sweep(key: str, text: str, hint: Any) -> Parameter:
             f"{shown}: the tag {min(wrong)} has no meaning here. The only tag is log, of an "
             "interval: tag(log,interval(low,high))."
         )
-    if is_interval:
-        return make_interval(shown, key, sweep.start, sweep.end, "log" in sweep.tags, hint)
+    if isinstance(sweep, IntervalSweep):
+        return make_interval(shown, key, sweep, hint)
     if sweep.shuffle:
         raise UserError(f"{shown}: shuffle has no effect. Use sampler=random for a random order.")
     ordered = isinstance(sweep, RangeSweep)
-    if ordered:
-        step = sweep.step
-        empty = not step or (sweep.stop - sweep.start) / step <= 0
-        if empty:
-            raise UserError(f"{shown} is an empty range. Use range(start,stop) with start < stop.")
-        if (sweep.stop - sweep.start) / step > MAX_VALUES:
-            raise UserError(f"{shown} has more than {MAX_VALUES:,} values. Use interval(low,high).")
-        raw = list(sweep.range())
-    else:
-        lines = (f"{key}={element}" for element in map(element_text, sweep.list))
-        raw = [override_values(parse_overrides([line]))[key] for line in lines]
+    raw = range_values(shown, sweep) if ordered else choice_values(key, sweep)
     values = [coerce(value, hint, key) for value in raw]
     distinct = [value for k, value in enumerate(values) if value not in values[:k]]
     return Choices(key, tuple(distinct), ordered)
+
+
+def range_values(shown: str, sweep: Any) -> list[Any]:
+    """Return the values of Hydra's RangeSweep. shown: the argument. Raises UserError."""
+    steps = (sweep.stop - sweep.start) / sweep.step if sweep.step else 0
+    if steps <= 0:
+        raise UserError(f"{shown} is an empty range. Use range(start,stop) with start < stop.")
+    if steps > MAX_VALUES:
+        raise UserError(f"{shown} has more than {MAX_VALUES:,} values. Use interval(low,high).")
+    return list(sweep.range())
+
+
+def choice_values(key: str, sweep: Any) -> list[Any]:
+    """Return the values of Hydra's ChoiceSweep, each read as on the command line."""
+    lines = (f"{key}={element_text(element)}" for element in sweep.list)
+    return [override_values(parse_overrides([line]))[key] for line in lines]
 
 
 def element_text(element: Any) -> str:
@@ -151,8 +157,9 @@ def element_text(element: Any) -> str:
     return str(Override._get_value_element_as_str(element))
 
 
-def make_interval(shown: str, key: str, low: float, high: float, log: bool, hint: Any) -> Interval:
-    """Return an interval of a number. shown: the argument, for messages. Raises UserError."""
+def make_interval(shown: str, key: str, sweep: Any, hint: Any) -> Interval:
+    """Return the interval of Hydra's IntervalSweep. shown: the argument. Raises UserError."""
+    low, high, log = float(sweep.start), float(sweep.end), "log" in sweep.tags
     kinds = {hint, *get_args(hint)} if get_origin(hint) in (Union, UnionType) else {hint}
     if not kinds & {int, float}:
         raise UserError(f"{shown}: {key} is not a number. Use {key}=choice(…).")
