@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,8 +43,8 @@ SPACES = {
 HEADER = ["settings", "wall time, s", "compilation, s", "updates, s", "updates/s of all settings"]
 NOTE = (
     "`wall time`: the whole search, with tracing, compilation and evaluations. `updates`: the rest "
-    "without compilation. {settings} settings of {algorithm}, {num_updates:,} updates each, on "
-    "{task}, in {precision}. Load {load}."
+    "without compilation. {settings} settings of {algorithm} with hidden={hidden}, {num_updates:,} "
+    "updates each, on {task}, in {precision}. Load {load}."
 )
 
 
@@ -56,6 +56,7 @@ class Options(Checked):
     num_updates: Count = 5000  # of each setting
     eval_episodes: Count = 10
     algorithm: Literal["td3_bc", "iql"] = "td3_bc"
+    hidden: list[int] = field(default_factory=lambda: [256, 256])  # units of the networks
     task: str = "gym/hopper-medium-replay"
     device: str = "auto"
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
@@ -74,6 +75,7 @@ def run_search(options: Options, parallel: int, out: str) -> tuple[SearchResult,
         "precision": options.precision,
         "compile": options.compile,
         "tracker": "none",
+        "algorithm.hidden": options.hidden,
         "trials": options.settings,
         "parallel": parallel,
         "out": out,
@@ -134,11 +136,7 @@ def page(results: dict[str, Any]) -> str:
         f"{results['rank_correlation']:.3f}, largest difference of two scores "
         f"{results['largest_difference']:.2g}."
     )
-    note = NOTE.format(
-        **{k: results[k] for k in ("settings", "algorithm", "num_updates", "task")},
-        precision=results["precision"],
-        load=results["load"],
-    )
+    note = NOTE.format(**results)
     parts = [head, table(HEADER, rows, markdown=True), wrap_text(finding), wrap_text(note)]
     return "\n\n".join(parts) + "\n"
 
