@@ -39,7 +39,7 @@ LAYERS = [  # of offline_rl: a package imports from itself and from the layers a
     {"runs"},
     {"training"},
     {"reporting", "generation"},
-    {"suite"},
+    {"suite", "search"},
     {"cli"},
 ]
 ALGORITHMS = registry.algorithm_names()

@@ -202,6 +202,12 @@ class Engine:
             program.calls = 0
         return {name: sum(t for t, _ in x) / sum(n for _, n in x) for name, x in sums.items()}
 
+    def metric_names(self, phase: str = "update") -> list[str]:
+        """Return the names of the metrics of a phase, without running or compiling it."""
+        positions = self._position_groups(phase)[-1]
+        names: list[str] = self._trace(phase, positions)[0].meta["metrics"]
+        return names
+
     def finite_seeds(self) -> np.ndarray:
         """Return a mask of the seeds with only finite parameters, [S]. Waits for the device."""
         leaves = flatten(self.state["params"]).values()
@@ -213,10 +219,7 @@ class Engine:
 
         Updates that the algorithm declares equal (`equivalent_step`) share a program.
         """
-        algorithm, _ = self.for_phase(phase)
-        position_groups = [tuple(range(algorithm.period))]
-        if algorithm.period > MAX_UNROLLED:
-            position_groups = [(algorithm.equivalent_step(i),) for i in range(algorithm.period)]
+        position_groups = self._position_groups(phase)
         compile = self.compiled and phase not in self.uncompiled_phases
         for positions in position_groups:
             if (phase, positions) not in self._programs:
@@ -227,6 +230,13 @@ class Engine:
                 self._programs[phase, positions] = Program(run, names, total)
                 self.compile_seconds += time.perf_counter() - started
         return [self._programs[phase, positions] for positions in position_groups]
+
+    def _position_groups(self, phase: str) -> list[Positions]:
+        """Return the positions of the updates in each program of a period."""
+        algorithm, _ = self.for_phase(phase)
+        if algorithm.period > MAX_UNROLLED:
+            return [(algorithm.equivalent_step(i),) for i in range(algorithm.period)]
+        return [tuple(range(algorithm.period))]
 
     def _make_seed_update(self, phase: str, positions: Positions, names: list[str]) -> SeedFunction:
         """Return a function (state, values, data) -> (state, metrics) that updates one seed.
