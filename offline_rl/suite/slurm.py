@@ -19,11 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from offline_rl.suite.claims import STALE_S
 from offline_rl.suite.plan import Cell
 from offline_rl.suite.queue import request_of
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder, read_json_object, write_json, write_text
 
+REQUEUE_S = (
+    STALE_S + 30
+)  # a job that Slurm starts again waits until the claim of its machine is void
 GRACE_S = 120  # before its time limit, a job is told to write a checkpoint
 
 
@@ -87,9 +91,7 @@ class SlurmLauncher:
         """
         folder = out / "queue" / "slurm"
         for cell in group:
-            request = request_of(cell, out)
-            # a job that Slurm starts again waits until the claim of the lost machine is void
-            request = replace(request, wait_s=request.stale_s + 30)
+            request = replace(request_of(cell, out), wait_s=REQUEUE_S)
             write_text(folder / f"{cell.id}.json", request.to_json() + "\n")
         script = folder / f"{group[0].id}.sh"
         write_text(script, self.script([cell.id for cell in group], folder, after))
