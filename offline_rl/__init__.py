@@ -22,8 +22,8 @@ from offline_rl.version import __version__
 if TYPE_CHECKING:
     from offline_rl.data.dataset import Dataset
     from offline_rl.evaluation.evaluate import Evaluation, evaluate
-    from offline_rl.evaluation.export import export
     from offline_rl.reporting.report import Report, report
+    from offline_rl.runs.export import export
     from offline_rl.trained import Trained, load
     from offline_rl.training.result import Result
     from offline_rl.training.train import distill, finetune, train
@@ -51,7 +51,7 @@ _LAZY = {
     "distill": "offline_rl.training.train",
     "evaluate": "offline_rl.evaluation.evaluate",
     "Evaluation": "offline_rl.evaluation.evaluate",
-    "export": "offline_rl.evaluation.export",
+    "export": "offline_rl.runs.export",
     "report": "offline_rl.reporting.report",
     "Report": "offline_rl.reporting.report",
     "Result": "offline_rl.training.result",

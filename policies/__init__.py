@@ -13,6 +13,7 @@ from policies.golden import open_bundle
 from policies.normalizer import Normalizer
 from policies.player import Player
 from policies.policy import BundlePolicy, Policy
+from policies.runtimes.hub import local_path
 from policies.spec import Channel, Spec
 
 __all__ = ["Bundle", "BundleError", "Channel", "Normalizer", "Player", "Policy", "Spec", "load"]
@@ -23,7 +24,8 @@ def load(
 ) -> BundlePolicy:
     """Load the policy in a bundle and verify it.
 
-    path: a bundle, or the folder of a training seed.
+    path: a bundle, the folder of a training seed, or hub:<owner>/<name>[@<revision>], a repository
+    of a model hub.
     runtime: `torch` runs every policy. `onnx` runs exported policies without torch. `numpy` runs
     MLP policies with numpy and safetensors only. `auto` selects the first of these that is
     installed and can run this policy. Every runtime must reproduce the bundle's golden output,
@@ -33,7 +35,7 @@ def load(
 
     Raises BundleError, which states what is wrong with the file.
     """
-    bundle = read(path)
+    bundle = read(local_path(path))
     try:
         return open_bundle(bundle, runtime, arguments, units=units)
     except BundleError as error:

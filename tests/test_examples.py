@@ -1,15 +1,20 @@
 """The examples run without errors."""
 
+import json
 import runpy
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import envs
+from offline_rl.cli.main import main
 from offline_rl.online.composed import base_of
+from real_robot.robot import Command
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -72,3 +77,44 @@ def test_a_policy_trained_on_own_arrays_is_better_than_the_log(
     run("train_on_own_arrays.py")
     log, policy = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[-3:-1])
     assert policy > log + 50
+
+
+@pytest.mark.slow
+def test_a_policy_is_trained_in_an_own_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    run("own_environment.py")
+    lines = capsys.readouterr().out.splitlines()
+    assert float(lines[-2].split()[-1]) > -3  # going straight to the middle: about -2
+
+
+@pytest.mark.slow
+def test_an_own_algorithm_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    run("own_algorithm.py", "300")
+    assert "score of the policy" in capsys.readouterr().out
+
+
+def test_an_own_robot_passes_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = f"port={tmp_path / 'robot.npy'}"
+    assert main(["robot", "check", f"robot={EXAMPLES / 'own_robot.yaml'}", port]) == 0
+    assert "own_robot passed the check" in capsys.readouterr().out
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    arm = import_module("own_robot").Arm(SimpleNamespace(spec=SimpleNamespace(joints=("a", "b"))))
+    arm.path = tmp_path / "other.npy"
+    arm.connect()
+    assert (arm.arm().q == 0).all()
+    arm.command(Command(1, 0, np.array([0.1, 0.2])))
+    np.testing.assert_array_equal(arm.read().q, [0.1, 0.2])
+    arm.disarm()
+    assert not arm.read().status.any()
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((EXAMPLES / "first_policy.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") for cell in cells)  # stored without outputs
+    namespace: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "cell", "exec"), namespace)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("return ")

@@ -96,7 +96,10 @@ class HazardWalk(Budgeted):
     def toward(
         self, observations: np.ndarray, offsets: np.ndarray, speeds: np.ndarray
     ) -> np.ndarray:
-        """Return actions [B, A] that move to `offsets` [B, 2] m from the agent at `speeds` [B, 1]."""
+        """Return actions [B, A] that move to `offsets` [B, 2] m from the agent.
+
+        speeds: shares of the highest speed, [B, 1].
+        """
         length = np.linalg.norm(offsets, axis=1, keepdims=True)
         velocity = speeds * offsets / np.maximum(length, 0.3)
         return 2 * velocity - observations[:, 2:4]

@@ -130,20 +130,24 @@ def evaluate(arguments: Sequence[str]) -> None:
     print(run(**parse_options(arguments)))
 
 
-@takes_options("offline_rl.evaluation.export:ExportOptions")
+@takes_options("offline_rl.runs.export:ExportOptions")
 def export(arguments: Sequence[str]) -> None:
     """Add ONNX graphs to policy bundles, so that the policies run without torch.
 
     usage: offline-rl export run=<bundle, seed folder or run folder> [format=onnx]
+           offline-rl export run=<bundle or seed folder> format=hub license=<identifier>
 
     The graphs are added to the bundle files after their outputs are compared with torch. MLPs need
-    no graph: NumPy runs them. The last line printed is the value of run=.
+    no graph: NumPy runs them. The last line printed is the value of run=. With format=hub, a folder
+    with a model card, the bundle, its settings and its evaluation is written; upload it to a model
+    hub. The last line printed is the folder.
     """
     _hide_warnings()
-    from offline_rl.evaluation.export import export as run
+    from offline_rl.runs.export import export as run
 
     options = parse_options(arguments)
-    print(*run(**options), options["run"], sep="\n")
+    lines = run(**options)
+    print(*lines, *([] if options.get("format") == "hub" else [options["run"]]), sep="\n")
 
 
 @takes_options("offline_rl.evaluation.play:PlayOptions")

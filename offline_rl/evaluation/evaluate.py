@@ -44,6 +44,7 @@ from policies.bundle import BUNDLE
 from policies.channels import Observations
 from policies.composed import needs_base
 from policies.policy import BundlePolicy
+from policies.runtimes.hub import local_path
 from policies.stl.signals import SignalReader
 
 STARTS = {  # result of `LoopVectorEnv.classify_starts` -> how episodes start, for the user
@@ -291,6 +292,7 @@ def bundles(run: Path, file: str = BUNDLE) -> list[Path]:
 
     file: name of the bundles in the folder of a run.
     """
+    run = Path(local_path(run))
     if run.is_file():
         return [run]
     of_seeds = sorted(run.glob(f"seed_*/{file}"), key=lambda f: (len(str(f)), f))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -188,6 +187,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     If the folder is empty at the end, it and all parent folders that were created are removed.
     """
+    import fcntl  # not on every system
+
     path, created = folder / ".lock", [f for f in (folder, *folder.parents) if not f.exists()]
     while True:
         try:
@@ -220,6 +221,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 def is_locked(folder: Path) -> bool:
     """Return True if a process on this machine has locked `folder`."""
+    import fcntl
+
     try:
         with (folder / ".lock").open("r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -236,6 +239,8 @@ def open_exclusively(path: Path, waiting: Callable[[], object]) -> Iterator[Bina
 
     If another process has locked the file, call `waiting()` and wait. Raises OSError.
     """
+    import fcntl
+
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         with os.fdopen(handle, "r+b", buffering=0) as file:

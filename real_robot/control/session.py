@@ -336,7 +336,9 @@ def report_errors(session: Session, name: str) -> Iterator[None]:
 
 
 def pin(last_core: bool) -> None:
-    """Pin this process to cores. Control uses the last core; inference uses the others."""
+    """Pin this process to cores, on Linux. Control uses the last core; inference the others."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) > 1:
         os.sched_setaffinity(0, cores[-1:] if last_core else cores[:-1])

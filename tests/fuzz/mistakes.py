@@ -368,7 +368,7 @@ MORE = {
     "generate format=lerobot": "format=lerobot is only for demonstrations, but hopper",
     "generate rows=5": "rows= is only for demonstrations, but hopper trains an agent",
     "generate recipe=push rows=0": "rows=0 is not at least 1",
-    "generate task=cube-single": "task= does not apply to recipe=hopper. Select sets with qualities=",
+    "generate task=cube-single": "task= does not apply to recipe=hopper. Select",
     "generate recipe=ogbench": "recipe=ogbench needs a task. Add task=, one of cube-single",
     "generate recipe=ogbench task=antmaze-large": "unknown task 'antmaze-large'",
     "generate recipe=key.yaml": "key.yaml: unknown option 'algorithm'; there are compile",

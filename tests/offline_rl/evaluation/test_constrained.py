@@ -24,10 +24,10 @@ from offline_rl.evaluation.constrained import (
     normalized_cost,
     rows_of,
 )
-from offline_rl.evaluation.export import export
 from offline_rl.evaluation.play import play_episode
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.evaluation.saved import saved_evaluations
+from offline_rl.runs.export import export
 from offline_rl.utils.errors import UserError
 from policies import Bundle, Normalizer, Player, Spec, bundle
 from policies.golden import seal

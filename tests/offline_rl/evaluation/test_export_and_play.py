@@ -12,8 +12,8 @@ from gymnasium.spaces import Box
 import envs
 import policies
 from offline_rl.cli import verbs
-from offline_rl.evaluation import export as exporting
 from offline_rl.evaluation import play as playing
+from offline_rl.runs import export as exporting
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.seeds import EVALUATION_SEED
 from policies import Bundle, Normalizer, Spec, bundle
@@ -220,4 +220,4 @@ def test_without_the_exporter_the_extra_to_install_is_named(tmp_path, monkeypatc
     with pytest.raises(UserError, match=r"onnxscript\. .*pip install .*\[export\]"):
         exporting.export(run=str(tmp_path))
     with pytest.raises(UserError, match="format"):
-        exporting.export(run=str(tmp_path), format="hub")
+        exporting.export(run=str(tmp_path), format="tflite")

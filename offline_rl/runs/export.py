@@ -11,6 +11,7 @@ from offline_rl.algorithms.common.safety.guardian import Quantile, fit_guardian
 from offline_rl.data import Dataset
 from offline_rl.data.load import load_dataset
 from offline_rl.evaluation.evaluate import bundles
+from offline_rl.runs.card import write_hub_folder
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_atomically
 from offline_rl.utils.modules import import_extra
@@ -27,9 +28,11 @@ class ExportOptions(Checked):
     """Options of `offline-rl export`."""
 
     run: str  # a policy bundle, the folder of a seed, or the folder of a run
-    format: Literal["onnx", "none"] = (
-        "onnx"  # graph to add; policies.load(…, runtime="onnx") runs it. none: no graph
+    format: Literal["onnx", "none", "hub"] = (
+        "onnx"  # graph to add, for policies.load(…, runtime="onnx"); hub: a folder for a model hub
     )
+    out: str | None = None  # hub: the folder; default: `hub` in the folder of the bundle
+    license: str | None = None  # hub: license of the policy, such as apache-2.0
     guardian: Literal["none", "kde", "neighbor"] = (
         "none"  # score to add that says whether a state and an action are like the data's
     )
@@ -42,6 +45,8 @@ class ExportOptions(Checked):
 def export(**keys: Any) -> list[str]:
     """Add ONNX graphs, a guardian, or both to every bundle of a run. Return one line per bundle.
 
+    format=hub writes a folder for a model hub instead and returns its path.
+
     keys: options of the command. If a bundle cannot be exported, raises UserError and changes none.
     """
     options = build(ExportOptions, keys)
@@ -52,6 +57,11 @@ def export(**keys: Any) -> list[str]:
         if given:
             name = f"{given[0]}={keys[given[0]]}"
             raise UserError(f"{name} needs a guardian. Set guardian=kde or guardian=neighbor.")
+    if options.format == "hub":
+        return [to_hub(options)]
+    for name in ("out", "license"):
+        if name in keys:
+            raise UserError(f"{name}={keys[name]} needs format=hub. Remove {name}=.")
     for module in NEEDED if options.format == "onnx" else ():
         import_extra(module, "export", "export")
     results = dict[Path, tuple[bundle.Bundle, str]]()
@@ -64,6 +74,22 @@ def export(**keys: Any) -> list[str]:
     for path, (changed, _) in results.items():
         write_atomically(path, partial(bundle.write, bundle=changed))
     return [f"{path}: {text}" for path, (_, text) in results.items()]
+
+
+def to_hub(options: ExportOptions) -> str:
+    """Write the folder for a model hub and return its path. Raises UserError."""
+    paths = bundles(Path(options.run))
+    if len(paths) > 1:
+        raise UserError(
+            f"run={options.run} has {len(paths)} bundles. Give the folder of one seed, such as "
+            f"run={paths[0].parent}."
+        )
+    out = Path(options.out or paths[0].with_name("hub"))
+    try:
+        write_hub_folder(paths[0], out, options.license)
+    except BundleError as error:
+        raise UserError(str(error)) from None
+    return str(out)
 
 
 def with_additions(policy: bundle.Bundle, options: ExportOptions) -> tuple[bundle.Bundle, str]:
