@@ -26,6 +26,7 @@ MODULES = {"hydra-core": "hydra", "pyyaml": "yaml"}  # modules that are not name
 PURPOSES = {  # extra -> what needs it
     "box2d": "RocketRecovery of NeoRL-2",
     "export": "export of ONNX graphs",
+    "hub": "model hubs: policies.load('hub:…')",
     "lerobot": "LeRobot's tables and videos",
     "ogbench": "OGBench",
     "pusht": "Push-T",

@@ -13,7 +13,6 @@ Claims are never removed. Thus two machines that find the same old claim cannot 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -113,6 +112,8 @@ def _take(folder: Path, cell: str, stale_s: float, stack: contextlib.ExitStack) 
 
 def _lock(file: TextIO) -> bool | None:
     """Lock the file; return False if another process has, None if the file system has no locks."""
+    import fcntl  # not on every system
+
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

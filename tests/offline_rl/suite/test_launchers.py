@@ -198,6 +198,7 @@ def test_a_ray_worker_killed_in_mid_run_loses_nothing(monkeypatch: pytest.Monkey
     path = suite({**long, "name": "killed"}, {**long, "name": "undisturbed"})
     text: list[str] = []
     monkeypatch.setattr(queue, "LOSSES", 2)
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         command = threading.Thread(
