@@ -10,6 +10,8 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +62,18 @@ class RayLauncher:
             max_retries=0,  # the queue starts lost cells again
             scheduling_strategy="SPREAD",
         )(task_function())
-        return run_plan(
-            plan, out, self.places, lambda request: RayAttempt(self.ray, task, request), show=show
-        )
+        # a cell without a GPU must not use those of other tasks
+        variables = {name: os.environ[name] for name in PASSED if name in os.environ}
+        variables |= {} if self.gpus else {"CUDA_VISIBLE_DEVICES": ""}
+        start = partial(RayAttempt, self.ray, task, variables)
+        return run_plan(plan, out, self.places, start, show=show)
 
 
 class RayAttempt:
     """A Ray task that runs the process of a cell."""
 
-    def __init__(self, ray: Any, task: Any, request: Request) -> None:
-        from dataclasses import replace
-
+    def __init__(self, ray: Any, task: Any, variables: dict[str, str], request: Request) -> None:
         self.ray = ray
-        variables = {name: os.environ[name] for name in PASSED if name in os.environ}
         text = replace(request, follows_parent=True).to_json()
         self.result = task.remote(text, str(Path.cwd()), variables)
 
@@ -145,6 +146,7 @@ def connect(address: str | None) -> Any:
             socket.create_connection((match[1], int(match[2])), CONNECT_S).close()
         except (OSError, OverflowError):
             raise UserError(f"address={address}: no Ray cluster answers there. {start}") from None
+    # else Ray announces a change of its handling of GPUs
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
