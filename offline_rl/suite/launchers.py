@@ -21,8 +21,11 @@ NEEDS = {"address": ("ray",), "gpus": ("ray", "slurm"), "sbatch": ("slurm",)}  #
 class Launcher(Protocol):
     """Runs the cells of a plan somewhere."""
 
-    places: int | None  # cells that run at the same time; None: unknown
     where: str  # where cells run and how many at a time, for the plan
+
+    @property
+    def places(self) -> int | None:
+        """Number of cells that run at the same time; None if unknown."""
 
     def run(self, plan: Sequence[Cell], out: Path, *, show: bool) -> dict[str, str]:
         """Run or submit the unfinished cells; return label -> error of those that failed."""

@@ -141,16 +141,13 @@ def connect(address: str | None) -> Any:
     if ray.is_initialized():
         return ray
     start = "Start one with `ray start --head`, or correct the address."
-    if address and (match := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)):
-        try:
-            socket.create_connection((match[1], int(match[2])), CONNECT_S).close()
-        except (OSError, OverflowError):
-            raise UserError(f"address={address}: no Ray cluster answers there. {start}") from None
+    if address and not answers(address):
+        raise UserError(f"address={address}: no Ray cluster answers there. {start}")
     # else Ray announces a change of its handling of GPUs
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         if address is None:
             raise UserError(
                 "launcher=ray: no Ray cluster runs on this machine. Start one with `ray start "
@@ -161,3 +158,21 @@ def connect(address: str | None) -> Any:
             error
         )
     return ray
+
+
+def answers(address: str) -> bool:
+    """Return False if no gRPC server, which a Ray cluster has, answers at `host:port`.
+
+    Ray itself would wait for minutes. True for addresses of another form.
+    """
+    match = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
+    if match is None or os.environ.get("RAY_USE_TLS", "0") != "0":
+        return True
+    try:
+        with socket.create_connection((match[1], int(match[2])), CONNECT_S) as connection:
+            connection.sendall(
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+            )
+            return connection.recv(9)[3:4] == b"\x04"  # a SETTINGS frame: RFC 9113, section 3.4
+    except (OSError, OverflowError):
+        return False

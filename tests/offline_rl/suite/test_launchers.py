@@ -4,12 +4,15 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,12 +114,24 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
         benchmark(suite="mine.yaml", launcher="ray")
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
-@pytest.mark.slow  # importing ray
-def test_an_address_without_a_cluster_is_refused_in_one_sentence() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+@pytest.mark.parametrize("reply", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_an_address_without_a_cluster_is_refused_in_one_sentence(
+    reply: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing listens there, or a web server."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(reply or b"")
+
+        if reply:
+            server.listen()
+            threading.Thread(target=serve, daemon=True).start()
         with pytest.raises(UserError, match=rf"address={address}: no Ray cluster answers there"):
             benchmark(suite="mine.yaml", launcher="ray", address=address)
 
@@ -194,7 +209,7 @@ def test_a_ray_worker_killed_in_mid_run_loses_nothing(monkeypatch: pytest.Monkey
     Its run continues from a checkpoint: its updates never fall below those of the checkpoint.
     """
     ray = pytest.importorskip("ray")
-    long = {**CELL, "num_updates": 20_000, "checkpoint_every": 1000}
+    long = {**CELL, "num_updates": 8_000, "checkpoint_every": 1000}
     path = suite({**long, "name": "killed"}, {**long, "name": "undisturbed"})
     text: list[str] = []
     monkeypatch.setattr(queue, "LOSSES", 2)
@@ -226,13 +241,45 @@ def test_a_ray_worker_killed_in_mid_run_loses_nothing(monkeypatch: pytest.Monkey
     assert "killed" in text[0]
     assert cell.finished
     assert other.finished
-    assert before <= min(least) <= 20_000
+    assert before <= min(least) <= 8_000
     assert read_claim(claims, other.id).number == 1
     last = [list(c.folders[0].checkpoints().values())[-1] for c in (cell, other)]
     tensors = [load_file(file) for file in last]
     assert tensors[0].keys() == tensors[1].keys()
     for name, value in tensors[0].items():
         assert value.equal(tensors[1][name]), name
+
+
+INTERRUPTED = """
+import os, ray
+os.environ["RAY_worker_niceness"] = "0"
+from offline_rl.suite import queue
+from offline_rl.suite.benchmark import benchmark
+queue.NICENESS = 0
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+benchmark(suite="mine.yaml", launcher="ray", show=False)
+"""
+
+
+@WITH_RAY
+@pytest.mark.slow
+def test_ctrl_c_saves_checkpoints_on_the_cluster() -> None:
+    """The only checkpoint is that of the interruption. The cell that waits is not started."""
+    long = {**CELL, "num_updates": 500_000, "checkpoint_every": 500_000}
+    suite({**long, "name": "first"}, {**long, "name": "waits"})
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # else ignored in the background
+    with subprocess.Popen([sys.executable, "-c", INTERRUPTED], preexec_fn=heed) as command:
+        wait_for(lambda: Path("runs/mine/plan.json").is_file())
+        first, waits = read_plan(Path("runs/mine/plan.json"))
+        (seed,) = first.folders
+        wait_for(lambda: seed.rows("metrics") != [] and first.count_done() > 0)
+        command.send_signal(signal.SIGINT)
+        assert command.wait(300) != 0
+    (done,) = seed.checkpoints()
+    assert 0 < done.updates < 500_000
+    claims = Path("runs/mine/queue/claims")
+    assert read_claim(claims, first.id).content["released"]
+    assert read_claim(claims, waits.id) is None
 
 
 def wait_for(ready: Any, limit_s: float = 900.0) -> None:
