@@ -81,7 +81,7 @@ def claim(
         finally:
             done.set()
             thread.join()
-            write_json(own, {**_here(folder), "released": True})
+            write_json(own, {**describe_process(folder), "released": True})
 
 
 def _take(folder: Path, cell: str, stale_s: float, stack: contextlib.ExitStack) -> Path | None:
@@ -105,7 +105,7 @@ def _take(folder: Path, cell: str, stale_s: float, stack: contextlib.ExitStack) 
         except FileExistsError:
             return None
         with os.fdopen(handle, "w") as claimed:
-            json.dump(_here(folder), claimed)
+            json.dump(describe_process(folder), claimed)
         stack.enter_context(opened.pop_all())
         return path
 
@@ -163,7 +163,7 @@ def holder(folder: Path, cell: str) -> str | None:
     return str(newest.content.get("host", "another machine"))
 
 
-def _here(folder: Path) -> dict[str, Any]:
+def describe_process(folder: Path) -> dict[str, Any]:
     """Return what a claim says about this process."""
     return {"host": platform.node(), "pid": os.getpid(), "machine": _machine(folder)}
 

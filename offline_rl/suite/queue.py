@@ -47,7 +47,7 @@ MIN_FREE_BYTES = 256 << 20  # free disk space below which no cell is started
 
 @dataclass(frozen=True)
 class Request:
-    """What the process of a cell, `offline_rl.suite.worker`, reads from its standard input."""
+    """Request for a cell, the standard input of its process (`offline_rl.suite.worker`)."""
 
     id: str
     keys: dict[str, Any]  # options of `train`, or of `finetune` if there is a `run`

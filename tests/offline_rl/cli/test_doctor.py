@@ -21,10 +21,10 @@ def few_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two mandatory packages, since importing all of them takes seconds."""
     requirements = page.requirements
 
-    def few(extra: str | None = None) -> dict[str, str]:
+    def mandatory(extra: str | None = None) -> dict[str, str]:
         return requirements(extra) if extra else {"numpy": ">=1.26", "torch": ">=2.8"}
 
-    monkeypatch.setattr(page, "requirements", few)
+    monkeypatch.setattr(page, "requirements", mandatory)
 
 
 def row(text: str, part: str) -> str:
