@@ -154,9 +154,10 @@ def connect(address: str | None) -> Any:
                 "--head`, or give address=<host>:<port>."
             ) from None
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"address={address}: no Ray cluster answers there ({why}). {start}") from (
-            error
-        )
+        raise UserError(
+            f"address={address}: the connection to the Ray cluster failed ({why}). {start} If it "
+            "requires a token, set RAY_AUTH_MODE=token."
+        ) from error
     return ray
 
 

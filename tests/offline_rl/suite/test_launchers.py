@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -10,7 +11,6 @@ import threading
 import time
 from contextlib import ExitStack
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,6 @@ from offline_rl.utils.errors import UserError
 
 CELL = {"algorithm": "td3_bc", "task": "none", "dataset": "small.npz", "num_updates": 4}
 QUICK = {"algorithm.hidden": [8], "compile": "never", "tracker": "none", "batch_size": 8}
-WITH_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 # runs the tasks of the array in order, as Slurm does if one node is free; squeue lists none
 SBATCH = """#!{python}
 import os, re, shlex, subprocess, sys
@@ -56,6 +55,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_small(tmp_path / "small.npz")
     monkeypatch.setattr(queue, "NICENESS", 0)  # tests do not wait for other processes
     return tmp_path
+
+
+@pytest.fixture
+def local_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of a Ray cluster of this test. Its token is not written to the home folder."""
+    pytest.importorskip("ray", reason="needs the extra ray")
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 @pytest.fixture
@@ -201,19 +209,19 @@ def test_a_suite_runs_as_slurm_jobs(folder: Path, capsys: pytest.CaptureFixture[
     assert "gone.npz: no such file" in text
 
 
-@WITH_RAY
 @pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
 def test_a_ray_worker_killed_in_mid_run_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers run the same cell under two names. The one that is killed ends with equal bits.
 
     Its run continues from a checkpoint: its updates never fall below those of the checkpoint.
     """
-    ray = pytest.importorskip("ray")
+    import ray
+
     long = {**CELL, "num_updates": 8_000, "checkpoint_every": 1000}
     path = suite({**long, "name": "killed"}, {**long, "name": "undisturbed"})
     text: list[str] = []
     monkeypatch.setattr(queue, "LOSSES", 2)
-    monkeypatch.setenv("RAY_worker_niceness", "0")
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         command = threading.Thread(
@@ -251,8 +259,7 @@ def test_a_ray_worker_killed_in_mid_run_loses_nothing(monkeypatch: pytest.Monkey
 
 
 INTERRUPTED = """
-import os, ray
-os.environ["RAY_worker_niceness"] = "0"
+import ray
 from offline_rl.suite import queue
 from offline_rl.suite.benchmark import benchmark
 queue.NICENESS = 0
@@ -261,8 +268,8 @@ benchmark(suite="mine.yaml", launcher="ray", show=False)
 """
 
 
-@WITH_RAY
 @pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
 def test_ctrl_c_saves_checkpoints_on_the_cluster() -> None:
     """The only checkpoint is that of the interruption. The cell that waits is not started."""
     long = {**CELL, "num_updates": 500_000, "checkpoint_every": 500_000}
