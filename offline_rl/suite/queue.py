@@ -229,8 +229,8 @@ def _run(cell: Cell, progress: Progress, out: Path, start: Start) -> str | None:
         tries, losses = tries + (not end.lost), losses + end.lost
         if end.code == 2 or tries == TRIES or losses == LOSSES:  # 2: a UserError, certain to recur
             return lines[-1]
-        if end.lost:  # its process may live on a machine that cannot be reached
-            request = replace(request, wait_s=request.stale_s + 30)
+        # a part of the ended process may live on, for example on a machine that cannot be reached
+        request = replace(request, wait_s=request.stale_s + 30)
 
 
 class Display:

@@ -62,7 +62,6 @@ def local_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of a Ray cluster of this test. Its token is not written to the home folder."""
     pytest.importorskip("ray", reason="needs the extra ray")
     monkeypatch.setenv("RAY_worker_niceness", "0")
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
