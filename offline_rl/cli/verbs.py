@@ -223,6 +223,7 @@ def benchmark(arguments: Sequence[str]) -> None:
 
     usage: offline-rl benchmark suite=<name or file> [key=value …]
            offline-rl benchmark plan=<folder>/plan.json   (on any machine that shares the folder)
+           offline-rl benchmark … launcher=ray | launcher=slurm   on many machines
 
     Repeat the command to continue an interrupted suite; finished runs are skipped.
     """
@@ -230,3 +231,20 @@ def benchmark(arguments: Sequence[str]) -> None:
     from offline_rl.suite.benchmark import benchmark as run
 
     print(run(**parse_options(arguments)))
+
+
+@takes_options("offline_rl.cli.doctor:DoctorOptions")
+def doctor(arguments: Sequence[str]) -> None:
+    """Check this machine: cores, GPU, compiler, packages and data, and what is missing for what.
+
+    usage: offline-rl doctor [data_dir=<folder>]
+
+    The exit code is 0 unless a part is broken without which nothing runs.
+    """
+    _hide_warnings()
+    from offline_rl.cli.doctor import doctor as run
+
+    text, broken = run(**parse_options(arguments))
+    print(text)
+    if broken:
+        raise UserError(f"a mandatory part is broken: {'; '.join(broken)}")

@@ -17,25 +17,30 @@ if TYPE_CHECKING:
 
 def list_cards(data_dir: str | Path | None = None) -> str:
     """Return a table of all cards: name, environment, reference returns, location of the data."""
-    from envs.paths import share
-
     table: list[tuple[str, ...]] = [("name", "evaluated in", "score 0", "score 100", "data")]
-    folder, embedded = data_folder(data_dir), share("datasets") / "embedded"
-    for card in known_cards().values():
-        if card.variant_of is not None:
-            continue
-        file = card.files.get("train") or next(iter(card.files.values()))
-        if all((folder / shard.path).is_file() for shard in file.shards):
-            state = "here"
-        elif (embedded / file.name).is_file():
-            state = "embedded"
-        else:
-            state = "to download" if file.urls else "to generate"
+    for card in listed_cards():
         reference = card.reference
         numbers = (f"{reference.min:.7g}", f"{reference.max:.7g}") if reference else ("-", "-")
         numbers = ("0 %", "100 %") if reference and reference.success else numbers
-        table.append((card.name, card.env or "data only", *numbers, state))
+        table.append((card.name, card.env or "data only", *numbers, state_of(card, data_dir)))
     return _align(table)
+
+
+def listed_cards() -> list["Card"]:
+    """Return all cards without the variants of others."""
+    return [card for card in known_cards().values() if card.variant_of is None]
+
+
+def state_of(card: "Card", data_dir: str | Path | None = None) -> str:
+    """Return where the data of a card is: here, embedded, to download or to generate."""
+    from envs.paths import share
+
+    folder, file = data_folder(data_dir), card.files.get("train") or next(iter(card.files.values()))
+    if all((folder / shard.path).is_file() for shard in file.shards):
+        return "here"
+    if (share("datasets") / "embedded" / file.name).is_file():
+        return "embedded"
+    return "to download" if file.urls else "to generate"
 
 
 def info(source: str | Path, data_dir: str | Path | None = None, **options: Any) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from offline_rl.reporting.report import report
+from offline_rl.suite.claims import holder
+from offline_rl.suite.launchers import make_launcher
 from offline_rl.suite.options import BenchmarkOptions
 from offline_rl.suite.plan import (
     Cell,
@@ -22,9 +24,9 @@ from offline_rl.suite.plan import (
     stored_seeds,
     write_plan,
 )
-from offline_rl.suite.queue import run_plan
-from offline_rl.utils import hardware
+from offline_rl.suite.slurm import active_jobs
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.files import read_json_object
 from offline_rl.utils.options import build
 from offline_rl.utils.text import format_duration, table
 
@@ -35,7 +37,7 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
     A repeated call continues an interrupted suite.
     """
     options = build(BenchmarkOptions, keys)
-    workers = options.workers if options.workers is not None else hardware.num_cores()
+    launcher = make_launcher(options)
     if (options.suite is None) == (options.plan is None):
         raise UserError("benchmark: give either suite=<name or file> or plan=<plan.json>")
     if options.plan is not None:
@@ -70,19 +72,39 @@ def benchmark(*, show: bool = True, **keys: Any) -> str:
             seconds = read_costs(out / "plan.json") | {cell.id: cell.seconds for cell in selected}
             estimated = [replace(cell, seconds=seconds.get(cell.id)) for cell in all_cells]
             write_plan(out / "plan.json", name, estimated)
+    text = cost_table(selected, launcher.places, launcher.where, states(selected, out))
     if options.dry_run:
-        return cost_table(selected, workers)
+        return text
     if show:
-        print(cost_table(selected, workers), flush=True)
+        print(text, flush=True)
     if not selected:
         return ""
-    failed = run_plan(selected, out, workers, show=show)
+    failed = launcher.run(selected, out, show=show)
     if failed:
         raise UserError("; ".join(f"{label} failed: {why}" for label, why in failed.items()))
-    missing = [cell.label for cell in selected if not cell.finished]
+    missing = [cell for cell in selected if not cell.finished]
     if missing:
-        return f"another command is running {', '.join(missing)}"
+        places = states(missing, out)
+        running = "; ".join(f"{c.label} is {places.get(c.id, 'not finished')}" for c in missing)
+        return f"{running}. Repeat the command to continue and to see the report."
     return str(report([out]))
+
+
+def states(selected: Sequence[Cell], out: Path) -> dict[str, str]:
+    """Return cell id -> where an unfinished cell runs, or why it failed before."""
+    queue, found = out / "queue", dict[str, str]()
+    jobs = active_jobs(queue / "slurm")
+    for cell in selected:
+        failure = queue / f"{cell.id}.json"
+        if cell.finished:
+            continue
+        if (host := holder(queue / "claims", cell.id)) is not None:
+            found[cell.id] = f"running on {host}"
+        elif cell.id in jobs:
+            found[cell.id] = f"waiting as Slurm job {jobs[cell.id]}"
+        elif failure.is_file():
+            found[cell.id] = f"failed ({read_json_object(failure).get('error')})"
+    return found
 
 
 def without_stored(selected: Sequence[Cell], study: str) -> list[Cell]:
@@ -105,21 +127,35 @@ def without_stored(selected: Sequence[Cell], study: str) -> list[Cell]:
     return left
 
 
-def cost_table(selected: Sequence[Cell], workers: int) -> str:
-    """Return a table of the cells with their progress and estimated time."""
-    body = []
+def cost_table(
+    selected: Sequence[Cell],
+    places: int | None,
+    where: str = "",
+    states: Mapping[str, str] | None = None,
+) -> str:
+    """Return a table of the cells with their progress and estimated time.
+
+    places: number of cells at a time, None if unknown. where: the same in words, with the place.
+    states: cell id -> where a cell runs, or why it failed before.
+    """
+    body, states = [], states or {}
     for cell in selected:
         done = cell.count_done()
         state = "finished" if cell.finished else f"{done:,}" if done else "to do"
+        state += f", {states[cell.id].partition(' (')[0]}" if cell.id in states else ""
         cost = "?" if cell.seconds is None else format_duration(cell.seconds)
         body.append([cell.label, str(len(cell.folders)), f"{cell.total:,}", state, cost])
     left = [cell for cell in selected if not cell.finished]
     estimates = [seconds for c in left if (seconds := c.seconds_left) is not None]
     unknown = len(left) - len(estimates)
-    total = f"{len(left)} of {len(selected)} cells left, {workers} at a time"
+    total = f"{len(left)} of {len(selected)} cells left, {where or f'{places} at a time'}"
     if estimates:
-        total += f": about {format_duration(sum(estimates) / workers)}"
+        total += f": about {format_duration(sum(estimates) / (places or 1))}"
+        total += "" if places else " in total"
     total += f"{', and' if estimates else ':'} {unknown} of unknown length" if unknown else ""
     for reason in dict.fromkeys(cell.unknown for cell in left if cell.seconds is None):
         total += f"\n?: {reason}" if reason else ""
+    for cell in left:
+        if (state := states.get(cell.id, "")).startswith("failed"):
+            total += f"\n{cell.label} {state}"
     return f"{table(['cell', 'seeds', 'updates', 'done', 'cost'], body)}\n\n{total}"

@@ -1,7 +1,7 @@
-"""Execution of a plan: its cells run in low-priority processes, with one retry.
+"""Execution of a plan: its cells run in processes that a launcher starts, with one retry.
 
     <out>/plan.json              the cells, in order of importance
-    <out>/queue/<id>.lock        locked by the command and its process while a cell runs
+    <out>/queue/claims           which process runs which cell
     <out>/queue/<id>.json        the error of a cell that failed
 
 Several commands, also on machines that share the folder, can execute one plan. Finished cells are
@@ -11,7 +11,6 @@ skipped. Interrupted cells resume from their last checkpoint.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -20,23 +19,95 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple, Protocol
 
 from tqdm import tqdm
 
+from offline_rl.suite.claims import STALE_S
 from offline_rl.suite.plan import Cell
+from offline_rl.suite.worker import BUSY
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import make_folder, write_json
+from offline_rl.utils.hardware import num_cores
 from offline_rl.utils.signals import handle_signals
 from offline_rl.utils.text import format_duration
+from offline_rl.version import __version__
 
 TRIES = 2
+LOSSES = 10  # how often a cell is started again because its machine was lost
 NICENESS = 19  # of the workers; other work on the machine has priority
 POLL_S = 2.0  # time between two readings of the run folders
+MAX_BARS = 16  # progress bars of cells
 MIN_FREE_BYTES = 256 << 20  # free disk space below which no cell is started
+
+
+@dataclass(frozen=True)
+class Request:
+    """Request for a cell, the standard input of its process (`offline_rl.suite.worker`)."""
+
+    id: str
+    keys: dict[str, Any]  # options of `train`, or of `finetune` if there is a `run`
+    queue: str  # absolute path of <out>/queue
+    niceness: int
+    wait_s: float = 0.0  # how long to wait for another process that runs the cell
+    stale_s: float = STALE_S  # a claim without a heartbeat for this long is void
+    follows_parent: bool = False  # stop, with a checkpoint, when the parent process ends
+    version: str = __version__  # of offline_rl, which must be equal on all machines
+
+    def to_json(self) -> str:
+        """Return the request as JSON in one line."""
+        return json.dumps(asdict(self))
+
+
+class Ended(NamedTuple):
+    """The end of a cell's process."""
+
+    code: int  # exit code, or minus the number of the signal that ended it
+    stderr: str
+    lost: bool = False  # its machine was lost, which does not count as a try
+
+
+class Attempt(Protocol):
+    """A started process of a cell, on any machine."""
+
+    def wait(self) -> Ended:
+        """Wait for the end of the process."""
+
+    def stop(self) -> None:
+        """Ask the process to write a checkpoint and end."""
+
+
+Start = Callable[[Request], Attempt]
+
+
+class LocalAttempt:
+    """A process of a cell on this machine."""
+
+    def __init__(self, request: Request, threads: int) -> None:
+        """Start the process. threads: for matrix multiplications. Raises OSError."""
+        self.request = request
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "offline_rl.suite.worker"],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # the terminal's Ctrl-C does not reach the process
+            env={"OMP_NUM_THREADS": str(threads)} | os.environ,
+        )
+
+    def wait(self) -> Ended:
+        """Wait for the end of the process."""
+        _, stderr = self.process.communicate(self.request.to_json())
+        return Ended(self.process.returncode, stderr)
+
+    def stop(self) -> None:
+        """Ask the process to write a checkpoint and end."""
+        self.process.terminate()  # not SIGINT, which a shell's background processes ignore
 
 
 @dataclass
@@ -46,23 +117,31 @@ class Progress:
     left: list[Cell]
     lock: threading.Lock = field(default_factory=threading.Lock)
     running: dict[str, Cell] = field(default_factory=dict)
-    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    attempts: dict[str, Attempt] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # label of a cell -> error
     stopped: str | None = None  # reason why no more cells are started
 
 
-def run_plan(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True) -> dict[str, str]:
+def run_plan(
+    plan: Sequence[Cell],
+    out: Path,
+    workers: int,
+    start: Start | None = None,
+    *,
+    show: bool = True,
+) -> dict[str, str]:
     """Run the unfinished cells of `plan`; return label -> error of the cells that failed.
 
-    Raises UserError if the disk is full, and KeyboardInterrupt after Ctrl-C or SIGTERM once the
-    workers have stopped.
+    workers: number of cells that run at the same time. start: starts the process of a cell;
+    default: on this machine. Raises UserError if the disk is full, and KeyboardInterrupt after
+    Ctrl-C or SIGTERM once the cells' processes have stopped.
     """
     make_folder(out / "queue")
+    start = start or partial(LocalAttempt, threads=max(1, num_cores() // workers))
     progress = Progress([cell for cell in plan if not cell.finished])
-    threads = [
-        threading.Thread(target=_worker, args=(progress, out, workers)) for _ in range(workers)
-    ]
-    for thread in threads:
+    workers = max(1, min(workers, len(progress.left)))
+    pool = [threading.Thread(target=_worker, args=(progress, out, start)) for _ in range(workers)]
+    for thread in pool:
         thread.start()
     try:
         with (
@@ -70,7 +149,7 @@ def run_plan(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True
             contextlib.closing(Display(plan, workers, show)) as display,
         ):
             last_poll = 0.0
-            while any(thread.is_alive() for thread in threads):
+            while any(thread.is_alive() for thread in pool):
                 if time.monotonic() - last_poll >= POLL_S:
                     display.update(progress)
                     last_poll = time.monotonic()
@@ -80,18 +159,18 @@ def run_plan(plan: Sequence[Cell], out: Path, workers: int, *, show: bool = True
     except BaseException:
         with progress.lock:
             progress.stopped = "interrupted"
-            for process in progress.processes.values():
-                process.terminate()  # not SIGINT, which a shell's background processes ignore
+            for attempt in progress.attempts.values():
+                attempt.stop()
         raise
     finally:
-        for thread in threads:
+        for thread in pool:
             thread.join()
     if progress.stopped is not None:
         raise UserError(progress.stopped)
     return progress.failed
 
 
-def _worker(progress: Progress, out: Path, workers: int) -> None:
+def _worker(progress: Progress, out: Path, start: Start) -> None:
     """Run cells until none is left. If none can start, wait for the cells that they build on."""
     while True:
         with progress.lock:
@@ -111,66 +190,47 @@ def _worker(progress: Progress, out: Path, workers: int) -> None:
             time.sleep(POLL_S)
             continue
         try:
-            with lock_file(out / "queue" / f"{cell.id}.lock") as lock:
-                if lock is None:
-                    continue
-                error = _run(cell, progress, lock, workers)
+            error = _run(cell, progress, out, start)
         finally:
             with progress.lock:
                 del progress.running[cell.id]
-        path = out / "queue" / f"{cell.id}.json"
-        if error is None:
-            path.unlink(missing_ok=True)
-        elif progress.stopped is None:
+        if error is not None and progress.stopped is None:
             with progress.lock:
                 progress.failed[cell.label] = error
-            write_json(path, {"keys": cell.keys, "error": error})
+            write_json(out / "queue" / f"{cell.id}.json", {"keys": cell.keys, "error": error})
 
 
-@contextlib.contextmanager
-def lock_file(path: Path) -> Iterator[IO[str] | None]:
-    """Open and lock the file; None if another process holds the lock."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield None
-            return
-        yield file
+def request_of(cell: Cell, out: Path) -> Request:
+    """Return the request to run a cell of the plan in `out`."""
+    return Request(cell.id, cell.keys, str((out / "queue").absolute()), NICENESS)
 
 
-def _run(cell: Cell, progress: Progress, lock: IO[str], workers: int) -> str | None:
-    """Run a cell, and repeat it once if it fails. Return the error, or None."""
-    error = None
-    threads = str(max(1, (os.cpu_count() or 1) // workers))
-    for _ in range(TRIES):
+def _run(cell: Cell, progress: Progress, out: Path, start: Start) -> str | None:
+    """Run a cell, and repeat it once if it fails. Return the error, or None.
+
+    None is also returned if another command runs the cell.
+    """
+    request, tries, losses = request_of(cell, out), 0, 0
+    while True:
         with progress.lock:
             if progress.stopped is not None:
                 return progress.stopped
             try:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "offline_rl.suite.worker", str(NICENESS)],
-                    stdin=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    text=True,
-                    start_new_session=True,  # the terminal's Ctrl-C does not reach the process
-                    env={"OMP_NUM_THREADS": threads} | os.environ,
-                    pass_fds=(lock.fileno(),),  # the lock is held until both processes end
-                )
+                attempt = start(request)
             except OSError as fault:  # for example, out of memory
                 return f"no process could be started: {fault.strerror}"
-            progress.processes[cell.id] = process
-        _, stderr = process.communicate(json.dumps(cell.keys))
+            progress.attempts[cell.id] = attempt
+        end = attempt.wait()
         with progress.lock:
-            del progress.processes[cell.id]
-        if process.returncode == 0:
+            del progress.attempts[cell.id]
+        if end.code in (0, BUSY):
             return None
-        lines = stderr.strip().splitlines() or [f"ended by signal {-process.returncode}"]
-        error = lines[-1]
-        if process.returncode == 2:  # a UserError would occur again
-            return error
-    return error
+        lines = end.stderr.strip().splitlines() or [f"ended by signal {-end.code}"]
+        tries, losses = tries + (not end.lost), losses + end.lost
+        if end.code == 2 or tries == TRIES or losses == LOSSES:  # 2: a UserError, certain to recur
+            return lines[-1]
+        # a part of the ended process may live on, for example on a machine that cannot be reached
+        request = replace(request, wait_s=request.stale_s + 30)
 
 
 class Display:
@@ -189,8 +249,9 @@ class Display:
             "dynamic_ncols": True,
             "leave": False,
         }
-        self.bars = [tqdm(position=k + 1, total=1, **shape) for k in range(workers)]
-        self.shown: list[str | None] = [None] * workers
+        self.workers, count = workers, min(workers, MAX_BARS)
+        self.bars = [tqdm(position=k + 1, total=1, **shape) for k in range(count)]
+        self.shown: list[str | None] = [None] * count
         self.last_line = 0.0
         self.readings: dict[str, list[tuple[float, int]]] = {}  # cell id -> (time, updates done)
 
@@ -203,7 +264,7 @@ class Display:
         self.finished = finished
         self.shown = [name if name in running else None for name in self.shown]
         for name in running:
-            if name not in self.shown:
+            if name not in self.shown and None in self.shown:
                 free = self.shown.index(None)
                 self.shown[free] = name
                 self.bars[free].reset(running[name].total)
@@ -233,7 +294,7 @@ class Display:
         if not rest or any(c.seconds is None for c in rest):
             return "" if not rest else "time left unknown"
         seconds = sum(c.seconds_left or 0 for c in rest)
-        return f"about {format_duration(self.pace() * seconds / len(self.bars))} left"
+        return f"about {format_duration(self.pace() * seconds / self.workers)} left"
 
     def pace(self) -> float:
         """Return the measured time divided by the estimated time; 1 before any measurement.

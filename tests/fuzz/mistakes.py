@@ -376,6 +376,8 @@ MORE = {
     "generate recipe=nowhere.yaml": "nowhere.yaml is not readable as YAML",
     "generate video=true": "video=true needs format=lerobot",
     "benchmark !suite": "benchmark: give either suite=<name or file> or plan=<plan.json>",
+    "benchmark launcher=rai": "launcher='rai': expected one of local, ray, slurm",
+    "benchmark address=127.0.0.1:1": "address= needs launcher=ray, and launcher=local is used",
     "benchmark suite=demos": "unknown suite 'demos'; did you mean demo?",
     "benchmark suite=nowhere.yaml": "suite=nowhere.yaml does not exist",
     "benchmark suite=broken.yaml": "broken.yaml is not readable as YAML",

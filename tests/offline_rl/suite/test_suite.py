@@ -20,7 +20,8 @@ from small_data import save_small
 
 from offline_rl.reporting import compact
 from offline_rl.suite import queue
-from offline_rl.suite.benchmark import benchmark, cost_table, without_stored
+from offline_rl.suite.benchmark import benchmark, cost_table, states, without_stored
+from offline_rl.suite.claims import claim
 from offline_rl.suite.plan import (
     Cell,
     cells,
@@ -31,7 +32,7 @@ from offline_rl.suite.plan import (
     select,
     write_plan,
 )
-from offline_rl.suite.queue import Display, Progress, lock_file, run_plan
+from offline_rl.suite.queue import Display, Progress, run_plan
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import write_json
 from offline_rl.utils.trees import to_json_values
@@ -494,12 +495,13 @@ def test_a_plan_is_executed_and_finished_cells_are_skipped(
 
 
 def test_a_cell_that_another_command_runs_is_skipped(folder: Path) -> None:
-    (folder / "queue").mkdir()
     cell = Cell({**CELL, **QUICK, "seeds": 1, "out": "runs"})
-    with lock_file(folder / "queue" / f"{cell.id}.lock") as lock:
-        assert lock is not None
+    with claim(folder / "queue/claims", cell.id) as claimed:
+        assert claimed
         assert run_plan([cell], folder, 1, show=False) == {}
+        text = cost_table([cell], 1, "", states([cell], folder))
     assert not (folder / "runs").exists()
+    assert f"to do, running on {os.uname().nodename}" in text
 
 
 def test_a_full_disk_stops_the_queue_with_one_sentence(
@@ -582,5 +584,6 @@ def test_a_signal_stops_the_workers_before_the_command_ends(
         threading.Event().wait(0.2)
     process.send_signal(number)
     assert process.wait(60) != 0
-    with lock_file(next((folder / "runs/mine/queue").glob("*.lock"))) as lock:
-        assert lock is not None  # the worker has ended too
+    (lock,) = (folder / "runs/mine/queue/claims").glob("*.lock")
+    with claim(lock.parent, lock.stem) as claimed:
+        assert claimed  # the worker has ended too

@@ -1,0 +1,175 @@
+"""Claims: which process runs a cell, also on machines that share the folder.
+
+    <folder>/<cell>.lock        locked by the process that runs the cell
+    <folder>/<cell>.<n>.json    the n-th claim: machine and process; its time is the last heartbeat
+
+The lock excludes processes on one machine. File systems that several machines share often keep such
+locks to each machine, so a process also claims the cell: it creates the claim with the next number,
+which only one process can do. It may do so if the newest claim is released, has had no heartbeat
+for `stale_s`, or belongs to this machine, where the free lock shows that its process has ended.
+Claims are never removed. Thus two machines that find the same old claim cannot both replace it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from offline_rl.utils.files import make_folder, write_json
+
+HEARTBEAT_S = 10.0  # time between two heartbeats
+STALE_S = 120.0  # without a heartbeat for this long, a process on another machine counts as ended
+CHECK_S = 0.5  # time between two attempts to claim a cell, and two checks of the parent process
+
+
+class Claim(NamedTuple):
+    """The newest claim of a cell."""
+
+    path: Path
+    number: int
+    content: dict[str, Any]  # empty if its process is just writing it
+    beat: float  # time of the last heartbeat, by the clock of the file system
+
+
+@contextlib.contextmanager
+def claim(
+    folder: Path,
+    cell: str,
+    *,
+    wait_s: float = 0.0,
+    stale_s: float = STALE_S,
+    lost: Callable[[], object] = lambda: None,
+    check: Callable[[], object] = lambda: None,
+) -> Iterator[bool]:
+    """Claim a cell within the block; False if another process runs it.
+
+    wait_s: how long to wait for that process to end. lost: called in another thread if this process
+    was suspended for so long that another one has taken the cell. check: called there repeatedly.
+    """
+    make_folder(folder)
+    deadline = time.monotonic() + wait_s
+    with contextlib.ExitStack() as stack:
+        while (own := _take(folder, cell, stale_s, stack)) is None:
+            if time.monotonic() >= deadline:
+                yield False
+                return
+            time.sleep(CHECK_S)
+        done = threading.Event()
+
+        def beat() -> None:
+            last = time.monotonic()
+            while not done.wait(CHECK_S):
+                check()
+                if time.monotonic() - last >= min(HEARTBEAT_S, stale_s / 4):
+                    last = time.monotonic()
+                    with contextlib.suppress(OSError):  # the file system may be away for a while
+                        if _number(newest_path(folder, cell)) > _number(own):
+                            lost()
+                        os.utime(own)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield True
+        finally:
+            done.set()
+            thread.join()
+            write_json(own, {**describe_process(folder), "released": True})
+
+
+def _take(folder: Path, cell: str, stale_s: float, stack: contextlib.ExitStack) -> Path | None:
+    """Lock and claim the cell; return the claim's file, None if another process has the cell."""
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context((folder / f"{cell}.lock").open("a"))
+        locked = _lock(file)
+        if locked is False:
+            return None
+        os.utime(file.fileno())
+        now = os.fstat(file.fileno()).st_mtime  # by the clock of the file system
+        number = 0
+        if (newest := read_claim(folder, cell)) is not None:
+            ended = locked is True and newest.content.get("machine") == _machine(folder)
+            if not (newest.content.get("released") or ended or now - newest.beat > stale_s):
+                return None
+            number = newest.number
+        path = folder / f"{cell}.{number + 1}.json"
+        try:
+            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            return None
+        with os.fdopen(handle, "w") as claimed:
+            json.dump(describe_process(folder), claimed)
+        stack.enter_context(opened.pop_all())
+        return path
+
+
+def _lock(file: TextIO) -> bool | None:
+    """Lock the file; return False if another process has, None if the file system has no locks."""
+    import fcntl  # not on every system
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def read_claim(folder: Path, cell: str) -> Claim | None:
+    """Return the newest claim of a cell; None if it was never claimed."""
+    path = newest_path(folder, cell)
+    if path is None:
+        return None
+    with path.open() as file:  # opened before its time is read: NFS then asks the server
+        beat = os.fstat(file.fileno()).st_mtime
+        try:
+            content = json.load(file)
+        except ValueError:
+            content = {}
+    return Claim(path, _number(path), content if isinstance(content, dict) else {}, beat)
+
+
+def newest_path(folder: Path, cell: str) -> Path | None:
+    """Return the file of the newest claim of a cell; None if it was never claimed."""
+    return max(folder.glob(f"{cell}.*.json"), key=_number, default=None)
+
+
+def _number(path: Path | None) -> int:
+    """Return the number in the name of a claim's file."""
+    number = path.name.split(".")[-2] if path is not None else ""
+    return int(number) if number.isdecimal() else 0
+
+
+def holder(folder: Path, cell: str) -> str | None:
+    """Return the host that runs a cell; None if no process does. Nothing is written."""
+    try:
+        newest = read_claim(folder, cell)
+        if newest is None or newest.content.get("released") or time.time() - newest.beat > STALE_S:
+            return None
+        if newest.content.get("machine") == _machine(folder):
+            with (folder / f"{cell}.lock").open() as file:
+                if _lock(file):
+                    return None
+    except OSError:
+        return None
+    return str(newest.content.get("host", "another machine"))
+
+
+def describe_process(folder: Path) -> dict[str, Any]:
+    """Return what a claim says about this process."""
+    return {"host": platform.node(), "pid": os.getpid(), "machine": _machine(folder)}
+
+
+def _machine(folder: Path) -> str:
+    """Return a name of this machine and its mount of the folder, within which locks work."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    name = boot.read_text().strip() if boot.is_file() else platform.node()
+    return f"{name} {folder.stat().st_dev}"
