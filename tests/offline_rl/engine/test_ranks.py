@@ -358,6 +358,6 @@ def test_other_verbs_are_refused_and_only_rank_0_says_so(
 
 
 def test_an_exchange_that_fails_says_that_another_rank_has_ended(group: Ranks) -> None:
-    with pytest.raises(SharedError, match=r"^rank 0 stops, because another rank has ended\."):
-        with ranks_module.exchange():
-            raise RuntimeError("Connection closed by peer")
+    words = r"^rank 0 stops, because another rank has ended\."
+    with pytest.raises(SharedError, match=words), ranks_module.exchange():
+        raise RuntimeError("Connection closed by peer")
