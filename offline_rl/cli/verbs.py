@@ -47,7 +47,7 @@ def train(arguments: Sequence[str]) -> None:
     Repeat the command to continue an interrupted run. The last line printed is the run's folder.
 
     Several GPUs or machines train one chunk policy (act, diffusion_policy, flow_policy) by
-    torchrun --nproc-per-node=<GPUs> --no-python offline-rl train …
+    torchrun --standalone --nproc-per-node=<GPUs> --no-python offline-rl train …
     """
     _hide_warnings()
     from offline_rl.cli.compose import compose, runs_to_yaml
