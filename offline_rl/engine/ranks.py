@@ -155,6 +155,8 @@ def first_difference(facts: list[Mapping[str, Any]]) -> str | None:
 @cache
 def join() -> Ranks:
     """Connect the ranks of this torchrun command. Raises UserError."""
+    if not dist.is_available():
+        raise UserError("This build of PyTorch has no torch.distributed. Start without torchrun.")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if not dist.is_initialized():
         try:
@@ -198,6 +200,8 @@ def session() -> Iterator[Ranks]:
     except UserError as error:
         if not ranks.agreed:
             ranks.agree({}, str(error))
-        raise UserError(f"rank {ranks.rank}: {error}" if ranks.rank else error) from error
+        if ranks.rank == 0:
+            raise
+        raise UserError(f"rank {ranks.rank}: {error}") from error
     finally:
         ranks.in_session = False

@@ -16,6 +16,7 @@ import torch
 from envs import Task
 from offline_rl.algorithms.common.registry import run_label
 from offline_rl.data import Dataset
+from offline_rl.engine.choices import choose_precision
 from offline_rl.runs.folder import Done, named_task, run_folder, seed_numbers
 from offline_rl.runs.options import DistillOptions, FinetuneOptions, TrainOptions
 from offline_rl.runs.run import Run, distinguish, refuse_other, runs_of, stack
@@ -25,6 +26,7 @@ from offline_rl.training.continuation import check_start
 from offline_rl.training.headline import headline, range_note
 from offline_rl.training.prepare import Prepared, prepare, read_data
 from offline_rl.training.result import Result
+from offline_rl.training.sources import must_stream
 from offline_rl.training.trackers import log_in
 from offline_rl.training.trainer import Trainer
 from offline_rl.utils import hardware
@@ -236,15 +238,19 @@ def follow(prepared: Prepared, ranks: Ranks) -> Result:
 def facts_to_agree_on(prepared: Prepared) -> dict[str, Any]:
     """Return what must be equal on all ranks: versions, device, and the runs with their data."""
     compute, evaluation = prepared.run.compute, prepared.run.evaluation
-    facts = {
+    device = hardware.select_device(compute.device)
+    facts: dict[str, Any] = {
         "offline_rl": __version__,
         "commit": hardware.current_commit(),
         "torch": torch.__version__,
-        "device": hardware.select_device(compute.device).type,
+        "device": device.type,
+        "precision": choose_precision(compute.precision, prepared.run.method.name, device),
+        "compile": compute.compile,
         "has_compiler": hardware.missing_compiler() is None,
         "seeds": [run.seed for run in prepared.runs],
     }
-    facts |= {name: getattr(compute, name) for name in ("precision", "compile", "stream")}
+    if prepared.data is not None and must_stream(prepared, prepared.data, device):
+        facts["stream"] = "always"
     facts |= {name: getattr(evaluation, name) for name in ("eval_every", "checkpoint_every")}
     for run in prepared.runs:
         facts |= run.identity()

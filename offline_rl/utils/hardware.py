@@ -114,7 +114,10 @@ def num_cores() -> int:
 
 
 def free_memory(on: torch.device) -> int:
-    """Return the free memory of device `on` in bytes; a huge number if unknown."""
+    """Return the free memory of device `on` in bytes; a huge number if unknown.
+
+    Processes of torchrun on one machine share the memory of its CPU equally.
+    """
     import torch
 
     if on.type == "cuda":
@@ -122,7 +125,8 @@ def free_memory(on: torch.device) -> int:
     path = Path("/proc/meminfo")
     lines = path.read_text().splitlines() if path.is_file() else []
     kilobytes = [int(x.split()[1]) for x in lines if x.startswith("MemAvailable:")]
-    return 1024 * kilobytes[0] if kilobytes else 1 << 62
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world_size() > 1 else 1
+    return 1024 * kilobytes[0] // processes if kilobytes else 1 << 62
 
 
 def total_memory(on: torch.device) -> int:

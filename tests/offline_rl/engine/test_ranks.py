@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from close_training import TOLERANCE, assert_close
 from torch.utils._pytree import tree_map
 
 from offline_rl.algorithms.act import ACT
@@ -32,10 +33,6 @@ from policies.spec import Channel, Spec
 
 WORLD = 2
 BATCH = 6
-# Gradients are float32 sums in another order. Adam's first steps divide a gradient by its size, so
-# rounding errors of a gradient become errors of the same relative size in the step.
-TOLERANCE = 1e-5
-ZERO = "key.biases"  # attention does not depend on them: their gradient is only rounding errors
 SIDE = 12
 
 
@@ -120,6 +117,11 @@ def updated(
     return state, metrics
 
 
+def tensors_of(state: State) -> dict[str, torch.Tensor]:
+    """Return the parameters and moments as in checkpoints."""
+    return flatten({"params": dict(state.params), "optimizer": dict(state.optimizer)})
+
+
 CASES = {
     "noise levels and dropout": (DiffusionPolicy, {"levels": 3, "dropout": 0.2}),
     "unet": (
@@ -158,16 +160,14 @@ def test_two_ranks_on_slices_equal_one_process_on_the_batch(name: str) -> None:
     learners = {rank: learner(cls, spec, **config) for rank in (None, *range(WORLD))}
     whole, metrics = train(None)
     parts, part_metrics = zip(*exchange.run(train), strict=True)
-    first = flatten(learners[None].initial()["params"])
-    expected = flatten(dict(whole.params))
-    actual, other = (flatten(dict(part.params)) for part in parts)
-    for key, value in expected.items():
-        assert actual[key].equal(other[key])
-        if ZERO not in key:
-            torch.testing.assert_close(actual[key], value, rtol=0, atol=TOLERANCE, msg=key)
+    expected, actual, other = map(tensors_of, (whole, *parts))
+    for key, value in actual.items():
+        assert other[key].equal(value)
+    assert_close(expected, actual)
     for part in part_metrics:
         for key, value in metrics.items():
             torch.testing.assert_close(part[key], value)
+    first = flatten({"params": learners[None].initial()["params"]})
     assert max(float((expected[k] - x).abs().max()) for k, x in first.items()) > 100 * TOLERANCE
 
 
