@@ -62,7 +62,7 @@ class Options(Checked):
 def write_demonstrations(path: Path, images: bool) -> None:
     """Write random demonstrations."""
     draw = np.random.default_rng(0)
-    arrays = {"state": draw.normal(size=(ROWS, STATE)).astype(np.float32)}
+    arrays: dict[str, Any] = {"state": draw.normal(size=(ROWS, STATE)).astype(np.float32)}
     if images:
         arrays["camera"] = draw.integers(0, 256, (ROWS, SIDE, SIDE, 3), dtype=np.uint8)
     actions = draw.uniform(-1, 1, (ROWS, ACTIONS)).astype(np.float32)

@@ -100,7 +100,8 @@ class Trainer:
             if not work.must_learn_first():
                 self._evaluate_if_due()
             with postpone_signals(self.curves.say) as request:
-                stop, self.engine.compiling = request, request.abandon_on_signal
+                stop: Callable[[], bool] = request
+                self.engine.compiling = request.abandon_on_signal
                 if self.engine.ranks is not None:  # all ranks must stop after the same update
                     stop, self.engine.compiling = self.engine.ranks.any(request), nullcontext
                 work.should_stop = stop

@@ -23,7 +23,7 @@ def expand_chunk(values: Tensor) -> Tensor:
     return values[..., None, None]
 
 
-def sample_std(random: Random, shape: tuple[int, int]) -> Tensor:
+def sample_std(random: Random, shape: tuple[int, ...]) -> Tensor:
     """Sample standard deviations whose logarithm has mean -1.2 and standard deviation 1.2 (EDM).
 
     shape: [K, B].
