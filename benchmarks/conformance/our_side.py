@@ -58,13 +58,13 @@ class Recorder:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
 
-    def normal(self, shape: Sequence[int]) -> Tensor:
+    def normal(self, shape: Sequence[int], groups: int = 1) -> Tensor:
         return torch.from_numpy(self.tape.record("normal", tuple(shape)))
 
-    def uniform(self, shape: Sequence[int]) -> Tensor:
+    def uniform(self, shape: Sequence[int], groups: int = 1) -> Tensor:
         return torch.from_numpy(self.tape.record("uniform", tuple(shape)))
 
-    def integers(self, high: Tensor | int, shape: Sequence[int]) -> Tensor:
+    def integers(self, high: Tensor | int, shape: Sequence[int], groups: int = 1) -> Tensor:
         """Return the integer parts of uniform numbers times `high`."""
         return (self.uniform(shape) * high).long()
 

@@ -88,6 +88,7 @@ class Config(ChunkConfig):
 
 class ACT(ChunkCloning):
     Config: type = Config
+    data_parallel: ClassVar[bool] = True
     chunk_start: ClassVar[Literal["oldest", "present"]] = "present"  # at the current step
 
     def head(self) -> ActionChunkingTransformer:

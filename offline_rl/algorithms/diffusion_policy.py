@@ -19,7 +19,7 @@ Differs: from the authors' code (real-stanford/diffusion_policy). Observations a
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -76,6 +76,7 @@ class Config(DenoisingConfig):
 
 class DiffusionPolicy(Denoising):
     Config: type = Config
+    data_parallel: ClassVar[bool] = True
 
     def table(self) -> Table:
         cfg, alphas = self.cfg, cosine_alphas(self.cfg.num_train_timesteps)
@@ -100,7 +101,7 @@ class DiffusionPolicy(Denoising):
         """Update the model on the denoised chunk, weighted as in arXiv:2206.00364, eq. 8."""
         random, a = state.random, self.normalize_actions(batch.actions)  # [B, T, A]
         std = sample_std(random, (self.cfg.levels, len(a)))  # [K, B]
-        noised = a + expand_chunk(std) * random.normal((len(std), *a.shape))
+        noised = a + expand_chunk(std) * random.normal((len(std), *a.shape), groups=len(std))
 
         def policy_loss(model: Network) -> LossAndMetrics:
             chunk = denoise(model, batch.observations, noised, std, random)

@@ -13,6 +13,8 @@ Differs: from LeRobot's multi_task_dit (huggingface/lerobot:src/lerobot/policies
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from offline_rl.algorithms.common.chunk_cloning import Denoising, DenoisingConfig
@@ -33,6 +35,7 @@ class Config(DenoisingConfig):
 
 class FlowPolicy(Denoising):
     Config: type = Config
+    data_parallel: ClassVar[bool] = True
 
     def table(self) -> Table:
         return euler(self.cfg.num_inference_steps)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
 from offline_rl.cli.display import ignore_closed_output
-from offline_rl.utils.errors import UserError
+from offline_rl.utils import hardware
+from offline_rl.utils.errors import SharedError, UserError
 from offline_rl.utils.signals import interruptible
 from offline_rl.version import __version__
 
@@ -43,6 +44,20 @@ def usage() -> str:
         lines.append(f"  {name:10s} {(point.load().__doc__ or '').strip().splitlines()[0]}")
     lines += ["", 'completion in bash or zsh: eval "$(offline-rl --completion bash)"']
     return "\n".join(lines)
+
+
+def in_ranks(verb: str) -> AbstractContextManager[object]:
+    """Return the context of a command that torchrun has started in several processes.
+
+    Raises UserError for verbs other than `train`.
+    """
+    if hardware.world_size() == 1:
+        return nullcontext()
+    if verb != "train":
+        raise SharedError(f"{verb} runs in a single process. Start it without torchrun.")
+    from offline_rl.engine.ranks import session
+
+    return session()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,13 +114,19 @@ def run(arguments: list[str]) -> int:
                 )
             if verb in TAKES_RUN and "=" not in word and not word.startswith("-"):
                 raise UserError(f"{verb} {word}: options are key=value. Did you mean run={word}?")
-        with interruptible():
+        with interruptible(), in_ranks(verb):
             command(rest)
             sys.stdout.flush()
+    except SharedError as error:
+        if hardware.rank() == 0:
+            print(f"offline-rl: {error}", file=sys.stderr)
+        return 2
     except UserError as error:
         print(f"offline-rl: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if hardware.rank() > 0:
+            return 130
         more = "; repeat the command to continue" if verb in RESUMED else ""
         print(f"offline-rl: interrupted{more}", file=sys.stderr)
         return 130

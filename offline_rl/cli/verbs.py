@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import parse_options, takes_options, unknown
 
@@ -44,6 +45,9 @@ def train(arguments: Sequence[str]) -> None:
     Set hyper-parameters with algorithm.<name>=…, for example algorithm.alpha=1.0. A list such as
     algorithm.alpha=[0.5,2.5] makes one run per value; all of them train in parallel.
     Repeat the command to continue an interrupted run. The last line printed is the run's folder.
+
+    Several GPUs or machines train one chunk policy (act, diffusion_policy, flow_policy) by
+    torchrun --standalone --nproc-per-node=<GPUs> --no-python offline-rl train …
     """
     _hide_warnings()
     from offline_rl.cli.compose import compose, runs_to_yaml
@@ -57,6 +61,8 @@ def train(arguments: Sequence[str]) -> None:
         print("---\n".join(map(runs_to_yaml, stack(runs_of_jobs(jobs)))), end="")
         return
     paths = launch(jobs)
+    if hardware.rank() > 0:
+        return
     folder = os.path.commonpath(paths)
     print(table(paths, out=folder))
     print(folder)

@@ -55,7 +55,8 @@ def compile_graph(
     bias corrections and learning rates. In a graph of one part, Inductor would inline the scalars
     and random numbers, and recompute them for every element that uses them.
 
-    A loop is a part of its own, which calls its compiled step. The rest is split around it.
+    A loop is a part of its own, which calls its compiled step. An exchange between processes is a
+    part of its own, too, which is not compiled. The rest is split around them.
     """
     split = compile_parts(graph, assign_parts(graph, counts, seeds), code)
     return lambda *arguments: split(*tree_flatten(arguments)[0])[0]
@@ -76,15 +77,20 @@ def compile_parts(graph: GraphModule, part: dict[Node, int], code: Code) -> Grap
             node.target = replace(node.target, step=compiled)
         if loops:
             module.recompile()
-        else:
+        elif not any(is_exchange(node) for node in module.graph.nodes):
             setattr(split, name, CompiledGraph(module, code))
     return split
+
+
+def is_exchange(node: Node) -> bool:
+    """Return True if the node is the operation of `engine.ranks`, which needs other processes."""
+    return getattr(node.target, "namespace", None) == "offline_rl"
 
 
 def assign_parts(graph: GraphModule, counts: set[int], seeds: int) -> dict[Node, int]:
     """Return the part of each node for `compile_graph`.
 
-    Parts are called in the order of their numbers. Odd parts from 3 on are loops.
+    Parts are called in the order of their numbers. Odd parts from 3 on are loops and exchanges.
     """
     scalars, random_numbers, remainder = range(3)
     part: dict[Node, int] = {}
@@ -94,7 +100,8 @@ def assign_parts(graph: GraphModule, counts: set[int], seeds: int) -> dict[Node,
         if node in part:
             continue
         part[node] = latest = max((part[n] for n in node.all_input_nodes), default=scalars)
-        is_loop, after_loop = isinstance(node.target, Loop), latest > remainder and latest % 2 == 1
+        is_loop = isinstance(node.target, Loop) or is_exchange(node)
+        after_loop = latest > remainder and latest % 2 == 1
         value = node.meta.get("val")
         if is_loop and not after_loop:
             part[node] = max(latest, remainder) + 1

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ from offline_rl.utils import hardware
 from offline_rl.utils.random import Random
 from offline_rl.utils.trees import flatten
 from policies.networks.precision import set_compute_dtype
+
+if TYPE_CHECKING:
+    from offline_rl.engine.ranks import Ranks
 
 Precision = Literal["fp32", "tf32", "bf16"]
 # Key of the counter of updates in all phases except the current one. Checkpoints do not contain it;
@@ -78,13 +81,15 @@ class Engine:
         precision: Precision = "fp32",
         compile: bool = False,
         values: Mapping[str, Sequence[float]] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Create the state of all seeds.
 
         make(s) creates the algorithm of the s-th seed. Its networks are built with torch's random
         generator seeded with that seed. sources: training data of the phases by name; a single
         source is the offline data. values: float fields of the config that differ between seeds,
-        {field: [S values]}.
+        {field: [S values]}. ranks: the processes that share the batches of a single seed; each uses
+        its slice of `batch_size` rows, which must be a multiple of their number.
         """
         torch.set_flush_denormal(True)  # denormal moments of dead units are 100 times slower
         if torch.device(device).type == "cpu":
@@ -108,7 +113,9 @@ class Engine:
             counters = {"seed": torch.tensor(seed), "update": torch.tensor(0)}
             counters[OTHER_PHASES] = torch.tensor(0)
             trees.append(tree | {"counters": counters})
-        self.algorithm = algorithms[0]
+        self.algorithm, self.ranks = algorithms[0], ranks
+        if ranks is not None:
+            self.algorithm.average = ranks.average
         self.sources = sources if isinstance(sources, Mapping) else {"offline": sources}
         check_stackable(type(self.algorithm.cfg), values or {})
         self.state = tree_map(lambda *xs: torch.stack(xs).to(self.device), *trees)
@@ -245,6 +252,8 @@ class Engine:
         metrics to `names`.
         """
         configured, source = self.for_phase(phase)
+        make_random = Random if self.ranks is None else self.ranks.random
+        rows = self.batch_size // (1 if self.ranks is None else self.ranks.world_size)
 
         def program(tree: Any, values: Any, data: Any) -> tuple[Any, Tensor]:
             algorithm = configured.with_values(values)
@@ -252,8 +261,8 @@ class Engine:
             update, sums = counters["update"], dict[str, list[Tensor]]()
             phase_update = update - counters[OTHER_PHASES]
             for offset, i in enumerate(positions):
-                random = Random(counters["seed"], update + offset)
-                batch = source.sample(data, random, self.batch_size, algorithm.cfg.discount)
+                random = make_random(counters["seed"], update + offset)
+                batch = source.sample(data, random, rows, algorithm.cfg.discount)
                 state = State(algorithm, params, optimizer, random, phase_update + offset)
                 state, metrics = algorithm.run_update(phase, state, batch, i)
                 params, optimizer = state.params, state.optimizer
@@ -373,6 +382,8 @@ class Engine:
             actual = verify.call(run, leaves, inputs)
             outputs = [*paths, *graph.meta["metrics"]]
             fault = verify.difference(expected, actual, rounded, outputs)
+            if self.ranks is not None and self.ranks.largest(fault is not None):
+                fault = fault or "on another rank"  # all ranks must run the same code
             if fault is None:
                 if code != "default":
                     self.fallbacks[name] = code
@@ -485,6 +496,12 @@ class Engine:
         """Return the tensors that checkpoints hold, stacked over seeds."""
         tensors = flatten(self.state)
         return {name: x for name, x in tensors.items() if name != f"counters/{OTHER_PHASES}"}
+
+    def copy_from_first(self, done: Mapping[str, int]) -> None:
+        """Give all ranks the training state of rank 0. done: its value of `done`."""
+        assert self.ranks is not None
+        self.ranks.copy_from_first(flatten(self.state))
+        self.done, self._entered, self._updates = dict(done), None, None
 
     def load_seed_state(self, s: int, flat: dict[str, Tensor]) -> None:
         """Load the result of `seed_state` into the s-th seed.

@@ -201,10 +201,33 @@ def wrong_options(run: Any) -> Iterator[str]:
             f"{method} needs expert demonstrations. Set expert_dataset=<path or id>, in addition "
             "to the data of the task or of dataset=."
         )
+    if (world_size := hardware.world_size()) > 1:
+        yield from wrong_ranks(run, world_size)
     if run.data.base is not None and cls.mode.start != "base" and not cls.mode.takes_base:
         modes = {name: algorithm_class(name).mode for name in algorithm_names()}
         names = [k for k, mode in modes.items() if mode.start == "base" or mode.takes_base]
         yield f"base= is used by {' and '.join(names)}; {method} has no base policy. Remove it."
+
+
+def wrong_ranks(run: Any, world_size: int) -> Iterator[str]:
+    """Yield an error message if a run cannot share its batches. run: a Run.
+
+    world_size: number of processes of torchrun.
+    """
+    method, cls, batch_size = run.method.name, run.method.cls, run.method.cfg.batch_size
+    if not cls.data_parallel:
+        names = [name for name in algorithm_names() if algorithm_class(name).data_parallel]
+        yield (
+            f"{method} trains in a single process, and torchrun has started {world_size}. Remove "
+            f"torchrun, or use one of {', '.join(names)}."
+        )
+    if run.start is not None:
+        yield "finetune and distill run in a single process. Remove torchrun."
+    if batch_size % world_size:
+        yield (
+            f"batch_size={batch_size} is not a multiple of the {world_size} processes of torchrun. "
+            f"Use a multiple of {world_size}."
+        )
 
 
 def wrong_formula(formula: str, task: Task) -> Iterator[str]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm import tqdm
@@ -31,6 +31,7 @@ from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.runs.folder import Done, SeedFolder, common_checkpoint
 from offline_rl.runs.run import Run, differing_values, refuse_other
+from offline_rl.training import checkpoint
 from offline_rl.training.continuation import load_dynamics, load_start, load_transform
 from offline_rl.training.curves import Curves
 from offline_rl.training.prepare import Prepared, prepare
@@ -44,15 +45,22 @@ from offline_rl.utils.files import read_json_object, write_json
 from offline_rl.utils.text import at_a_time
 from policies.networks.defaults import torch_defaults
 
+if TYPE_CHECKING:
+    from offline_rl.engine.ranks import Ranks
+
 MIN_COMPILED_UPDATES = 50  # a phase with fewer updates in total is not compiled
 
 
 def build_engine(
-    prepared: Prepared, runs: Sequence[Run], stored: Choices | None = None
+    prepared: Prepared,
+    runs: Sequence[Run],
+    stored: Choices | None = None,
+    ranks: Ranks | None = None,
 ) -> tuple[Engine, Sources, Transform]:
     """Return the engine that trains `runs` in parallel, its data sources and the transform.
 
-    stored: for resumed runs, the choices with which they were started.
+    stored: for resumed runs, the choices with which they were started. ranks: processes that share
+    the batches.
     """
     run, spec, seeds = runs[0], prepared.spec, [each.seed for each in runs]
     device = hardware.select_device(run.compute.device)
@@ -82,6 +90,7 @@ def build_engine(
         device=device,
         precision=stored.precision if stored else precision,
         values=differing_values(runs),
+        ranks=ranks,
     )
     return engine, sources, transform
 
@@ -92,20 +101,22 @@ def train_group(
     show: bool,
     watch: Callable[[Trainer], None] | None,
     say_once: Callable[[str], None],
+    ranks: Ranks | None = None,
 ) -> None:
     """Train runs that are at the same update in parallel, and write their results.
 
-    Environments, threads and trackers are closed at the end. say_once: prints a line once.
+    Environments, threads and trackers are closed at the end. say_once: prints a line once. ranks:
+    processes that share the batches; those other than rank 0 write nothing.
     """
     with ExitStack() as opened:
-        trainer, choices = assemble(prepared, runs, show, watch, say_once, opened)
+        trainer, choices = assemble(prepared, runs, show, watch, say_once, opened, ranks)
         try:
             trainer.run()
         except Exception as error:
-            if (other := explained(error, runs, trainer.engine)) is error:
+            if not trainer.folders or (other := explained(error, runs, trainer.engine)) is error:
                 raise
             raise other from error
-        for s, run in enumerate(runs):
+        for s, run in enumerate(runs if trainer.folders else ()):
             finish(prepared, trainer, s, run, choices)
 
 
@@ -116,22 +127,27 @@ def assemble(
     watch: Callable[[Trainer], None] | None,
     say_once: Callable[[str], None],
     opened: ExitStack,
+    ranks: Ranks | None = None,
 ) -> tuple[Trainer, Choices]:
     """Return the trainer of `runs`, and the choices of precision, compilation and threads.
 
     Everything that can be refused is checked before anything is written. opened: the stack that
-    closes environments, threads and trackers.
+    closes environments, threads and trackers. ranks: processes that share the batches. Rank 0 reads
+    the checkpoint and sends its content; the trainers of the others have no folders.
     """
-    run, folders = runs[0], [each.folder for each in runs]
-    done = common_checkpoint(folders)
+    writes = ranks is None or ranks.rank == 0
+    run, folders = runs[0], [each.folder for each in runs if writes]
+    done = common_checkpoint(folders) if writes else None
     stored = load_choices(folders[0], done) if done is not None else None
-    engine, sources, transform = build_engine(prepared, runs, stored)
+    stored = stored if ranks is None else share_choices(ranks, stored)
+    engine, sources, transform = build_engine(prepared, runs, stored, ranks)
     for source in sources.values():
         opened.callback(source.close)
     if show:
         engine.log = partial(tqdm.write, file=sys.stdout)
     updates, phase = longest_phase(prepared)
     choices = stored or choose(run.compute.compile, engine, updates, phase)
+    choices = choices if ranks is None else share_choices(ranks, choices) or choices
     use_choices(engine, choices, prepared)
     if show and not stored:
         rewards = prepared.learner.uses_rewards(run.method.cfg)
@@ -144,8 +160,10 @@ def assemble(
     if done is None and run.data.dynamics is not None:
         load_dynamics(engine, prepared.models)
     collector = open_collector(prepared, engine, sources, transform, opened)
-    evaluator = open_evaluator(prepared, engine, transform, watch, say_once, opened)
-    for each in runs:
+    evaluator = None
+    if writes:
+        evaluator = open_evaluator(prepared, engine, transform, watch, say_once, opened)
+    for each in runs if writes else ():
         store(prepared, each, choices, new=done is None)
 
     def after_evaluation(trainer: Trainer) -> None:
@@ -176,7 +194,14 @@ def assemble(
     opened.callback(trainer.close)
     if done is not None:
         trainer.resume(done)
+    trainer.work.progress = checkpoint.send(trainer.progress, engine)
     return trainer, choices
+
+
+def share_choices(ranks: Ranks, choices: Choices | None) -> Choices | None:
+    """Return the choices of rank 0, for all ranks."""
+    content = ranks.share(None if choices is None else asdict(choices))
+    return None if content is None else Choices(**content)
 
 
 def load_choices(folder: SeedFolder, done: Done) -> Choices:
@@ -282,6 +307,7 @@ def environment(prepared: Prepared, choices: Choices) -> dict[str, Any]:
     data = prepared.dataset
     return {
         **hardware.describe_machine(),
+        "world_size": hardware.world_size(),
         "dataset": None if data is None else data.path,
         "dataset_sha256": None if data is None else data.sha256,
         "choices": asdict(choices),

@@ -59,12 +59,29 @@ def load(
         )
     if collector is not None:
         collector.restore([content["collector"] for content in contents], experience)
-    values = {f.name: contents[0][f.name] for f in fields(Progress)}
-    counters = {phase: Counts(**counts) for phase, counts in values["counters"].items()}
-    engine.done = {phase: counts.updates for phase, counts in counters.items()}
+    progress = progress_of(contents[0] | {"diverged": [x["diverged"] for x in contents]})
+    engine.done = {phase: counts.updates for phase, counts in progress.counters.items()}
+    return progress
+
+
+def progress_of(content: Mapping[str, Any]) -> Progress:
+    """Return the progress from its JSON."""
+    values = {f.name: content[f.name] for f in fields(Progress)}
     values |= {name: Position(*values[name]) for name in ("position", "evaluate_at")}
-    values |= {"counters": counters, "diverged": [content["diverged"] for content in contents]}
+    values["counters"] = {phase: Counts(**counts) for phase, counts in values["counters"].items()}
     return Progress(**values)
+
+
+def send(progress: Progress, engine: Engine) -> Progress:
+    """Send the progress and the training state of rank 0 to the other ranks; return the progress.
+
+    Does nothing on a single process.
+    """
+    if engine.ranks is None:
+        return progress
+    received = progress_of(engine.ranks.share(asdict(progress)))
+    engine.copy_from_first({phase: counts.updates for phase, counts in received.counters.items()})
+    return progress if engine.ranks.rank == 0 else received
 
 
 def _rings(engine: Engine) -> dict[str, Ring]:

@@ -77,7 +77,9 @@ class Prepared:
     def trains_in_parallel(self) -> bool:
         """True if the seeds train faster together than one after another."""
         device = hardware.select_device(self.run.compute.device).type
-        return self.learner.prefers_stacked_seeds(device) and self.limit is None
+        shares_batches = hardware.world_size() > 1  # with the other processes of torchrun
+        stacks = self.learner.prefers_stacked_seeds(device) and not shares_batches
+        return stacks and self.limit is None
 
     def make_envs(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
         """Return `count` environments. The base policy, if any, is a part of them.

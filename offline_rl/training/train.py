@@ -6,16 +6,17 @@ All runs of a command are checked before the first one starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from envs import Task
 from offline_rl.algorithms.common.registry import run_label
 from offline_rl.data import Dataset
+from offline_rl.engine.choices import choose_precision
 from offline_rl.runs.folder import Done, named_task, run_folder, seed_numbers
 from offline_rl.runs.options import DistillOptions, FinetuneOptions, TrainOptions
 from offline_rl.runs.run import Run, distinguish, refuse_other, runs_of, stack
@@ -25,12 +26,18 @@ from offline_rl.training.continuation import check_start
 from offline_rl.training.headline import headline, range_note
 from offline_rl.training.prepare import Prepared, prepare, read_data
 from offline_rl.training.result import Result
+from offline_rl.training.sources import must_stream
 from offline_rl.training.trackers import log_in
 from offline_rl.training.trainer import Trainer
+from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import lock_folder, remove_temporaries
 from offline_rl.utils.options import options_signature
+from offline_rl.version import __version__
 from policies.networks.defaults import denormals_restored, torch_defaults
+
+if TYPE_CHECKING:
+    from offline_rl.engine.ranks import Ranks
 
 Watch = Callable[[Trainer], None]
 
@@ -48,8 +55,11 @@ def train(*, show: bool = True, watch: Watch | None = None, **keys: Any) -> Resu
     A repeated call continues an interrupted run and does not change a finished run. A higher
     num_updates extends an interrupted or a finished run. Ctrl-C and SIGTERM save a checkpoint
     first. Raises UserError for mistakes in options, data or files.
+
+    The processes of a torchrun command train one policy together, each on its slice of every batch.
     """
-    return train_stack(prepare(runs_of(keys)), show, watch)
+    with in_ranks() as ranks:
+        return train_stack(prepare(runs_of(keys)), show, watch, ranks)
 
 
 @torch_defaults()
@@ -94,9 +104,15 @@ def launch(jobs: Sequence[Mapping[str, Any]], *, show: bool = True) -> list[Path
 
     jobs: options of `train`. All jobs are checked before the first one starts. Raises UserError.
     """
-    stacks, read = stack(runs_of_jobs(jobs)), CachedReader()
-    if len(stacks) == 1:
-        return [train_stack(prepare(stacks[0], read), show).path]
+    with in_ranks() as ranks:
+        stacks, read = stack(runs_of_jobs(jobs)), CachedReader()
+        if len(stacks) == 1:
+            return [train_stack(prepare(stacks[0], read), show, ranks=ranks).path]
+        if ranks is not None:
+            raise UserError(
+                f"torchrun trains one setting, and the command has {len(stacks)}. Start a command "
+                "for each."
+            )
     for runs in stacks:
         with error_label(runs[0].label):
             extended_runs(prepare(runs, read))
@@ -106,6 +122,15 @@ def launch(jobs: Sequence[Mapping[str, Any]], *, show: bool = True) -> list[Path
             print(f"{number} of {len(stacks)}: {runs[0].label}", flush=True)
         paths.append(train_stack(prepare(runs, read), show).path)
     return paths
+
+
+def in_ranks() -> AbstractContextManager[Ranks | None]:
+    """Return the session of a torchrun command; without torchrun, a context of None."""
+    if hardware.world_size() == 1:
+        return nullcontext()
+    from offline_rl.engine.ranks import session
+
+    return session()
 
 
 def runs_of_jobs(jobs: Sequence[Mapping[str, Any]]) -> list[Run]:
@@ -151,9 +176,21 @@ class CachedReader:
         return data
 
 
-def train_stack(prepared: Prepared, show: bool = True, watch: Watch | None = None) -> Result:
-    """Train the prepared runs, in groups of seeds that have a checkpoint in common."""
+def train_stack(
+    prepared: Prepared,
+    show: bool = True,
+    watch: Watch | None = None,
+    ranks: Ranks | None = None,
+) -> Result:
+    """Train the prepared runs, in groups of seeds that have a checkpoint in common.
+
+    ranks: processes that share the batches. Rank 0 reads and writes the folders of the runs.
+    """
     run, runs = prepared.run, prepared.runs
+    if ranks is not None:
+        ranks.agree(facts_to_agree_on(prepared))
+        if ranks.rank > 0:
+            return follow(prepared, ranks)
     paths = list(dict.fromkeys(each.path for each in runs))
     path = paths[0] if len(paths) == 1 else paths[0].parent
     say = print if show else (lambda *_: None)
@@ -178,10 +215,46 @@ def train_stack(prepared: Prepared, show: bool = True, watch: Watch | None = Non
         for each in pending:
             remove_temporaries(each.folder.path)
         say_once = cache(say)
-        for group in groups_of(prepared, pending, finished, say):
-            train_group(prepared, group, show, watch, say_once)
-    names = [each.name for each in runs]
-    return Result(path, [each.folder.outcome() for each in runs], names)
+        groups = groups_of(prepared, pending, finished, say)
+        if ranks is not None:
+            ranks.share([[runs.index(each) for each in group] for group in groups])
+        for group in groups:
+            train_group(prepared, group, show, watch, say_once, ranks)
+    results = [each.folder.outcome() for each in runs]
+    if ranks is not None:
+        ranks.share([str(path), results])
+    return Result(path, results, [each.name for each in runs])
+
+
+def follow(prepared: Prepared, ranks: Ranks) -> Result:
+    """Train the groups of `train_stack` on a rank other than 0, which writes nothing."""
+    for group in ranks.share(None):
+        runs = [prepared.runs[k] for k in group]
+        train_group(prepared, runs, False, None, lambda _: None, ranks)
+    path, results = ranks.share(None)
+    return Result(Path(path), results, [each.name for each in prepared.runs])
+
+
+def facts_to_agree_on(prepared: Prepared) -> dict[str, Any]:
+    """Return what must be equal on all ranks: versions, device, and the runs with their data."""
+    compute, evaluation = prepared.run.compute, prepared.run.evaluation
+    device = hardware.select_device(compute.device)
+    facts: dict[str, Any] = {
+        "offline_rl": __version__,
+        "commit": hardware.current_commit(),
+        "torch": torch.__version__,
+        "device": device.type,
+        "precision": choose_precision(compute.precision, prepared.run.method.name, device),
+        "compile": compute.compile,
+        "has_compiler": hardware.missing_compiler() is None,
+        "seeds": [run.seed for run in prepared.runs],
+    }
+    if prepared.data is not None and must_stream(prepared, prepared.data, device):
+        facts["stream"] = "always"
+    facts |= {name: getattr(evaluation, name) for name in ("eval_every", "checkpoint_every")}
+    for run in prepared.runs:
+        facts |= run.identity()
+    return facts
 
 
 def groups_of(
@@ -201,6 +274,7 @@ def groups_of(
     groups = [group for group in (*resume_groups(extended), *resume_groups(started), new) if group]
     if not parallel and len(pending) > 1:
         slow = f"{prepared.run.method.name}: training seeds in parallel would not be faster"
+        slow = slow if hardware.world_size() == 1 else "torchrun trains one seed at a time"
         say(f"{prepared.limit or slow}. Seeds train one after another")
         return [[run] for group in groups for run in group]
     if pending and prepared.limit is not None:

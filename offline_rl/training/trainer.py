@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from offline_rl.training.trackers import Moment
 from offline_rl.training.work import Progress, Work
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.signals import postpone_signals
+from offline_rl.utils.trees import flatten
 
 
 class Trainer:
@@ -98,21 +100,25 @@ class Trainer:
             if not work.must_learn_first():
                 self._evaluate_if_due()
             with postpone_signals(self.curves.say) as request:
-                work.should_stop, self.engine.compiling = request, request.abandon_on_signal
+                stop: Callable[[], bool] = request
+                self.engine.compiling = request.abandon_on_signal
+                if self.engine.ranks is not None:  # all ranks must stop after the same update
+                    stop, self.engine.compiling = self.engine.ranks.any(request), nullcontext
+                work.should_stop = stop
                 while work.current is not None:
                     before = work.reached
                     checkpoint_due = work.advance()
                     self.progress.wall_seconds = time.perf_counter() - started
                     learned = work.reached[:2] != before[:2]  # new rows alone have no metrics
-                    if learned or (work.reached == before and not request()):
+                    if learned or (work.reached == before and not stop()):
                         self._log()
-                    if not request():
+                    if not stop():
                         self._evaluate_if_due()
                         if work.current is None:
                             self._finish_evaluation()
-                    if checkpoint_due or request():
+                    if checkpoint_due or stop():
                         self.save()
-                    if request():
+                    if stop():
                         raise KeyboardInterrupt
             self._finish_evaluation()
         except RepeatedFailure:
@@ -135,6 +141,8 @@ class Trainer:
         broken = set(np.flatnonzero(~self.engine.finite_seeds()).tolist())
         if self.collector is not None:
             broken |= self.collector.broken
+        if self.engine.ranks is not None:
+            self.engine.ranks.check_equal(flatten(self.engine.state), moment)
         rate = self.progress.timed_updates / max(self.progress.seconds, 1e-9)
         self.curves.log_metrics(moment, means, broken, rate, self.collector)
 
@@ -190,7 +198,7 @@ class Trainer:
         self._finish_evaluation()
 
     def save(self) -> None:
-        """Save a checkpoint of every seed.
+        """Save a checkpoint of every seed. Without folders, as on ranks other than 0, save none.
 
         An evaluation that started at this point may continue. A resumed run repeats it if its log
         is incomplete.
@@ -200,7 +208,8 @@ class Trainer:
             self._finish_evaluation()
         checkpoint.store_fallbacks(self.folders, self.engine, self.choices)
         shared = {"transform": self.transform.to_json(), "choices": self.choices}
-        checkpoint.save(self.folders, done, self.progress, self.engine, self.collector, shared)
+        if self.folders:
+            checkpoint.save(self.folders, done, self.progress, self.engine, self.collector, shared)
         self.work.saved = done
 
     def resume(self, done: Done) -> None:

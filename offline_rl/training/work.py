@@ -261,6 +261,8 @@ class Work:
             self.engine.run(updates, phase)
             seconds = max(time.perf_counter() - slice_started, 1e-9)
             size = next_slice(number, period, updates / seconds)
+            if self.engine.ranks is not None:
+                size = self.engine.ranks.largest(size)
             done += updates
             counts.updates += updates
             self.progress.timed_updates += updates

@@ -15,6 +15,10 @@ class UserError(Exception):
         super().__init__(" ".join(line.strip() for line in str(sentence).splitlines()))
 
 
+class SharedError(UserError):
+    """Error that every process of a torchrun command raises; only rank 0 prints it."""
+
+
 class MissingData(UserError):
     """Error for a data set that is not on this machine."""
 

@@ -22,15 +22,34 @@ if TYPE_CHECKING:
     import torch
 
 
+# Environment variables that torchrun sets for every process
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def world_size() -> int:
+    """Return the number of processes that torchrun has started for this command, else 1."""
+    return int(os.environ["WORLD_SIZE"]) if all(os.environ.get(x) for x in TORCHRUN) else 1
+
+
+def rank() -> int:
+    """Return the number of this process among those of torchrun, from 0 on; 0 without torchrun."""
+    return int(os.environ["RANK"]) if world_size() > 1 else 0
+
+
 def select_device(name: str) -> torch.device:
     """Return the device `name`; `auto` is the first GPU, or the CPU if there is none.
 
-    Raises UserError if there is no such device.
+    With several processes, each process of a machine has a GPU of its own. Raises UserError if
+    there is no such device.
     """
     import torch
 
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if world_size() > 1 and name.startswith("cuda"):
+        if name != "cuda":
+            raise UserError(f"device={name}: torchrun gives each process its GPU. Use device=cuda.")
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     match = re.fullmatch(r"cpu|cuda(:\d+)?", name)
     if match is None:
         raise UserError(f"device={name} is unknown. Use auto, cpu, cuda or cuda:<number>.")
@@ -95,7 +114,10 @@ def num_cores() -> int:
 
 
 def free_memory(on: torch.device) -> int:
-    """Return the free memory of device `on` in bytes; a huge number if unknown."""
+    """Return the free memory of device `on` in bytes; a huge number if unknown.
+
+    Processes of torchrun on one machine share the memory of its CPU equally.
+    """
     import torch
 
     if on.type == "cuda":
@@ -103,7 +125,8 @@ def free_memory(on: torch.device) -> int:
     path = Path("/proc/meminfo")
     lines = path.read_text().splitlines() if path.is_file() else []
     kilobytes = [int(x.split()[1]) for x in lines if x.startswith("MemAvailable:")]
-    return 1024 * kilobytes[0] if kilobytes else 1 << 62
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world_size() > 1 else 1
+    return 1024 * kilobytes[0] // processes if kilobytes else 1 << 62
 
 
 def total_memory(on: torch.device) -> int:

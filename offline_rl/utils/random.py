@@ -40,7 +40,12 @@ def mix(x: Tensor) -> Tensor:
 
 
 class Random:
-    """The random numbers of one update of one seed; every call gives new numbers."""
+    """The random numbers of one update of one seed; every call gives new numbers.
+
+    The methods have the argument `groups`: the first axis of `shape` has this many consecutive
+    groups, each with one entry, or several, for every row of the batch. Only `SlicedRandom` reads
+    it.
+    """
 
     def __init__(self, seed: Tensor, update: Tensor) -> None:
         """Derive the keys from the seed and the update.
@@ -54,26 +59,53 @@ class Random:
         self.key2 = mix((update * 0x2545F491 + low * 0x3C6EF372 + high) & MASK)
         self.site = 0  # number of calls so far
 
-    def bits(self, shape: Sequence[int]) -> Tensor:
-        """Return uniform integers in [0, 2**32), int64."""
+    def elements(self, shape: Sequence[int], groups: int) -> Tensor:
+        """Return the indices of the elements of `shape`, on which their numbers depend."""
         import torch
 
+        return torch.arange(math.prod(shape), device=self.key.device).reshape(tuple(shape))
+
+    def bits(self, shape: Sequence[int], groups: int = 1) -> Tensor:
+        """Return uniform integers in [0, 2**32), int64."""
         if _forbidden is not None:
             raise ValueError(f"random numbers cannot be drawn {_forbidden}.")
         self.site += 1
-        element = torch.arange(math.prod(shape), device=self.key.device).reshape(tuple(shape))
+        element = self.elements(shape, groups)
         first = mix((element + self.key + (self.site * 0x9E3779B1 & MASK)) & MASK)
         return mix(first ^ self.key2 ^ (self.site * 0x85EBCA6B & MASK))
 
-    def uniform(self, shape: Sequence[int]) -> Tensor:
+    def uniform(self, shape: Sequence[int], groups: int = 1) -> Tensor:
         """Return uniform float32 numbers in [0, 1), multiples of 2**-24."""
-        return (self.bits(shape) >> 8).float() * 2**-24
+        return (self.bits(shape, groups) >> 8).float() * 2**-24
 
-    def normal(self, shape: Sequence[int]) -> Tensor:
+    def normal(self, shape: Sequence[int], groups: int = 1) -> Tensor:
         """Return standard normal float32 numbers, by the Box-Muller transform."""
-        radius = (-2 * (1 - self.uniform(shape)).log()).sqrt()
-        return radius * (2 * math.pi * self.uniform(shape)).cos()
+        radius = (-2 * (1 - self.uniform(shape, groups)).log()).sqrt()
+        return radius * (2 * math.pi * self.uniform(shape, groups)).cos()
 
-    def integers(self, high: Tensor | int, shape: Sequence[int]) -> Tensor:
+    def integers(self, high: Tensor | int, shape: Sequence[int], groups: int = 1) -> Tensor:
         """Return uniform int64 in [0, high), for 0 < high < 2**31 (Lemire's multiply-shift)."""
-        return self.bits(shape) * high >> 32
+        return self.bits(shape, groups) * high >> 32
+
+
+class SlicedRandom(Random):
+    """The random numbers of a slice of the batch: equal to that slice of the batch's numbers.
+
+    `rank` of `world_size` equal slices is the slice of one process. Every shape that a method
+    receives is that of the slice. With `groups`, it consists of one slice of each group.
+    """
+
+    def __init__(self, seed: Tensor, update: Tensor, rank: int, world_size: int) -> None:
+        """Derive the keys; see `Random`. rank: in [0, world_size)."""
+        super().__init__(seed, update)
+        self.rank, self.world_size = rank, world_size
+
+    def elements(self, shape: Sequence[int], groups: int) -> Tensor:
+        """Return the indices that the elements of `shape` have in the shape of the batch."""
+        import torch
+
+        size = math.prod(shape) // groups  # elements of the slice in one group
+        group = torch.arange(groups, device=self.key.device)[:, None]
+        first = (group * self.world_size + self.rank) * size
+        element = first + torch.arange(size, device=self.key.device)
+        return element.reshape(tuple(shape))

@@ -128,8 +128,9 @@ class DiffusionActor(ChunkHead):
         until: Tensor | None = None,
     ) -> Tensor:
         """Return the output of `network`, which has the sizes of `self.network`; see `predict`."""
-        drop = hidden_dropout(self.dropout_rate, random) or (lambda values: values)
         rows, chunk, shape = x.shape[:-2], x.shape[-2:], features.shape[-2:]
+        dropout = hidden_dropout(self.dropout_rate, random, groups=prod(rows[:-1]))
+        drop = dropout or (lambda values: values)
         features = features.expand(*rows, *shape).reshape(prod(rows), *shape)
         inputs = [times]
         if self.until is not None:

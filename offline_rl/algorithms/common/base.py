@@ -186,6 +186,11 @@ class Algorithm:
     uses_facts: ClassVar[bool] = False  # uses `facts`, which are set before training
     facts: Facts | None = None  # facts of the task and its data, in the units of training
     dynamics_model: ClassVar[Reusable | None] = None  # None: no dynamics model is fitted to data
+    # Processes of torchrun can share each batch. Every loss must then be a mean over the rows of
+    # the batch, and every random number must belong to one row; see `random.SlicedRandom`.
+    data_parallel: ClassVar[bool] = False
+    # With several processes: the mean over processes of each tensor in a tree. Set by the engine
+    average: Callable[[Any], Any] | None = None
 
     def __init__(
         self, spec: Spec, cfg: Any, num_updates: int = 1, interaction: Interaction | None = None
@@ -511,6 +516,9 @@ def minimize(
     Each of the networks `names`, and of those that are `trained_with` them, takes a step with its
     own optimizer. If the loss returns a second result besides its value, that is returned too,
     detached. max_grad_norm: clip the joint norm of the gradients of all these networks to this.
+
+    With several processes, each computes the loss of its slice of the batch. Gradients, loss and
+    second result are averaged here.
     """
     names = (names,) if isinstance(names, str) else names
     others = (x for name in names for x in state.algorithm.trained_with.get(name, ()))
@@ -534,6 +542,8 @@ def minimize(
     params, optimizer = {**state.params}, {**state.optimizer}
     gradient = grad_and_value(value_and_extra, has_aux=True)
     grads, (_, (value, extra, metrics)) = gradient({name: params[name] for name in trained_names})
+    if state.algorithm.average is not None:
+        grads, value, extra = state.algorithm.average((grads, value, extra))
     if max_grad_norm is not None:
         grads = clip_norm(grads, max_grad_norm)
     for name in trained_names:

@@ -230,11 +230,18 @@ class ChunkCloning(Algorithm):
         return head.normalize_actions(actions)
 
     def masked_mean(self, error: Tensor, batch: Batch) -> Tensor:
-        """Return the mean of an error [K, B, T, A] over levels, chunks, and unmasked steps."""
+        """Return the mean of an error [K, B, T, A] over levels, chunks, and unmasked steps.
+
+        With several processes, the number of unmasked steps is averaged over their slices, so that
+        the average of the results is the mean over the batch.
+        """
         if not self.cfg.mask_ends:
             return error.mean()
         assert batch.valid is not None
-        return (error.mean((0, -1)) * batch.valid).sum() / batch.valid.sum()
+        count = batch.valid.sum()
+        if self.average is not None:
+            count = self.average(count.float())
+        return (error.mean((0, -1)) * batch.valid).sum() / count
 
     def update_model(
         self, state: State, loss: Callable[[Network], LossAndMetrics]

@@ -32,13 +32,13 @@ class Recorded(Random):
         super().__init__(torch.tensor(7), torch.tensor(update))
         self.given: list[Tensor] = []
 
-    def uniform(self, shape):
-        self.given.append(super().uniform(shape))
+    def uniform(self, shape, groups=1):
+        self.given.append(super().uniform(shape, groups))
         return self.given[-1]
 
-    def normal(self, shape):
+    def normal(self, shape, groups=1):
         before = len(self.given)
-        numbers = super().normal(shape)
+        numbers = super().normal(shape, groups)
         self.given[before:] = [numbers]  # instead of the uniform numbers it is made of
         return numbers
 

@@ -20,10 +20,10 @@ class Numbers:
     def __init__(self, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
-    def normal(self, shape):
+    def normal(self, shape, groups=1):
         return torch.randn(tuple(shape), generator=self.generator)
 
-    def uniform(self, shape):
+    def uniform(self, shape, groups=1):
         return torch.rand(tuple(shape), generator=self.generator)
 
 

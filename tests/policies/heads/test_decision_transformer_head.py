@@ -24,11 +24,11 @@ class Numbers:
     def __init__(self) -> None:
         self.generator, self.shapes = torch.Generator().manual_seed(0), []
 
-    def uniform(self, shape):
+    def uniform(self, shape, groups=1):
         self.shapes.append(tuple(shape))
         return torch.rand(tuple(shape), generator=self.generator)
 
-    def normal(self, shape):
+    def normal(self, shape, groups=1):
         return torch.randn(tuple(shape), generator=self.generator)
 
 

@@ -24,8 +24,11 @@ def expand_chunk(values: Tensor) -> Tensor:
 
 
 def sample_std(random: Random, shape: tuple[int, ...]) -> Tensor:
-    """Sample standard deviations whose logarithm has mean -1.2 and standard deviation 1.2 (EDM)."""
-    return (1.2 * random.normal(shape) - 1.2).exp()
+    """Sample standard deviations whose logarithm has mean -1.2 and standard deviation 1.2 (EDM).
+
+    shape: [K, B].
+    """
+    return (1.2 * random.normal(shape, groups=shape[0]) - 1.2).exp()
 
 
 def sample_consistency_std(random: Random, shape: tuple[int, ...]) -> Tensor:

@@ -26,8 +26,8 @@ def diffusion_targets(
 
     alphas: alpha-bar of each training timestep.
     """
-    noise = random.normal((levels, *chunks.shape))
-    k = random.integers(len(alphas), noise.shape[:2])  # [K, B]
+    noise = random.normal((levels, *chunks.shape), groups=levels)
+    k = random.integers(len(alphas), noise.shape[:2], groups=levels)  # [K, B]
     alpha = chunks.new_tensor(alphas)[k][..., None, None]
     noised = alpha.sqrt() * chunks + (1 - alpha).sqrt() * noise
     return TrainingTargets(noised, k.float(), noise if prediction_type == "epsilon" else chunks)
@@ -40,8 +40,8 @@ def flow_targets(
 
     Lipman et al., arXiv:2210.02747; times: Black et al., arXiv:2410.24164.
     """
-    noise = random.normal((levels, *chunks.shape))
-    u = random.uniform(noise.shape[:2]) ** (1 / power)
+    noise = random.normal((levels, *chunks.shape), groups=levels)
+    u = random.uniform(noise.shape[:2], groups=levels) ** (1 / power)
     t = latest * (1 - u)  # [K, B]: 0 is noise, 1 the chunk
     between = t[..., None, None] * chunks + (1 - t)[..., None, None] * noise
     return TrainingTargets(between, FLOW_TIME * t, chunks - noise)
