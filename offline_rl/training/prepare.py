@@ -77,7 +77,8 @@ class Prepared:
     def trains_in_parallel(self) -> bool:
         """True if the seeds train faster together than one after another."""
         device = hardware.select_device(self.run.compute.device).type
-        return self.learner.prefers_stacked_seeds(device) and self.limit is None
+        is_alone = self.limit is None and not self.run.compute.actors
+        return is_alone and self.learner.prefers_stacked_seeds(device)
 
     def make_envs(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
         """Return `count` environments. The base policy, if any, is a part of them.

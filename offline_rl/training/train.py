@@ -201,6 +201,8 @@ def groups_of(
     groups = [group for group in (*resume_groups(extended), *resume_groups(started), new) if group]
     if not parallel and len(pending) > 1:
         slow = f"{prepared.run.method.name}: training seeds in parallel would not be faster"
+        if actors := prepared.run.compute.actors:
+            slow = f"actors={actors} collect for one seed at a time"
         say(f"{prepared.limit or slow}. Seeds train one after another")
         return [[run] for group in groups for run in group]
     if pending and prepared.limit is not None:

@@ -99,6 +99,8 @@ class Trainer:
                 self._evaluate_if_due()
             with postpone_signals(self.curves.say) as request:
                 work.should_stop, self.engine.compiling = request, request.abandon_on_signal
+                if self.collector is not None:
+                    self.collector.should_stop = request
                 while work.current is not None:
                     before = work.reached
                     checkpoint_due = work.advance()
@@ -202,6 +204,8 @@ class Trainer:
         shared = {"transform": self.transform.to_json(), "choices": self.choices}
         checkpoint.save(self.folders, done, self.progress, self.engine, self.collector, shared)
         self.work.saved = done
+        if self.collector is not None:
+            self.collector.saved()
 
     def resume(self, done: Done) -> None:
         """Continue from the checkpoint that every seed has at `done`.
