@@ -138,14 +138,21 @@ class Link:
             self._lose()
 
     def alive(self, note: str = "") -> None:
-        """Tell the learner that the environment makes progress, at most once in `alive_s`."""
+        """Tell the learner that the environment makes progress, at most once in `alive_s`.
+
+        Frames of the learner are read, too. Raises Stopped if the run has ended.
+        """
         now = time.monotonic()
-        if (note or now - self._last_s >= self._alive_s) and self._connection is not None:
-            self._last_s = now
-            try:
+        if self._connection is None:
+            return
+        try:
+            while self._connection.has_frame():
+                self._note(self._connection.receive())
+            if note or now - self._last_s >= self._alive_s:
+                self._last_s = now
                 self._connection.send(Kind.ALIVE, {"note": note})
-            except OSError:
-                self._lose()
+        except (OSError, FrameError):
+            self._lose()
 
     def fail(self, error: Exception) -> None:
         """Tell the learner why the actor ends."""

@@ -49,6 +49,7 @@ from policies import channels
 from policies.bundle import FORMAT as POLICY_FORMAT
 
 START_S = 180.0  # time limit until a new actor process has connected
+GOODBYE_S = 2.0  # time limit in which actors elsewhere end with the run
 CHECK_S = 0.1  # time between two checks of the actors
 IDS = "buffer/actors/"  # names of the episodes' arrays in a checkpoint
 NUMBERS = 1 << 20  # an identity is (random number of the learner process) * NUMBERS + number
@@ -141,6 +142,7 @@ class RemoteCollector(Collector):
         sink.check(longest)
         self.engine, self.sink, self.say, self.options = engine, sink, say, options
         self.steps, self._credit = 0, 0  # counted steps; stored steps that are not counted yet
+        self.should_stop = lambda: False
         self.broken = set[int]()
         self.finished, self.success, self.costs = [[]], [[]], [[]]
         self._task, self._transform, self._longest = task, transform, longest
@@ -252,9 +254,9 @@ class RemoteCollector(Collector):
             self._closed = True
             for peer in self._peers:
                 self._tell(peer, Kind.STOP)
-                peer.connection.close()
             self._state.notify_all()
         close_socket(self._server)
+        self._wait_for_goodbyes()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -262,6 +264,15 @@ class RemoteCollector(Collector):
             if slot.process is not None:
                 slot.process.kill()
                 slot.process.wait()
+
+    def _wait_for_goodbyes(self) -> None:
+        """Give actors elsewhere time to read that they end, then close all connections."""
+        deadline = time.monotonic() + GOODBYE_S
+        with self._state:
+            while any(peer.slot is None for peer in self._peers) and time.monotonic() < deadline:
+                self._state.wait(CHECK_S)
+            for peer in self._peers:
+                peer.connection.close()
 
     # the training thread
 
@@ -327,8 +338,10 @@ class RemoteCollector(Collector):
         peer = None
         try:
             peer = self._welcome(connection)
-            while not self._closed:
-                self._answer(peer, connection.receive())
+            while True:
+                frame = connection.receive()
+                if not self._closed:  # else it is about to end
+                    self._answer(peer, frame)
         except UserError as error:  # of the actor, or about its frames
             is_frame = isinstance(error, FrameError)
             text = f"a frame was refused, because {error}" if is_frame else str(error)
@@ -342,6 +355,7 @@ class RemoteCollector(Collector):
             with self._state:
                 if peer in self._peers:
                     self._peers.remove(peer)
+                    self._state.notify_all()
                     if peer is not None and peer.slot is not None:
                         self._slots[peer.slot].state = "lost"
 

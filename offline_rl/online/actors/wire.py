@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import select
 import socket
 import threading
 from collections.abc import Mapping
@@ -115,6 +116,10 @@ class Connection:
         if frame is None:
             raise ConnectionError("the connection was closed")
         return frame
+
+    def has_frame(self) -> bool:
+        """Return True if `receive` would not wait for the start of a frame."""
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     def expect(self, kind: Kind) -> Frame:
         """Return the next frame, which must be of this kind. Raises UserError for an ERROR."""
