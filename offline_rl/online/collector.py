@@ -346,6 +346,11 @@ class Collector:
         changed within the episode.
         """
         episodes = self.episodes
+        if "credit" in states[0]:
+            raise UserError(
+                "the run was started with actors=, whose episodes continue in no other process. "
+                "Continue with actors=1 or more, or give the new run another name=…"
+            )
         for s, state in enumerate(states):
             rows, running = self._rows(s), strip_prefix(RUNNING, tensors[s])
             self.steps, self.started[s] = state["steps"], state["episodes"]

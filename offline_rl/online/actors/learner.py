@@ -202,11 +202,12 @@ class RemoteCollector(Collector):
         if self._ages:
             values["data/policy_age"] = float(np.mean(self._ages))
             self._ages = []
-        if len(self._arrivals) > 1:
-            seconds = self._arrivals[-1][0] - self._arrivals[0][0]
-            rows = sum(count for _, count in self._arrivals[1:])
+        with self._state:
+            arrivals = self._arrivals
+            self._arrivals = arrivals[-1:]
+        if len(arrivals) > 1:
+            seconds, rows = arrivals[-1][0] - arrivals[0][0], sum(n for _, n in arrivals[1:])
             values["data/env_steps_per_second"] = rows / max(seconds, 1e-9)
-            self._arrivals = self._arrivals[-1:]
         return values
 
     def saved(self) -> None:
@@ -249,14 +250,15 @@ class RemoteCollector(Collector):
         self.sink.load(0, {k: v for k, v in tensors[0].items() if not k.startswith(IDS)})
 
     def close(self) -> None:
-        """Stop the actors, and close the address."""
+        """Stop the actors, and close the address. If the run is incomplete, others wait for it."""
+        is_complete = self.steps >= self.buffer.capacity
         with self._state:
             self._closed = True
-            for peer in self._peers:
+            for peer in self._peers if is_complete else ():
                 self._tell(peer, Kind.STOP)
             self._state.notify_all()
         close_socket(self._server)
-        self._wait_for_goodbyes()
+        self._disconnect(GOODBYE_S if is_complete else 0.0)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -265,9 +267,9 @@ class RemoteCollector(Collector):
                 slot.process.kill()
                 slot.process.wait()
 
-    def _wait_for_goodbyes(self) -> None:
+    def _disconnect(self, grace_s: float) -> None:
         """Give actors elsewhere time to read that they end, then close all connections."""
-        deadline = time.monotonic() + GOODBYE_S
+        deadline = time.monotonic() + grace_s
         with self._state:
             while any(peer.slot is None for peer in self._peers) and time.monotonic() < deadline:
                 self._state.wait(CHECK_S)
@@ -543,9 +545,14 @@ class RemoteCollector(Collector):
     def _watch(self) -> None:
         """Start the actors. Restart those that ended, and those whose environment hangs."""
         while not self._closed:
-            for k, slot in enumerate(self._slots):
-                if (problem := self._problem_of(k, slot)) is not None:
-                    self._restart(k, slot, problem)
+            try:
+                for k, slot in enumerate(self._slots):
+                    if (problem := self._problem_of(k, slot)) is not None:
+                        self._restart(k, slot, problem)
+            except OSError as error:  # no process can be started
+                with self._state:
+                    self._failure = RepeatedFailure(f"an actor cannot be started: {error}")
+                return
             self._drop_silent_peers()
             time.sleep(CHECK_S)
 

@@ -127,8 +127,8 @@ def test_an_environment_that_hangs_is_restarted_in_a_new_process(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "hang").touch()
-    check(train(**keys, env_timeout_s=5, show=False).path)
-    assert len(started) == 3
+    check(train(**keys | {"actors": 1}, env_timeout_s=5, show=False).path)
+    assert len(started) == 2
     assert "made no progress for 5 s" in capfd.readouterr().out
 
 
@@ -185,6 +185,8 @@ def test_with_a_full_disk_no_actor_forgets_an_episode(
     assert told == [1]
     assert len(checkpoints(keys)) == 1
     assert not [*Path(keys["out"]).rglob("*.tmp")]
+    with pytest.raises(UserError, match="Continue with actors=1 or more"):
+        train(**keys | {"actors": 0}, show=False)
     check(train(**keys, show=False).path)
 
 

@@ -342,7 +342,7 @@ def test_an_actor_needs_the_token(make: Any, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_bytes(TOKEN + b"\n")
     file.chmod(0o600)
-    learner, _ = make(token_file=str(file))
+    learner, _ = make(capacity=1, token_file=str(file))
     with pytest.raises(UserError, match="its token is not that of the learner"):
         Client(learner, proof="0" * 64)
     with pytest.raises(UserError, match=r"the learner needs a token. Set token_file="):
