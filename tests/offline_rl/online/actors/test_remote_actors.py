@@ -251,7 +251,7 @@ def test_each_acknowledged_episode_counts_once_whoever_is_killed(make: Any, seed
         for episode in stored:
             held[k].pop(episode, None)
 
-    for _ in range(60):
+    for _ in range(45):
         k, event = chance.randrange(3), chance.random()
         if event < 0.45:  # an episode arrives
             number += 1
@@ -580,9 +580,10 @@ def test_options_of_actors_that_cannot_work_are_refused() -> None:
 def test_nothing_of_this_is_imported_without_actors() -> None:
     """All imports from other packages are inside the functions that need actors."""
     for file in (ROOT / "offline_rl").rglob("*.py"):
-        if file.parent.name == "actors":
+        text = file.read_text()
+        if file.parent.name == "actors" or "online.actors" not in text:
             continue
-        for node in ast.parse(file.read_text()).body:
+        for node in ast.parse(text).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert "online.actors" not in ast.unparse(node), file
 
