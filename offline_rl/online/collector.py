@@ -64,6 +64,7 @@ class Collector:
         """
         self.engine, self.make, self.sink, self.say = engine, make, sink, say
         self.steps = 0  # environment steps per seed
+        self.should_stop: Callable[[], bool] = lambda: False  # True once a stop is requested
         self._steps_per_call = 1  # environment steps of one call of `VectorEnv.step`
         # each thread has its own setting; replayed steps must give the same results
         flush = partial(torch.set_flush_denormal, True)
@@ -226,7 +227,7 @@ class Collector:
             rows = rows[episodes.mishaps[rows] < MAX_FAILURES]
             for row in rows:
                 s = row // self.sink.envs_per_seed
-                episodes.numbers[row] = self.started[s]
+                episodes.numbers[row] = self.sink.next_number(int(self.started[s]))
                 self.started[s] += 1
             errors = self._reset(rows)
             self.sink.start_episodes(episodes, rows)
@@ -308,6 +309,13 @@ class Collector:
         longest = self.episodes.rewards.shape[1] * self.sink.envs_per_seed * self._steps_per_call
         return self.steps >= max(batch_size, longest if waits else 0) and min(self.buffer.sizes) > 0
 
+    def metrics(self) -> dict[str, float]:
+        """Return further metrics of the collection since the last call, by name."""
+        return {}
+
+    def saved(self) -> None:
+        """Note that the newest checkpoint contains all stored experience."""
+
     def close(self) -> None:
         """Close the environments."""
         if self._thread is not None:
@@ -338,6 +346,11 @@ class Collector:
         changed within the episode.
         """
         episodes = self.episodes
+        if "credit" in states[0]:
+            raise UserError(
+                "the run was started with actors=, whose episodes continue in no other process. "
+                "Continue with actors=1 or more, or give the new run another name=…"
+            )
         for s, state in enumerate(states):
             rows, running = self._rows(s), strip_prefix(RUNNING, tensors[s])
             self.steps, self.started[s] = state["steps"], state["episodes"]

@@ -47,6 +47,10 @@ class Sink(ABC):
     def check(self, longest: int) -> None:  # noqa: B027 (most sinks accept any length)
         """Raise UserError if episodes of `longest` steps are too short or too long."""
 
+    def next_number(self, started: int) -> int:
+        """Return the number of a seed's next episode. started: episodes of this seed so far."""
+        return started
+
     def start_episodes(self, episodes: Episodes, rows: np.ndarray) -> None:  # noqa: B027
         """Start the episodes of `rows`, before their first observation."""
 

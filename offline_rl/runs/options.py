@@ -154,6 +154,16 @@ class ComputeOptions(Checked):
     stream: Literal["auto", "always", "never"] = (
         "auto"  # read batches from the data file; auto: if the data does not fit into device memory
     )
+    actors: Amount = 0  # processes that collect complete episodes online; 0: in this process
+    env_timeout_s: Positive | None = (
+        None  # with actors: restart an environment without progress for longer; default: 60
+    )
+    actor_address: str | None = (
+        None  # with actors: <host>:<port> where they connect; default: a free port of 127.0.0.1
+    )
+    token_file: str | None = (
+        None  # file with a secret that actors must know; required unless the host is loopback
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

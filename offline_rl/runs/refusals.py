@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from envs import Task
+from envs.tasks import NATIVE
+from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.config import stackable_fields
 from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names
 from offline_rl.algorithms.common.safety.costs import LimitConfig
@@ -37,7 +39,6 @@ from policies.spec import Spec
 from policies.stl.formula import FormulaError, parse
 
 if TYPE_CHECKING:
-    from offline_rl.algorithms.common.base import Algorithm
     from offline_rl.runs.options import TrainOptions
 
 ROWS = 3  # rows with which functions of the user are tried
@@ -143,6 +144,7 @@ def wrong_options(run: Any) -> Iterator[str]:
         )
     if run.evaluation.eval_stl is not None:
         yield from wrong_formula(run.evaluation.eval_stl, run.task)
+    yield from wrong_actors(run)
     n_step = run.method.interaction.online.n_step
     if steps and n_step > 1 and reads_costs(cls):
         yield (
@@ -227,6 +229,46 @@ def wrong_ranks(run: Any, world_size: int) -> Iterator[str]:
         yield (
             f"batch_size={batch_size} is not a multiple of the {world_size} processes of torchrun. "
             f"Use a multiple of {world_size}."
+        )
+
+
+def wrong_actors(run: Any) -> Iterator[str]:
+    """Yield an error message for options of actor processes that cannot work. run: a Run."""
+    compute, budget, method = run.compute, run.budget, run.method
+    for name in ("env_timeout_s", "actor_address", "token_file"):
+        if getattr(compute, name) is not None and not compute.actors:
+            yield f"{name}= has no effect without actors=. Set actors=, or remove it."
+    if not compute.actors:
+        return
+    actors = f"actors={compute.actors}"
+    if not budget.num_env_steps:
+        yield f"{actors} has no effect without num_env_steps=. Remove it."
+    if issubclass(method.cls.Online, OnPolicy):
+        yield f"{actors} does not work with {method.name}, which is on-policy. Remove it."
+    if budget.overlap:
+        yield f"overlap=true has no effect with {actors}, which always overlap. Remove it."
+    if run.data.base is not None or method.cls.mode.start == "base":
+        yield f"{actors} does not work with base=, which actors do not have. Remove it."
+    if method.cls.exploring_head is not Algorithm.exploring_head:
+        yield (
+            f"{actors} does not work with {method.name}, which explores with networks that actors "
+            "do not have. Remove it."
+        )
+    env_id = str(run.task.env_id)
+    if run.task.env_id and env_id not in NATIVE and not env_id.startswith(("env:", "d4rl:")):
+        yield (
+            f"{actors} cannot create task={run.task.name}, which is registered in this process "
+            "only. Use task=env:<file>.py:<class>."
+        )
+    from offline_rl.online.actors.wire import is_loopback, parse_address  # only with actors=
+
+    if compute.actor_address is None:
+        return
+    host, _ = parse_address(compute.actor_address)
+    if not is_loopback(host) and compute.token_file is None:
+        yield (
+            f"actor_address={compute.actor_address} can be reached from other machines. Set "
+            "token_file=<file with a secret>, or use 127.0.0.1."
         )
 
 

@@ -251,11 +251,34 @@ def open_collector(
     else:
         assert replay is not None
         sink = ReplaySink(engine, replay, run.method.interaction.online, columns)
+        if run.compute.actors:
+            return open_actors(prepared, sink, transform, opened)
 
     def make(count: int) -> VectorEnv:
         return prepared.make_envs(count, min(count, threads))
 
     collector = Collector(engine, make, sink, transform, overlap=run.budget.overlap)
+    opened.callback(close_quietly, collector)
+    return collector
+
+
+def open_actors(
+    prepared: Prepared, sink: ReplaySink, transform: Transform, opened: ExitStack
+) -> Collector:
+    """Return a collector whose environments run in actor processes."""
+    from offline_rl.online.actors.learner import ActorOptions, RemoteCollector  # only with actors=
+
+    run, compute = prepared.run, prepared.run.compute
+    env = prepared.make_envs(1)  # for its time limit
+    close_quietly(env)
+    address, timeout_s = compute.actor_address or ActorOptions.address, compute.env_timeout_s
+    options = ActorOptions(
+        compute.actors, address, compute.token_file, timeout_s or ActorOptions.env_timeout_s
+    )
+    method = run.method.name, asdict(run.method.cfg)
+    collector = RemoteCollector(
+        sink, run.task, transform, method, options, longest=env.max_episode_steps
+    )
     opened.callback(close_quietly, collector)
     return collector
 

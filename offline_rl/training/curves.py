@@ -110,6 +110,7 @@ class Curves:
                     if episodes:
                         values[f"data/{name}"] = float(np.mean(episodes))
                         episodes.clear()
+                values |= collector.metrics()
             if s in broken or not all(map(np.isfinite, values.values())):
                 self._report_divergence(s, moment)
             folder.append("metrics", moment.row() | values)

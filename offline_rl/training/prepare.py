@@ -78,8 +78,8 @@ class Prepared:
         """True if the seeds train faster together than one after another."""
         device = hardware.select_device(self.run.compute.device).type
         shares_batches = hardware.world_size() > 1  # with the other processes of torchrun
-        stacks = self.learner.prefers_stacked_seeds(device) and not shares_batches
-        return stacks and self.limit is None
+        is_alone = self.limit is None and not self.run.compute.actors and not shares_batches
+        return is_alone and self.learner.prefers_stacked_seeds(device)
 
     def make_envs(self, count: int, threads: int = 1, *, fewer: bool = False) -> envs.VectorEnv:
         """Return `count` environments. The base policy, if any, is a part of them.

@@ -275,6 +275,8 @@ def groups_of(
     if not parallel and len(pending) > 1:
         slow = f"{prepared.run.method.name}: training seeds in parallel would not be faster"
         slow = slow if hardware.world_size() == 1 else "torchrun trains one seed at a time"
+        if actors := prepared.run.compute.actors:
+            slow = f"actors={actors} collect for one seed at a time"
         say(f"{prepared.limit or slow}. Seeds train one after another")
         return [[run] for group in groups for run in group]
     if pending and prepared.limit is not None:

@@ -105,6 +105,8 @@ class Trainer:
                 if self.engine.ranks is not None:  # all ranks must stop after the same update
                     stop, self.engine.compiling = self.engine.ranks.any(request), nullcontext
                 work.should_stop = stop
+                if self.collector is not None:
+                    self.collector.should_stop = request
                 while work.current is not None:
                     before = work.reached
                     checkpoint_due = work.advance()
@@ -211,6 +213,8 @@ class Trainer:
         if self.folders:
             checkpoint.save(self.folders, done, self.progress, self.engine, self.collector, shared)
         self.work.saved = done
+        if self.collector is not None:
+            self.collector.saved()
 
     def resume(self, done: Done) -> None:
         """Continue from the checkpoint that every seed has at `done`.

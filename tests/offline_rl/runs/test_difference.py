@@ -30,6 +30,7 @@ def test_roles_state_which_options_make_another_run() -> None:
     intervals = {"eval_every", "checkpoint_every"}
     assert by_role["changeable"] == files | intervals | {"eval_episodes", "eval_stl"}
     speed = {"device", "precision", "compile", "stream", "eval_envs"}
+    speed |= {"actors", "env_timeout_s", "actor_address", "token_file"}
     assert by_role["local"] == speed | {
         "seeds",
         "data_dir",

@@ -1,0 +1,1 @@
+"""Actor processes that collect episodes for one learner. Imported only if `actors=` is set."""
