@@ -41,7 +41,11 @@ def page(name: str) -> str:
         text += [f"{escape(capitalized(idea))}."]
     text += [f"```\n{commands(name, cls, derived='Use' not in parts)}\n```"]
     text += [f"**Use**: {escape(parts['Use'])}"] if "Use" in parts else []
-    text += [body(cls), f"**Trained on**: {learns_from(cls)}.", f"**Paper**: {escape(parts['Paper'])}"]
+    text += [
+        body(cls),
+        f"**Trained on**: {learns_from(cls)}.",
+        f"**Paper**: {escape(parts['Paper'])}",
+    ]
     code = f"offline_rl/algorithms/{name}.py"
     text += [f"**Code**: [`{code}`]({HOME}/{code})"]
     text += ["## Differences from the paper and public code", escape(capitalized(parts["Differs"]))]
@@ -126,7 +130,8 @@ def settings(name: str) -> str:
         return "No task has settings that differ from the defaults."
     file = f"configs/algorithm/{path.name}"
     link = f"[`{file}`]({HOME}/{file})"
-    return f"{link}, for `task=`; the first row that matches is used.\n\n```yaml\n{path.read_text()}```"
+    rule = "for `task=`; the first row that matches is used."
+    return f"{link}, {rule}\n\n```yaml\n{path.read_text()}```"
 
 
 def conformance(name: str) -> str:
@@ -178,6 +183,7 @@ def stored_results() -> dict[str, list[list[str]]]:
                 score = format_mean_std(c.values, 1) + "*" * (not c.finished) + unit
                 updates = format_range(s.outcome.updates for s in c.seeds if s.outcome)
                 numbers = [score, success_text(c), convergence_cell(c), updates, str(len(c.values))]
+                numbers = [number.replace(" ", "\N{NO-BREAK SPACE}") for number in numbers]
                 labels = [f"`{task}`", f"`{config['name']}`"]
                 rows.setdefault(config["algorithm"], []).append([*labels, *numbers, link])
     return rows

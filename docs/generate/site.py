@@ -28,7 +28,11 @@ from docs.generate import algorithm_page  # noqa: E402
 from offline_rl.algorithms.common.registry import algorithm_names  # noqa: E402
 
 RESULTS = "benchmarks/results"
-FRONT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+FRONT = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+}
 KINDS = (".md", ".png", ".csv", ".json")  # result files that the site has
 PACKAGES = (offline_rl, policies, envs, real_robot)
 # code, which stays as it is; or an image or link with its text and target
