@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from functools import cache
+from pathlib import Path
 
 from benchmarks.conformance.cases import CASES, REPOSITORIES, WITHOUT, Case
 from benchmarks.conformance.command import HEADER, RESULTS, table_row
@@ -25,10 +26,11 @@ networks nor data also have this form; the value then applies to online training
 COMPARED = f"""Each row compares updates of this code with public code, in float64 and with the same
 weights, batches and noise. Numbers are the largest relative differences.
 [How to read the table]({HOME}/benchmarks/results/conformance.md)."""
+REMOVED = "Differences that were removed by changing the reference, original -> changed to:"
 SCORES = """The score of the last checkpoint (or the return, if the task has no score), mean ±
 standard deviation over seeds. `*`: training was too short for the result to be compared with
 others. Runs whose critics have converged less than 50 % are not shown. The page of the study has
-baselines and standard errors; `runs.csv` has one row per seed."""
+baselines and standard errors."""
 
 
 def page(name: str) -> str:
@@ -138,17 +140,25 @@ def conformance(name: str) -> str:
     """Return the rows of the comparison with public code, or the reason why there are none."""
     if name in WITHOUT:
         return f"Not compared with public code: {escape(WITHOUT[name])}."
-    rows = [comparison(case) for case in CASES if case.algorithm == name]
-    return f"{COMPARED}\n\n{table(['case', *HEADER[1:]], rows, markdown=True, left=2)}"
+    cases = [case for case in CASES if case.algorithm == name]
+    rows = [comparison(case) for case in cases]
+    text = f"{COMPARED}\n\n{table(['case', *HEADER[1:-1]], rows, markdown=True, left=2)}"
+    removed = [
+        f"- {escape(case.variant or 'update')}, {escape(REPOSITORIES[case.repository][0])}: "
+        + escape("; ".join(case.adapted))
+        for case in cases
+        if case.adapted
+    ]
+    return "\n\n".join([text, *([REMOVED, "\n".join(removed)] if removed else [])])
 
 
 def comparison(case: Case) -> list[str]:
     """Return the row of a case, with a link to the reference's file."""
-    _, _, *numbers, removed = table_row(case, stored_comparisons().get(case.name))
+    _, _, *numbers, _ = table_row(case, stored_comparisons().get(case.name))
     repository, commit = REPOSITORIES[case.repository]
     file = case.file.split(" ")[0]
     link = f"[{escape(repository)}](https://github.com/{repository}/blob/{commit}/{file})"
-    return [case.variant or "update", link, *numbers, cell(removed)]
+    return [case.variant or "update", link, *numbers]
 
 
 @cache
@@ -162,19 +172,22 @@ def results(name: str) -> str:
     rows = stored_results().get(name)
     if not rows:
         return "No stored results."
-    head = ["task", "run", "score", "success %", "convergence", "updates", "seeds", "study"]
-    return f"{SCORES}\n\n{table(head, rows, markdown=True, left=2)}"
+    head = ["study", "task", "run", "score", "success %", "convergence", "updates", "seeds"]
+    body = [
+        [f"[{study.name}]({HOME}/{study}/README.md#{anchor})", *row] for study, anchor, row in rows
+    ]
+    files = dict.fromkeys(f"[{study.name}]({HOME}/{study}/runs.csv)" for study, _, _ in rows)
+    text = table(head, body, markdown=True, left=3)
+    return f"{SCORES}\n\n{text}\n\nFiles with one row per seed: {', '.join(files)}."
 
 
 @cache
-def stored_results() -> dict[str, list[list[str]]]:
-    """Return algorithm -> rows of the results in all studies."""
-    rows: dict[str, list[list[str]]] = {}
-    for folder in studies():
-        for task, seeds in collect([folder]).items():
+def stored_results() -> dict[str, list[tuple[Path, str, list[str]]]]:
+    """Return algorithm -> study, anchor of the task on its page, and cells of each result."""
+    rows: dict[str, list[tuple[Path, str, list[str]]]] = {}
+    for study in studies():
+        for task, seeds in collect([study]).items():
             anchor = re.sub(r"[^\w\-]", "", task.lower())
-            link = f"[{folder.name}]({HOME}/{folder}/README.md#{anchor})"
-            link += f", [runs.csv]({HOME}/{folder}/runs.csv)"
             for _, c in standings(seeds):
                 if not (has_row(c) and c.values):
                     continue
@@ -184,6 +197,6 @@ def stored_results() -> dict[str, list[list[str]]]:
                 updates = format_range(s.outcome.updates for s in c.seeds if s.outcome)
                 numbers = [score, success_text(c), convergence_cell(c), updates, str(len(c.values))]
                 numbers = [number.replace(" ", "\N{NO-BREAK SPACE}") for number in numbers]
-                labels = [f"`{task}`", f"`{config['name']}`"]
-                rows.setdefault(config["algorithm"], []).append([*labels, *numbers, link])
+                cells = [f"`{task}`", f"`{config['name']}`", *numbers]
+                rows.setdefault(config["algorithm"], []).append((study, anchor, cells))
     return rows
