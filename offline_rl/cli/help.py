@@ -40,7 +40,6 @@ def algorithm_section(algorithm: str, task: str) -> str:
         table_of,
         tuned,
     )
-    from offline_rl.algorithms.common.schedule import OnPolicy
 
     cls = algorithm_class(algorithm)
     pattern, values = tuned(algorithm, task)
@@ -56,15 +55,27 @@ def algorithm_section(algorithm: str, task: str) -> str:
             {**card_preprocessing(algorithm, task), **values},
         )
     )
-    if cls.mode.online and not issubclass(cls.Online, OnPolicy):  # on-policy: no options
-        values = {**cls.Online.config_changes, **tuned(algorithm, task, "online")[1]}
-        changed = [option for option in describe_options(cls.Config) if option.name in values]
+    values = {**cls.Online.config_changes, **tuned(algorithm, task, "online")[1]}
+    if online := online_options(cls, values):
         parts.append(
             "options of online training; online.<hyper-parameter>= sets a hyper-parameter for "
             "online training only:"
         )
-        parts.append(option_lines([*describe_options(cls.Online), *changed], "online.", values))
+        parts.append(option_lines(online, "online.", values))
     return "\n\n".join(parts)
+
+
+def online_options(cls: Any, values: Mapping[str, Any]) -> list[Option]:
+    """Return the options of an algorithm's online training, then the hyper-parameters in `values`.
+
+    The list is empty if the algorithm does not train online, or if it is on-policy.
+    """
+    from offline_rl.algorithms.common.schedule import OnPolicy
+
+    if not cls.mode.online or issubclass(cls.Online, OnPolicy):
+        return []
+    changed = [option for option in describe_options(cls.Config) if option.name in values]
+    return [*describe_options(cls.Online), *changed]
 
 
 def option_lines(
