@@ -123,6 +123,8 @@ class Card:
     # columns to negate or swap in a mirror image; see offline_rl/data/augment/mirror.py
     mirror: dict[str, dict[str, list | str | dict[int, float]]] = field(default_factory=dict)
     costs_from: str | None = None  # environment whose function in `envs.tasks.COSTS` adds costs
+    # the task observes only this many leading columns of the files' observations; None: all
+    observed_columns: int | None = None
     note: str | None = None
     variant_of: str | None = None  # card of the same data for another task; only that one is listed
 

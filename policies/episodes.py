@@ -25,6 +25,7 @@ from policies.channels import Observations
 Memory = Mapping[str, Any]  # arrays or tensors [R, …] by name; see `policies.heads.head`
 # entries of the memory: [R], sum of the raw rewards or costs since the last decision
 REWARDS, COSTS = "rewards", "costs"
+EXECUTED = "executed"  # entry of the memory: [R], number of steps since the last decision
 # (observations [R, n_obs_steps, *obs], memory, noise [R, *noise_shape], episode indices [R]) ->
 # chunks [R, chunk_size, A], whose first action is for the present step, and the next memory
 Decide = Callable[
@@ -32,7 +33,7 @@ Decide = Callable[
 ]
 # names of the arrays [B, …] that `state` returns; checkpoints store them under these names
 STATE = (
-    *("seeds", "decisions", "rewards", "costs", "is_new"),
+    *("seeds", "decisions", "rewards", "costs", "executed", "is_new"),
     *("_taken", "_chunks", "_sums", "_counts"),
 )
 HISTORY, MEMORY = "observations", "memory"  # names of the other entries of `state`
@@ -84,6 +85,7 @@ class RunningEpisodes:
             self.decisions = np.empty(count, np.int64)  # [B], decisions so far in the episode
             # [B], sums since the last decision
             self.rewards, self.costs = np.empty(count, np.float32), np.empty(count, np.float32)
+            self.executed = np.empty(count, np.float32)  # [B], steps since the last decision
             self.is_new = np.empty(count, bool)  # [B], True before the first observation
             self.memory: Memory = {}  # [B, …] by name
             self._history: Observations | None = None  # [B, n_obs_steps, *obs]
@@ -94,7 +96,7 @@ class RunningEpisodes:
             self._counts = np.zeros((count, 0), np.int64)  # [B, chunk_size]
         self._store_memory(self.initial_memory(count), rows)
         self.seeds[rows], self.decisions[rows] = seeds, 0
-        self.rewards[rows] = self.costs[rows] = 0
+        self.rewards[rows] = self.costs[rows] = self.executed[rows] = 0
         self._taken[rows], self.is_new[rows] = self.n_action_steps, True
         self._sums[rows], self._counts[rows] = 0, 0
 
@@ -108,11 +110,12 @@ class RunningEpisodes:
     def state(self, rows: np.ndarray) -> dict[str, Any]:
         """Return a copy of the state of the episodes `rows` [R], without empty arrays.
 
-        The sum of costs is included if the policy reads costs.
+        The sum of costs and the number of steps are included if the policy reads them.
         """
         columns = {name: getattr(self, name) for name in STATE} | {MEMORY: self.memory}
-        if COSTS not in self.memory:
-            del columns[COSTS]
+        for name in (COSTS, EXECUTED):
+            if name not in self.memory:
+                del columns[name]
         columns |= {} if self._history is None else {HISTORY: self._history}
         flat = channels.flatten(columns)
         return {name: x[rows] for name, x in flat.items() if np.prod(x.shape[1:])}
@@ -161,6 +164,7 @@ class RunningEpisodes:
             )
             channels.assign(history, new, channels.take(first, new))
         self._store_history(history, rows)
+        self.executed[rows] += ~new
         self.is_new[rows] = False
 
     def replan(self, rows: np.ndarray) -> None:
@@ -183,12 +187,12 @@ class RunningEpisodes:
         numbers = self.draw_noise(rows) if noise is None else noise
         observations = channels.map_channels(lambda x: self._select(x, rows), self._history)
         memory = {name: self._select(x, rows) for name, x in self.memory.items()}
-        sums = {REWARDS: self.rewards, COSTS: self.costs}
+        sums = {REWARDS: self.rewards, COSTS: self.costs, EXECUTED: self.executed}
         memory |= {name: values[rows] for name, values in sums.items() if name in memory}
         chunks, next_memory = self.decide(observations, memory, numbers, rows)
         self._store_memory(next_memory, rows)
         self.decisions[rows] += 1
-        self.rewards[rows] = self.costs[rows] = 0
+        self.rewards[rows] = self.costs[rows] = self.executed[rows] = 0
         if self.temporal_ensemble_coeff is None:
             return chunks
         return self._ensemble(chunks, rows, self.temporal_ensemble_coeff)

@@ -14,7 +14,7 @@ import numpy as np
 
 from policies.bundle import BASE, Bundle, BundleError, Golden
 from policies.composed import ComposedPolicy, base_mismatch
-from policies.episodes import COSTS, REWARDS
+from policies.episodes import COSTS, EXECUTED, REWARDS
 from policies.policy import BundlePolicy
 from policies.runtimes.network import make_network
 
@@ -153,14 +153,14 @@ def predict_chunks(
     """Return the chunks of the first decisions of B episodes, [T, B, chunk_size, A].
 
     T is 2 for a policy with a memory, otherwise 1. All decisions have the same input, reward 1 and
-    cost 1.
+    cost 1, and are one step apart.
     """
     count = len(next(iter(observations.values())))
     numbers = np.zeros((count, 0), np.float32) if noise is None else noise
     chunk, memory = policy.decide(observations, policy.network.initial_memory(count), numbers)
     chunks = [chunk]
     if policy.has_memory:
-        ones = {x: np.ones(count, np.float32) for x in (REWARDS, COSTS) if x in memory}
+        ones = {x: np.ones(count, np.float32) for x in (REWARDS, COSTS, EXECUTED) if x in memory}
         chunks.append(policy.decide(observations, {**memory, **ones}, numbers)[0])
     return np.stack(chunks)
 

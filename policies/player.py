@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from policies import channels
+from policies.channels import Observations
 from policies.episodes import RunningEpisodes
 from policies.policy import BundlePolicy, Observation
 
@@ -52,5 +53,9 @@ class Player:
             expected = "one episode" if self._single else f"{len(episodes.seeds)} episodes"
             raise ValueError(f"{count} observations, but reset started {expected}")
         self.policy.add_feedback(episodes, reward, cost)
-        actions = episodes.step(observations)
+        actions = self.next_actions(observations)
         return actions[0] if single else actions
+
+    def next_actions(self, observations: Observations) -> np.ndarray:
+        """Return the actions [B, A] to execute after the present observations [B, *obs]."""
+        return self._episodes.step(observations)

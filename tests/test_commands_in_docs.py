@@ -48,7 +48,7 @@ TINY = {  # replaces the command's value; added if the verb has the option
     "batch_size": 8,
 }
 ALWAYS = ("eval_episodes", "compile", "tracker", "batch_size")  # added if a command lacks them
-LEARNS = ("train", "finetune", "distill")
+LEARNS = ("train", "finetune", "distill", "search")
 
 
 class Block(NamedTuple):

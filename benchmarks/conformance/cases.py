@@ -65,6 +65,10 @@ REPOSITORIES = {  # key of the command: repository, commit
     "caps": ("yassineCh/CAPS", "f578c22d1ef43e5cfd400779bac9becb98b33733"),
     "osrl": ("liuzuxin/OSRL", "03a4586463690566ec8d7830ca4027b46d4ad02f"),
     "arsq": ("mihir-chauhan/CQN-AS-Franka", "fe90e726de072c18aa427a6f57717acbfb72b248"),
+    "sequence_rl": (
+        "dee0512/Sequence-Reinforcement-Learning",
+        "c2165d906f6ab69c6146d69e5f795a6cdb1b50bf",
+    ),
     "cqn": ("younggyoseo/CQN", "1932a05d87fa368639c4a4158bd3d5182e46c4c9"),
 }
 EPSILON = "tanh log density: 1e-6 inside the logarithm -> 0"
@@ -605,6 +609,19 @@ CASES = (
             EPSILON,
             "fixed temperature in the first update -> the learned temperature's initial value",
         ),
+    ),
+    Case(
+        "sequence_rl",
+        "sequence_rl",
+        "scripts/sac.py",
+        ("next", "policy_0", "policy_1", "policy_2"),
+        {"horizon": 3, "predict_change": False},
+        adapted=(
+            EPSILON,
+            "fixed temperature in the first update -> the learned temperature's initial value",
+            "a second batch for model and actor -> the same batch",
+        ),
+        aims=("rewards", "discount", "previous_actions"),
     ),
     Case(
         "spot",

@@ -170,6 +170,8 @@ def batch(case: Case, algorithm: Algorithm, update: int) -> Arrays:
     columns = inputs.batch(update, algorithm.cfg.discount)
     if "costs" in algorithm.extra_columns:
         columns["costs"] = inputs.costs(update)
+    if "previous_actions" in algorithm.extra_columns:
+        columns["previous_actions"] = inputs.batch(update + inputs.EXPERT, 1.0)["actions"]
     if isinstance(algorithm, Discretized):
         columns[MARK] = (np.arange(inputs.BATCH) % 2 == 0).astype(np.float64)
     if isinstance(algorithm, COptiDICE):

@@ -287,6 +287,20 @@ class PointMaze(Maze):
         return rewards, np.zeros(len(indices), bool), {"success": reached}
 
 
+class PointMazeNoVelocity(PointMaze):
+    """Point maze whose velocities are hidden. Observation [2]: x, y.
+
+    The velocity follows from the positions of past steps, so a policy needs a history.
+    """
+
+    def __init__(self, num_envs: int, **options: Any) -> None:
+        super().__init__(num_envs, **options)
+        self.observation_shape = (2,)
+
+    def _observations(self, indices: np.ndarray) -> np.ndarray:
+        return super()._observations(indices)[:, :2]
+
+
 class DensePointMaze(PointMaze):
     """Point maze with reward exp(-distance)."""
 
@@ -344,11 +358,13 @@ LIMITS = {"open": (150,), "umaze": (150, 300), "medium": (250, 600), "large": (6
 def _envs() -> dict[str, Any]:
     """Return the tasks by name.
 
-    Names: `Ant-goal`, `AntMaze-<map>[-diverse]`, `PointMaze[Dense]-<map>-v<version>`.
+    Names: `Ant-goal`, `AntMaze-<map>[-diverse]`, `PointMaze[Dense|NoVelocity]-<map>-v<version>`.
     """
     table: dict[str, Any] = {"Ant-goal": AntGoal}
     for size, limits in LIMITS.items():
-        for name, cls in (("PointMaze", PointMaze), ("PointMazeDense", DensePointMaze)):
+        points = {"PointMaze": PointMaze, "PointMazeDense": DensePointMaze}
+        points["PointMazeNoVelocity"] = PointMazeNoVelocity
+        for name, cls in points.items():
             for version, steps in enumerate(limits):
                 kind = partial(cls, maze=size, max_episode_steps=steps)
                 table[f"{name}-{size}-v{version}"] = kind

@@ -17,7 +17,7 @@ Differs: settings and order of liuzuxin/OSRL:osrl/algorithms/bcql.py; `as_releas
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from offline_rl.algorithms.common.base import (
     minimize,
     update_targets,
 )
-from offline_rl.algorithms.common.config import CriticConfig, Rate, Sizes
+from offline_rl.algorithms.common.config import BUILT, CriticConfig, Rate, Sizes
 from offline_rl.algorithms.common.critics import reduce_q, regress
 from offline_rl.algorithms.common.models.vae import VAE, fit_vae
 from offline_rl.algorithms.common.optim import Adam
@@ -59,7 +59,7 @@ class Config(CriticConfig, CostCriticConfig, PIDConfig):
     batch_size: Count = 512
     num_samples: Count = 10  # sampled actions per next state; the best one gives the target of Q
     min_share: Share = 0.75  # lambda: weight of the lower of two groups of critics in that target
-    max_perturbation: NonNegative = 0.05  # Phi: largest change of a proposed action
+    max_perturbation: Annotated[NonNegative, BUILT] = 0.05  # Phi: largest change of an action
     actor_lr: Rate = 1e-3  # learning rate of the policy
     critic_lr: Rate = 1e-3  # learning rate of the critics and of the cost critics
     vae_lr: Rate = 1e-3  # learning rate of the VAE

@@ -35,7 +35,14 @@ from offline_rl.algorithms.common.base import (
     minimize,
     update_targets,
 )
-from offline_rl.algorithms.common.config import BUILT, OFFLINE, Expectile, Rate, Sizes
+from offline_rl.algorithms.common.config import (
+    BUILT,
+    OFFLINE,
+    Discount,
+    Expectile,
+    Rate,
+    Sizes,
+)
 from offline_rl.algorithms.common.critics import Value, reduce_q
 from offline_rl.algorithms.common.in_sample import expectile_loss
 from offline_rl.algorithms.common.optim import Adam, cosine
@@ -53,6 +60,7 @@ class Config(CostConfig, ActorCriticConfig):
 
     num_heads: Annotated[int, Range(2), BUILT] = 2  # number of policies (H)
     expectile: Expectile = 0.7  # expectile of Q that V learns; near 1: best action of the data
+    cost_discount: Annotated[Discount, BUILT] = 0.99  # discount factor of the cost critics
     cost_expectile: Expectile = 0.7  # likewise for costs; near 1: action of lowest cost
     beta: NonNegative = 3.0  # weight of the advantage; 0 is behavior cloning
     cost_beta: NonNegative = 3.0  # weight of the cost advantage
@@ -62,7 +70,7 @@ class Config(CostConfig, ActorCriticConfig):
     decay_updates: Annotated[Count | None, OFFLINE] = (
         1_000_000  # updates of the policy's cosine decay to a learning rate of 0; null: constant
     )
-    exploration_noise: NonNegative = 0.1  # standard deviation of exploration noise, online
+    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # online: std of exploration noise
     reward_scale: Number = 0.1  # training uses rewards * reward_scale
     batch_size: Count = 512  # transitions per update; `batch_size=` sets it too
 

@@ -76,13 +76,17 @@ class Config(LimitConfig, dt.Config):
     temperature_lr: Rate = 1e-4  # learning rate of the temperature of the entropy
     initial_temperature: Positive = 0.1  # first weight of the entropy
     cost_weight: NonNegative = 0.02  # weight of the cross-entropy of predicted costs
-    max_episode_cost: Positive = 70.0  # episodes are sampled in proportion to this minus their cost
-    augmentation: Share = 0.2  # number of new episodes, as a share of the episodes
+    max_episode_cost: Annotated[Positive, BUILT] = (
+        70.0  # episodes are sampled in proportion to this minus their cost
+    )
+    augmentation: Annotated[Share, BUILT] = 0.2  # new episodes, as a share of the episodes
     degree: Amount = 1  # degree of the polynomial that approximates the best return at each cost
     max_return: Number | None = (
         None  # largest return of new episodes; null: best of the data + 10 % of their range
     )
-    min_gain: Number = 1.0  # smallest distance of the returns of new episodes above the polynomial
+    min_gain: Annotated[Number, BUILT] = (
+        1.0  # smallest distance of the returns of new episodes above the polynomial
+    )
     max_decrease: NonNegative | None = (
         None  # returns of repeated episodes are at most this much lower; null: 10 % of the range
     )

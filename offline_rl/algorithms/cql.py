@@ -52,6 +52,7 @@ from offline_rl.algorithms.common.critics import (
     sampled_q,
 )
 from offline_rl.algorithms.common.entropy import update_temperature
+from offline_rl.algorithms.common.histories.encoding import HistoryConfig, WithHistories
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Count, NonNegative, Positive, frozen
@@ -64,7 +65,7 @@ Gap = Annotated[NonNegative | None, BUILT]
 
 
 @frozen
-class Config(EnsembleConfig):
+class Config(HistoryConfig, EnsembleConfig):
     """Defaults: tinkoff-ai/CORL's for D4RL locomotion."""
 
     weight: NonNegative = 10.0  # weight of the conservative penalty (alpha in eq. 4)
@@ -92,7 +93,7 @@ class Config(EnsembleConfig):
             raise ValueError("gap_after_weight=true has no effect without a gap. Set gap=….")
 
 
-class CQL(CloningFirst):
+class CQL(WithHistories, CloningFirst):
     Config: type = Config
     Online: type = schedule.OneBuffer
     mode = DATA_THEN_ONLINE
@@ -114,7 +115,8 @@ class CQL(CloningFirst):
 
     def optimizers(self) -> dict[str, Adam]:
         policy, critic = Adam(self.cfg.policy_lr), Adam(self.cfg.critic_lr)
-        return {"policy": policy, "log_alpha": policy, "critic": critic, "log_multiplier": critic}
+        networks = ("critic", "log_multiplier", "encoder", "model")
+        return {"policy": policy, "log_alpha": policy} | dict.fromkeys(networks, critic)
 
     def learn(self, state: State, batch: Batch, *, clone: bool) -> tuple[State, Metrics]:
         """Update policy, alpha, critics and multiplier at the old parameters; then the target."""
@@ -135,7 +137,7 @@ class CQL(CloningFirst):
         factor = 1.0 if cfg.gap is None else old.log_multiplier().exp().clamp(0, 1e6)
 
         def critic_loss(critic):  # eq. 4, TD error without the factor 1/2
-            q = critic(s.expand(len(actions), *s.shape), actions)  # [E, M + 1, B]
+            q = critic(s, actions)  # [E, M + 1, B]
             td = (q[:, -1] - y).square().mean(1)  # [E]
             q = sampled_q(old, q, cfg.num_min_critics)
             values = self.penalized_values(q, batch)

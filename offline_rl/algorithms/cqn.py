@@ -31,7 +31,7 @@ from offline_rl.algorithms.common.base import (
     minimize,
     update_targets,
 )
-from offline_rl.algorithms.common.config import BUILT, Rate, Sizes
+from offline_rl.algorithms.common.config import BUILT, Discount, Rate, Sizes
 from offline_rl.algorithms.common.discretized.demonstrations import (
     Discretized,
     DiscretizedConfig,
@@ -50,6 +50,7 @@ from policies.heads.discretized.coarse_to_fine import CoarseToFineActor
 class Config(DiscretizedConfig):
     """Defaults: the baseline of ARSQ's code for D4RL."""
 
+    discount: Annotated[Discount, BUILT] = 0.99  # discount factor gamma
     atoms: Annotated[int, Range(2), BUILT] = 51  # returns that a distribution is over
     v_min: Annotated[Number | None, BUILT] = (
         None  # lowest return; null: lowest reward of the data, or 0, over 1 - discount
@@ -61,7 +62,7 @@ class Config(DiscretizedConfig):
     margin: NonNegative = 1.0  # margin of the value of demonstrated bins over the others
     margin_weight: NonNegative = 1.0  # weight of the margin loss on demonstrations
     dominance_weight: NonNegative = 1.0  # weight of the stochastic dominance loss on demonstrations
-    exploration_noise: NonNegative = 0.1  # standard deviation of exploration noise, online
+    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # online: std of exploration noise
     as_released: bool = False  # bootstrap after terminations, as the baseline of ARSQ's code
     lr: Rate = 1e-4  # learning rate
     features: Annotated[Count, BUILT] = 64  # size of an encoded observation

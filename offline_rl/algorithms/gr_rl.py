@@ -46,7 +46,7 @@ from policies.networks.mlp import CategoricalCritic
 
 
 @frozen
-class Config(td3_bc.Config):
+class Config(td3_bc.BaseConfig):
     """Defaults: TD3+BC's. Chunks of five actions are those of Q-chunking (arXiv:2507.07969)."""
 
     horizon: Annotated[Count, BUILT] = 5  # actions of a chunk

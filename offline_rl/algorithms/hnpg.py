@@ -6,15 +6,18 @@ both. With `num_steps`, each step of an episode has a critic and a policy of its
 are fitted from the last step to the first.
 
 Paper:   Zhou et al., ICLR 2024, arXiv:2311.08384, algorithms 1 and 2.
-Differs: The natural-gradient step and the order of fits are those of YifeiZhou02/HNPG:trpo.py. The
-         critic evaluates actions clipped to [-1, 1], as they are executed. `num_steps=1` is the
-         form for other tasks, which the authors' code does not have: one critic and one policy,
-         with a TD target of the same critic, and returns that bootstrap where a rollout is cut off.
+Differs: The natural-gradient step and the order of fits are those of YifeiZhou02/HNPG:trpo.py.
+         Here, the step and its advantages are computed in float64, because conjugate gradients
+         amplify rounding errors. The critic evaluates actions clipped to [-1, 1], as they are
+         executed. `num_steps=1` is the form for other tasks, which the authors' code does not have:
+         one critic and one policy, with a TD target of the same critic, and returns that bootstrap
+         where a rollout is cut off.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +34,7 @@ from offline_rl.algorithms.common.base import (
 from offline_rl.algorithms.common.config import BUILT, Rate
 from offline_rl.algorithms.common.critics import Critic
 from offline_rl.algorithms.common.on_policy.rollouts import GaussianConfig
-from offline_rl.algorithms.common.on_policy.stepwise import StepwiseRollouts
+from offline_rl.algorithms.common.on_policy.stepwise import StepwiseRollouts, in_float64
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.data import Dataset
 from offline_rl.replay.batch import Source, Sources, require
@@ -63,16 +66,18 @@ class Config(GaussianConfig):
         super().__post_init__()
         if self.decisions % self.num_steps:
             raise ValueError(
-                f"decisions={self.decisions} is not a multiple of num_steps={self.num_steps}."
+                f"decisions={self.decisions} is not a multiple of num_steps={self.num_steps}. "
+                "Use a multiple."
             )
         if self.num_steps > self.batch_size:
             raise ValueError(
-                f"batch_size={self.batch_size} is less than num_steps={self.num_steps}. Use more."
+                f"batch_size={self.batch_size} is less than num_steps={self.num_steps}. "
+                f"Use at least {self.num_steps}."
             )
 
     @classmethod
     def small(cls) -> dict[str, Any]:
-        return super().small() | {"critic_updates": 1, "value_samples": 2, "max_kl": 1e-4}
+        return super().small() | {"critic_updates": 1, "value_samples": 2, "max_kl": 1e-3}
 
 
 @frozen
@@ -86,7 +91,7 @@ class HNPG(StepwiseRollouts):
     Config: type = Config
     Online: type = Online
     mode = DATA_THEN_ONLINE
-    extra_columns: tuple[str, ...] = ("timesteps",)
+    extra_columns: ClassVar[tuple[str, ...]] = ("timesteps",)
     hybrid = True  # also learns from the data
 
     @property
@@ -163,8 +168,10 @@ class HNPG(StepwiseRollouts):
         return target
 
     def improve(self, state: State, batch: Iteration) -> tuple[State, Metrics]:
-        """Take a natural-gradient step with the fitted critics."""
-        cfg, data, off = self.cfg, batch.rollout, batch.offline
+        """Take a natural-gradient step with the fitted critics, in float64."""
+        kept, cfg = state, self.cfg
+        data, off = in_float64(batch.rollout), in_float64(batch.offline)
+        state = replace(state, params=in_float64(state.params))
         advantages, _ = self.rollout_advantages(state, data, cfg.trace)
         columns = data["observations"][:, :, -1], data["samples"], advantages
         mask, s, a, adv = self.group(data, *columns)
@@ -177,4 +184,5 @@ class HNPG(StepwiseRollouts):
             off_adv = q - values.unflatten(0, t.shape)
             pairs = ((mask, torch.ones_like(off_adv)), (s, off.observations), (a, off_a))
             mask, s, a, adv = (torch.cat(pair, 1) for pair in (*pairs, (adv, off_adv)))
-        return self.step_policy(state, mask, s, a, adv)
+        policy, metrics = self.step_policy(state, mask, s, a, adv)
+        return replace(kept, params={**kept.params, "policy": policy}), metrics

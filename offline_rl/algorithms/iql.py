@@ -25,6 +25,7 @@ from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import DATA_THEN_ONLINE, Network, State
 from offline_rl.algorithms.common.config import Ensemble, Expectile, Switch
 from offline_rl.algorithms.common.critics import Critic, reduce_q, sampled_q
+from offline_rl.algorithms.common.histories.encoding import HistoryConfig, WithHistories
 from offline_rl.algorithms.common.in_sample import DualConfig, DualV, expectile_loss
 from offline_rl.algorithms.common.safety.guardian import GuardianConfig
 from offline_rl.replay.batch import Batch
@@ -35,7 +36,7 @@ from policies.networks.init import orthogonal_init
 
 
 @frozen
-class Config(DualConfig, GuardianConfig):
+class Config(HistoryConfig, DualConfig, GuardianConfig):
     """Defaults: the paper's for locomotion (appendix B)."""
 
     expectile: Expectile = 0.7  # expectile of Q that V learns; 0.5: mean action, near 1: best one
@@ -50,7 +51,7 @@ class Config(DualConfig, GuardianConfig):
             raise ValueError("squashed=true needs deterministic=false and dropout=0")
 
 
-class IQL(DualV):
+class IQL(WithHistories, DualV):
     Config: type = Config
     Online: type = schedule.OneBuffer
     mode = DATA_THEN_ONLINE

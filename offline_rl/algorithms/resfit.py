@@ -69,7 +69,7 @@ class Config(VisionConfig, AggregateConfig):
 
     normalize_observations: Normalize = True  # not applied to the base's observations and action
     min_std: Positive | None = 0.1  # lower bound on the divisor; null: divide by std + 0.001
-    scale: Fraction = 0.1  # largest residual action, in units of the [-1, 1] action range
+    scale: Annotated[Fraction, BUILT] = 0.1  # largest residual action, relative to [-1, 1]
     noise: Annotated[NonNegative, BUILT] = 0.05  # std of the noise on acting and in the target
     noise_clip: NonNegative = 0.3  # largest magnitude of the target's noise
     target_noise: bool = True  # add noise to the target's next action

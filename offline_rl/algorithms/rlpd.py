@@ -33,6 +33,7 @@ from offline_rl.algorithms.common.base import (
 from offline_rl.algorithms.common.config import Ensemble
 from offline_rl.algorithms.common.critics import Critic, reduce_q, sample_members
 from offline_rl.algorithms.common.entropy import SoftActorCritic, update_policy
+from offline_rl.algorithms.common.histories.encoding import WithHistories
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Count, Number, Positive, frozen
 from policies.heads.gaussian import TanhGaussianActor
@@ -58,7 +59,7 @@ class Online(schedule.HalfAndHalf):
     utd: Positive = 20.0
 
 
-class RLPD(DelayedActor, SoftActorCritic):
+class RLPD(WithHistories, DelayedActor, SoftActorCritic):
     Config: type = Config
     Online: type = Online
     mode = DATA_THEN_ONLINE

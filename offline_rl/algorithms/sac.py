@@ -28,13 +28,14 @@ from offline_rl.algorithms.common.entropy import (
     update_policy,
     update_temperature,
 )
+from offline_rl.algorithms.common.histories.encoding import HistoryConfig, WithHistories
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Number, Positive, frozen
 from policies.heads.gaussian import TanhGaussianActor
 
 
 @frozen
-class Config(SoftConfig):
+class Config(HistoryConfig, SoftConfig):
     """Defaults: the paper's, table 1."""
 
     initial_alpha: Annotated[Positive, BUILT] = 1.0  # initial temperature
@@ -48,7 +49,7 @@ class Online(schedule.RandomStart):
     warmup_steps: Amount = 5_000
 
 
-class SAC(SoftActorCritic):
+class SAC(WithHistories, SoftActorCritic):
     Config: type = Config
     Online: type = Online
     mode = Mode(learns=("environment",))

@@ -14,20 +14,26 @@ from torch import nn
 
 from offline_rl.algorithms import td3
 from offline_rl.algorithms.common.base import LossAndMetrics, Mode, Network, State
+from offline_rl.algorithms.common.histories.encoding import HistoryConfig, WithHistories
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import NonNegative, frozen
 from policies.heads.deterministic import DeterministicActor
 
 
 @frozen
-class Config(td3.OfflineConfig):
+class BaseConfig(td3.OfflineConfig):
     """Defaults: the paper's, table 3."""
 
     alpha: NonNegative = 2.5  # 0 is behavior cloning; larger values trust the critic more
     normalize_observations: bool = True
 
 
-class TD3BC(td3.TD3):
+@frozen
+class Config(HistoryConfig, BaseConfig):
+    """Defaults: the paper's, table 3."""
+
+
+class TD3BC(WithHistories, td3.TD3):
     Config: type = Config
     mode = Mode()
     follows_card = True  # unlike TD3, it is trained on data

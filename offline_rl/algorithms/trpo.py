@@ -12,6 +12,8 @@ Differs: It is `hnpg` without the data, as in YifeiZhou02/HNPG:trpo.py with HYBR
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from offline_rl.algorithms import hnpg
 from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Mode
@@ -27,5 +29,5 @@ class TRPO(hnpg.HNPG):
     Config: type = Config
     Online: type = schedule.OnPolicy
     mode = Mode(learns=("environment",))
-    extra_columns: tuple[str, ...] = ()
+    extra_columns: ClassVar[tuple[str, ...]] = ()
     hybrid = False

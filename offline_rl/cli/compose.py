@@ -82,6 +82,18 @@ def sweep(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
     return jobs
 
 
+def split_sweeps(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options of a search with one value, and the sweeps of the others as text.
+
+    The option `experiment` is replaced by the options in its file. Raises UserError.
+    """
+    parsed = parse_overrides(arguments, Groups())
+    sweeps = [override for override in parsed if override.is_sweep_override()]
+    keys = with_experiment(override_values(o for o in parsed if o not in sweeps))
+    space = {o.key_or_group: str(o.input_line).partition("=")[2] for o in sweeps}
+    return {key: value for key, value in keys.items() if key not in space}, space
+
+
 def refuse_lists(job: Mapping[str, Any]) -> None:
     """Raise UserError for a list as the value of an option that takes one value.
 

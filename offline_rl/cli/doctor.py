@@ -32,6 +32,7 @@ PURPOSES = {  # extra -> what needs it
     "pusht": "Push-T",
     "ray": "benchmark launcher=ray",
     "robotics": "Adroit, Franka kitchen and Fetch",
+    "search": "Optuna's samplers for search",
     "sindy": "a test of sparse_policy",
     "video": "MP4 files",
     "zarr": "Zarr stores",

@@ -18,7 +18,7 @@ from offline_rl.utils.signals import interruptible
 from offline_rl.version import __version__
 
 # verbs that continue an interrupted command
-RESUMED = ("benchmark", "data", "distill", "finetune", "generate", "train")
+RESUMED = ("benchmark", "data", "distill", "finetune", "generate", "search", "train")
 TAKES_RUN = ("distill", "evaluate", "export", "finetune", "play")  # verbs with the option run=
 
 

@@ -62,6 +62,29 @@ def train(arguments: Sequence[str]) -> None:
     print(folder)
 
 
+@takes_options("offline_rl.search.options:SearchOptions")
+def search(arguments: Sequence[str]) -> None:
+    """Search hyper-parameters: train many settings, side by side where possible, and rank them.
+
+    usage: offline-rl search algorithm=<name> task=<task> algorithm.<name>=<sweep> [key=value …]
+
+    A sweep is choice(a,b), a,b, range(start,stop,step), interval(low,high) or
+    tag(log,interval(low,high)); quote it in the shell. Sweeps of algorithm.<field>,
+    online.<field>, batch_size and utd are searched. Settings that differ in real-valued
+    hyper-parameters train in one program, others one after another.
+    The training seeds and evaluation episodes differ from those of `train`. best.yaml trains the
+    best setting: offline-rl train experiment=<folder>/best.yaml.
+    Repeat the command to continue an interrupted search; more trials= extend it. The last line
+    printed is the folder of the search.
+    """
+    _hide_warnings()
+    from offline_rl.cli.compose import split_sweeps
+    from offline_rl.search.search import search as run
+
+    keys, space = split_sweeps(arguments)
+    print(run(_check_keys(keys), space))
+
+
 @takes_options("offline_rl.runs.options:FinetuneOptions")
 def finetune(arguments: Sequence[str]) -> None:
     """Continue a run with online training, each seed from its newest checkpoint.

@@ -103,10 +103,8 @@ def _fetch(
             raise UserError(f"{errors[0]} Delete the file and run the same command again.")
         return path
     if not file.urls:
-        raise UserError(
-            f"{card.name}: {file.name} is not published. To generate it, see offline-rl generate "
-            "--help."
-        )
+        remedy = card.note or "To generate it, see offline-rl generate --help."
+        raise UserError(f"{card.name}: {file.name} is not published. {remedy}")
     target = data_folder(data_dir) / file.path
     progress_file = target.with_name(f"{target.name}.part.json")
     try:

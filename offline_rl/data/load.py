@@ -64,6 +64,7 @@ def load(
     data = _with_costs(
         _labeled(open_file, path, reward_task, options), costs_from or card.costs_from
     )
+    data = _observed(data, card.observed_columns)
     skipped, count = file.skip_episodes, file.first_episodes
     if count is None and not skipped:
         return data
@@ -230,6 +231,18 @@ def _with_costs(data: Dataset, environment: str | None) -> Dataset:
     s, s2 = (channels.take(data.observations, index) for index in (rows, after))
     costs = COSTS[environment](s, data.actions, data.rewards, s2)
     return replace(data, extras={**data.extras, "costs": costs.astype(np.float32)})
+
+
+def _observed(data: Dataset, count: int | None) -> Dataset:
+    """Return the data with the first `count` columns of its observations; None: with all."""
+    if count is None:
+        return data
+    assert data.spec is not None
+    (channel,) = data.spec.channels
+    names, units = channel.names[:count], channel.units[:count]
+    channel = replace(channel, shape=(count,), names=names, units=units)
+    observations = np.ascontiguousarray(data.observations[:, :count])
+    return replace(data, observations=observations, spec=replace(data.spec, channels=(channel,)))
 
 
 def _joined(paths: Sequence[Path], path: Path, **options: Any) -> Dataset:

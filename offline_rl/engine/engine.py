@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree
 
 from offline_rl.algorithms.common.base import Algorithm, State
 from offline_rl.algorithms.common.config import check_stackable
-from offline_rl.algorithms.common.schedule import ONLINE
 from offline_rl.engine import verify
 from offline_rl.engine.acting import StackedPolicy
 from offline_rl.engine.compile import Code, capture_graph, compile_graph
@@ -203,6 +202,12 @@ class Engine:
             program.calls = 0
         return {name: sum(t for t, _ in x) / sum(n for _, n in x) for name, x in sums.items()}
 
+    def metric_names(self, phase: str = "update") -> list[str]:
+        """Return the names of the metrics of a phase, without running or compiling it."""
+        positions = self._position_groups(phase)[-1]
+        names: list[str] = self._trace(phase, positions)[0].meta["metrics"]
+        return names
+
     def finite_seeds(self) -> np.ndarray:
         """Return a mask of the seeds with only finite parameters, [S]. Waits for the device."""
         leaves = flatten(self.state["params"]).values()
@@ -214,10 +219,7 @@ class Engine:
 
         Updates that the algorithm declares equal (`equivalent_step`) share a program.
         """
-        algorithm, _ = self.for_phase(phase)
-        position_groups = [tuple(range(algorithm.period))]
-        if algorithm.period > MAX_UNROLLED:
-            position_groups = [(algorithm.equivalent_step(i),) for i in range(algorithm.period)]
+        position_groups = self._position_groups(phase)
         compile = self.compiled and phase not in self.uncompiled_phases
         for positions in position_groups:
             if (phase, positions) not in self._programs:
@@ -229,6 +231,13 @@ class Engine:
                 self.compile_seconds += time.perf_counter() - started
         return [self._programs[phase, positions] for positions in position_groups]
 
+    def _position_groups(self, phase: str) -> list[Positions]:
+        """Return the positions of the updates in each program of a period."""
+        algorithm, _ = self.for_phase(phase)
+        if algorithm.period > MAX_UNROLLED:
+            return [(algorithm.equivalent_step(i),) for i in range(algorithm.period)]
+        return [tuple(range(algorithm.period))]
+
     def _make_seed_update(self, phase: str, positions: Positions, names: list[str]) -> SeedFunction:
         """Return a function (state, values, data) -> (state, metrics) that updates one seed.
 
@@ -239,7 +248,6 @@ class Engine:
 
         def program(tree: Any, values: Any, data: Any) -> tuple[Any, Tensor]:
             algorithm = configured.with_values(values)
-            run_update = getattr(algorithm, "update" if phase == ONLINE else phase)
             params, optimizer, counters = tree["params"], tree["optimizer"], tree["counters"]
             update, sums = counters["update"], dict[str, list[Tensor]]()
             phase_update = update - counters[OTHER_PHASES]
@@ -247,7 +255,7 @@ class Engine:
                 random = Random(counters["seed"], update + offset)
                 batch = source.sample(data, random, self.batch_size, algorithm.cfg.discount)
                 state = State(algorithm, params, optimizer, random, phase_update + offset)
-                state, metrics = run_update(state, batch, i)
+                state, metrics = algorithm.run_update(phase, state, batch, i)
                 params, optimizer = state.params, state.optimizer
                 for name, value in metrics.items():
                     sums.setdefault(name, []).append(value)

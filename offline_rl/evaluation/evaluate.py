@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from offline_rl.engine.acting import NO_COSTS
 from offline_rl.evaluation import specifications
 from offline_rl.evaluation.compare import Difference, difference, note_on
 from offline_rl.evaluation.constrained import BEST_SAFE, Limits, Result, terminal_lines
+from offline_rl.evaluation.decisions import frequency
+from offline_rl.evaluation.decisions.frequency import Frequency, Played
+from offline_rl.evaluation.decisions.player import Pace, PacedPlayer
 from offline_rl.evaluation.held_out import HeldOutErrors, held_out_errors
 from offline_rl.evaluation.options import EvaluateOptions, check_task, head_arguments
 from offline_rl.evaluation.rollout import Episodes, evaluation_seeds, rollout
@@ -69,6 +72,17 @@ class Evaluation:
     notes: list[str]
     saved: list[Path]  # files with the evaluations
     not_saved: str | None = None  # why the evaluations could not be saved
+    # target cost -> bundle -> episodes at each pace of decision_every=
+    paced: dict[float | None, dict[Path, Played]] = field(default_factory=dict)
+
+    @property
+    def frequencies(self) -> dict[float | None, dict[Path, Frequency]]:
+        """Target cost -> bundle -> results at the intervals of decision_every=; {} without."""
+        reference = self.task.reference
+        return {
+            target: {path: Frequency.of(played, reference) for path, played in by_path.items()}
+            for target, by_path in self.paced.items()
+        }
 
     @property
     def episodes(self) -> dict[Path, Episodes]:
@@ -129,7 +143,9 @@ class Evaluation:
     def __str__(self) -> str:
         every = self.options.episodes == "all"
         if self.options.json:
-            return as_json(self.task, self.by_target, self.differences, self.constrained)
+            return as_json(
+                self.task, self.by_target, self.differences, self.constrained, self.frequencies
+            )
         lines = [
             as_text(
                 self.task, self.by_target, every=every, start_kind=self.start_kind, runs=self.runs
@@ -138,6 +154,8 @@ class Evaluation:
         ]
         if results := self.constrained:
             lines += ["", *terminal_lines(results)]
+        unit = "return" if self.task.reference is None else "score"
+        lines += frequency.lines_of(self.frequencies, self.runs, unit)
         lines += specifications.lines_of(self.by_target, self.options.stl)
         if len(self.runs) > 1:
             differences = self.differences
@@ -170,6 +188,7 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
     if not paths:
         raise UserError("run=[] names no run. Give a bundle, or the folder of a run.")
     specifications.check_backup_options(options)
+    paces = frequency.paces_of(options)
     start_kind, target = "seeded", options.target_return
     costs = options.target_cost if isinstance(options.target_cost, list) else [options.target_cost]
     if not costs or len(set(costs)) < len(costs):
@@ -177,7 +196,7 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
             f"target_cost={format_value(costs)} must name at least one limit, and each limit once."
         )
     if options.dataset is not None:
-        for key in ("task", "episodes", "eval_envs", "base", "stl", "backup"):
+        for key in ("task", "episodes", "eval_envs", "base", "stl", "backup", *frequency.OPTIONS):
             if key in keys:
                 raise UserError(f"{key}= needs an environment, but dataset= uses none. Remove one.")
         if len(costs) > 1:
@@ -209,10 +228,18 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
                 }
                 for cost in costs
             }
+            frequency.check_lengths(paces, task.name, env)
             reader = specifications.signal_reader(options.stl, env)
             played = {
                 cost: {path: play(policy, env, seeds, reader) for path, policy in by_path.items()}
                 for cost, by_path in loaded.items()
+            }
+            paced: dict[float | None, dict[Path, Played]] = {
+                cost: {
+                    path: {pace: play(policy, env, seeds, pace=pace) for pace in paces}
+                    for path, policy in by_path.items()
+                }
+                for cost, by_path in (loaded.items() if paces else ())
             }
             shares = (
                 note_on_normalized_actions(p.spec, stated_spec(env), task.name)
@@ -236,14 +263,17 @@ def evaluate(**keys: Any) -> Evaluation | HeldOutErrors:
     }
     files, problem = list[Path](), None
     saved_keys = {"episodes": options.episodes, "target_return": target, "base": options.base}
-    saved_keys |= specifications.saved_keys(options)
+    saved_keys |= specifications.saved_keys(options) | frequency.saved_keys(options)
     try:
         for cost, path in product(costs, paths):
             keys, judged = saved_keys | {"target_cost": cost}, limits[path, cost]
-            files.append(save(path, bundle.read(path), task, keys, played[cost][path], judged))
+            at_paces = paced[cost][path] if paces else None
+            files.append(
+                save(path, bundle.read(path), task, keys, played[cost][path], judged, at_paces)
+            )
     except UserError as error:  # if the folder is not writable, only show the results
         problem = str(error)
-    return Evaluation(task, runs, played, limits, options, start_kind, notes, files, problem)
+    return Evaluation(task, runs, played, limits, options, start_kind, notes, files, problem, paced)
 
 
 def limits_of(policy: Bundle, task: Task) -> Limits:
@@ -390,18 +420,20 @@ def play(
     env: VectorEnv,
     seeds: np.ndarray | None = None,
     reader: SignalReader | None = None,
+    pace: Pace | None = None,
 ) -> Episodes:
     """Play one episode from every seed. Of each chunk, `n_action_steps` actions are executed.
 
     seeds: by default the fixed evaluation seeds, one per environment. If there are more seeds than
-    environments, the episodes are played in groups. reader: see `rollout`.
+    environments, the episodes are played in groups. reader: see `rollout`. pace: times of the
+    decisions, by default the policy's own.
     """
     seeds = EVALUATION_SEED + np.arange(env.num_envs) if seeds is None else seeds
     if len(seeds) > env.num_envs:
         starts = range(0, len(seeds), env.num_envs)
         groups = [seeds[k : k + env.num_envs] for k in starts]
-        return Episodes.joined([play(policy, env, group, reader) for group in groups])
-    player = Player(policy)
+        return Episodes.joined([play(policy, env, group, reader, pace) for group in groups])
+    player = Player(policy) if pace is None else PacedPlayer(policy, pace)
     feedback: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
     convert = action_conversion(policy.spec, env, "the policy")
     player.reset(seeds)
@@ -505,6 +537,7 @@ def as_json(
     by_target: Mapping[float | None, Mapping[Path, Episodes]],
     differences: Sequence[Difference] = (),
     constrained: Sequence[Result] = (),
+    frequencies: Mapping[float | None, Mapping[Path, Frequency]] | None = None,
 ) -> str:
     """Return the evaluation as JSON."""
     rows = []
@@ -519,6 +552,7 @@ def as_json(
         if e.costs is not None:
             row |= {"target_cost": target, "costs": e.costs, "lengths": e.lengths}
         row |= specifications.numbers(e)
+        row |= frequencies[target][path].to_json() if frequencies else {}
         rows.append({**row, "returns": e.returns, "seeds": e.seeds})
     reference = asdict(task.reference) if task.reference else None
     content = {"task": task.name, "score_reference": reference, "bundles": rows}

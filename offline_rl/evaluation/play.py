@@ -147,7 +147,7 @@ def render(env: Any) -> np.ndarray:
     try:
         image = np.asarray(env.render())
     except Exception as error:  # renderers have their own exception classes
-        fault = " ".join(str(error).split())
+        fault = " ".join(str(error).split()).rstrip(".")
         raise UserError(
             f"The environment cannot be rendered: {fault}. Without a display, MuJoCo needs EGL or "
             "OSMesa."

@@ -13,7 +13,7 @@ from envs import Task, VectorEnv
 from envs.adapters import SUCCESS
 from envs.faults import Broken, check_finite
 from offline_rl.utils.errors import UserError
-from offline_rl.utils.seeds import EVALUATION_SEED
+from offline_rl.utils.seeds import EVALUATION_SEED, SELECTION_SEED
 from policies import channels
 from policies.channels import Observations
 from policies.stl.formula import FormulaError
@@ -64,14 +64,21 @@ class Episodes(NamedTuple):
         return Episodes(**arrays)
 
 
-def evaluation_seeds(task: Task, episodes: int | str, key: str = "episodes") -> np.ndarray:
+def evaluation_seeds(
+    task: Task, episodes: int | str, key: str = "episodes", *, selection: bool = False
+) -> np.ndarray:
     """Return the seeds of an evaluation's episodes.
 
     episodes: number of episodes, or "all": one from each initial state. key: name of the option in
-    error messages. Raises UserError for "all" if the task has no finite list of initial states.
+    error messages. selection: the seeds of hyper-parameter selection. Raises UserError for "all" if
+    the task has no finite list of initial states, and for "all" with `selection`.
     """
     if isinstance(episodes, int):
-        return EVALUATION_SEED + np.arange(episodes)
+        return (SELECTION_SEED if selection else EVALUATION_SEED) + np.arange(episodes)
+    if selection:
+        raise UserError(
+            f"{key}={episodes} leaves no initial states for the final evaluation. Give a number."
+        )
     seeds = None
     if task.env_id is not None:
         with closing(envs.make_vector(task, 1)) as env:

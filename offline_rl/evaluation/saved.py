@@ -3,7 +3,8 @@
     policy.evaluation.<task>-<episodes>[-<key>_<value>].json
 
 A file holds the command's options, every episode's return, length and seed, the version and commit
-of the code, and a checksum of the policy. Repeating a command replaces its file.
+of the code, and a checksum of the policy. With decision_every=, `paces` holds the episodes at each
+interval. Repeating a command replaces its file.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from envs import Reference, Task
 from offline_rl.evaluation.constrained import UNLIMITED, Limits
+from offline_rl.evaluation.decisions.frequency import Frequency, Played
+from offline_rl.evaluation.decisions.player import Pace
 from offline_rl.evaluation.rollout import Episodes
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
@@ -41,6 +44,7 @@ class SavedEvaluation:
     episodes: Episodes
     policy: str  # checksum of the policy
     limits: Limits  # cost limits by which it is judged
+    frequency: Frequency | None = None  # results of decision_every=
 
     @property
     def score(self) -> float | None:
@@ -66,8 +70,12 @@ def save(
     keys: Mapping[str, Any],
     played: Episodes,
     limits: Limits = UNLIMITED,
+    paced: Played | None = None,
 ) -> Path:
-    """Write the evaluation of the bundle at `path`. Raises UserError if that fails."""
+    """Write the evaluation of the bundle at `path`. Raises UserError if that fails.
+
+    paced: episodes at the paces of decision_every=.
+    """
     options = {"task": task.name, **{k: v for k, v in keys.items() if v is not None}}
     file = path.with_name(f"{path.stem}.evaluation.{name_of(options)}.json")
     content = {
@@ -80,6 +88,8 @@ def save(
     }
     if played.costs is not None:
         content |= limits.to_json()
+    if paced:
+        content["paces"] = [{**asdict(pace), **e._asdict()} for pace, e in paced.items()]
     write_json(file, to_json_values(content))
     return file
 
@@ -115,7 +125,13 @@ def read(file: Path) -> SavedEvaluation:
         reference = None if values is None else build(Reference, values, f"{file}: ")
         keys, policy = dict(content["keys"]), content["policy_sha256"]
         episodes, limits = Episodes.from_row(content), Limits.of(content)
-        return SavedEvaluation(file, keys, reference, episodes, policy, limits)
+        names = [each.name for each in fields(Pace)]
+        paced = {
+            Pace(**{name: row[name] for name in names}): Episodes.from_row(row)
+            for row in content.get("paces", ())
+        }
+        frequency = Frequency.of(paced, reference) if paced else None
+        return SavedEvaluation(file, keys, reference, episodes, policy, limits, frequency)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{file} is not a saved evaluation: {error!r}. Remove it, or evaluate again."

@@ -98,7 +98,8 @@ class ReplaySink(Sink):
         super().__init__(engine, envs_per_seed, buffer, columns)
         self.buffer, self.online, self.appends_steps = buffer, online, envs_per_seed == 1
         self.policy = engine.stacked_policy(envs_per_seed, explore=True)
-        if self.policy.has_memory and online.warmup_steps and online.warmup_policy == "random":
+        needs_start = self.policy.has_memory and not self.policy.module.memory_starts_anywhere
+        if needs_start and online.warmup_steps and online.warmup_policy == "random":
             raise UserError(
                 "online.warmup_policy=random does not work with a "
                 f"{type(self.policy.module).__name__}, whose memory must contain its own actions. "

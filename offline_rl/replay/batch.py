@@ -33,6 +33,7 @@ class Batch:
     costs: Tensor | None = None  # [B]
     mc_costs: Tensor | None = None  # [B], undiscounted cost to the end of the episode
     next_actions: Tensor | None = None  # [B, A]; the last row of an episode repeats its action
+    previous_actions: Tensor | None = None  # [B, A]; zero at the start of an episode
     held_out: Tensor | None = None  # [B], 1 for validation rows, on which models are not fitted
     timesteps: Tensor | None = None  # [B], index of the step within its episode, from 0
     steps: Tensor | None = None  # [B], environment steps of the transition

@@ -1,4 +1,4 @@
-"""Action chunks with their observations, and sequences of steps, each within one episode.
+"""Observation histories, action chunks, and sequences of steps, each within one episode.
 
 time                        t-1    t  | t+1    t+2    t+3
 n_obs_steps=2                o      o |                      the last one is the current observation
@@ -18,6 +18,7 @@ from offline_rl.replay.batch import Batch, Source
 from offline_rl.replay.buffer import (
     Tensors,
     discount_of,
+    n_step,
     observations_at,
     rows_around,
     transition_rows,
@@ -86,7 +87,6 @@ class Chunks(Source):
         current = (data["oldest"] + random.integers(data["size"], (batch_size,))) % len(
             data["rewards"]
         )
-        observed, _ = rows_around(data, current, 1 - self.n_obs_steps, 0)
         rows, valid = rows_around(data, current, self.first, self.first + self.horizon - 1)
         if self.drops_partial:
             executed, inside = rows_around(data, current, 0, self.n_action_steps - 1)
@@ -107,20 +107,78 @@ class Chunks(Source):
                 columns[name] = (weight * data[name][executed]).sum(1)
             else:
                 columns[name] = data[name][last_rows if rule == "last" else current]
-        next_rows = data["next_index"][last_rows][:, None].long()
-        if self.n_obs_steps > 1:
-            previous, _ = rows_around(data, last_rows, 2 - self.n_obs_steps, 0)
-            next_rows = torch.cat([previous, next_rows], 1)
         return Batch(
-            observations=observations_at(data, observed),
+            observations=histories_at(data, current, self.n_obs_steps),
             actions=data["actions"][rows],
             discount=discount**count * bootstraps,
-            next_observations=observations_at(data, next_rows),
+            next_observations=next_histories_at(data, last_rows, self.n_obs_steps),
             bootstrap_mask=bootstraps.float(),
             valid=valid,
             weights=inside[:, -1].float() if self.drops_partial else None,
             **columns,
         )
+
+
+class Histories(Source):
+    """A source of transitions whose observations are histories, [B, n_obs_steps, *obs].
+
+    Other columns are those of a `ReplayBuffer`. Before the start of an episode, its first
+    observation is repeated, as in acting.
+    """
+
+    def __init__(self, buffer: Source, n_obs_steps: int, n_step: int = 1) -> None:
+        """Sample from `buffer`, which has the tensors of a `ReplayBuffer`.
+
+        n_step: number of rows of a transition.
+        """
+        self.buffer, self.n_obs_steps, self.n_step = buffer, n_obs_steps, n_step
+
+    def tensors(self) -> Tensors:
+        """See `Source`."""
+        return self.buffer.tensors()
+
+    def prefetch(self, update: int) -> None:
+        """See `Source`."""
+        self.buffer.prefetch(update)
+
+    def with_n_step(self, n_step: int) -> Histories:
+        """See `Source`."""
+        return Histories(self.buffer, self.n_obs_steps, n_step)
+
+    def sample(
+        self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
+    ) -> Batch:
+        """Sample the rows that `ReplayBuffer.sample` would sample."""
+        count = len(data["rewards"])
+        rows = (data["oldest"] + random.integers(data["size"], (batch_size,))) % count
+        columns, factor, last = n_step(data, rows, self.n_step, discount)
+        bootstraps = 1 - data["terminated"][last]
+        return Batch(
+            observations=histories_at(data, rows, self.n_obs_steps),
+            actions=data["actions"][rows],
+            discount=factor * bootstraps,
+            next_observations=next_histories_at(data, last, self.n_obs_steps),
+            bootstrap_mask=bootstraps.float(),
+            **columns,
+        )
+
+
+def histories_at(data: Tensors, rows: Tensor, n_obs_steps: int) -> Any:
+    """Return the observations up to each of `rows` [B], [B, n_obs_steps, *obs].
+
+    Before the start of an episode, its first observation is repeated.
+    """
+    observed, _ = rows_around(data, rows, 1 - n_obs_steps, 0)
+    return observations_at(data, observed)
+
+
+def next_histories_at(data: Tensors, rows: Tensor, n_obs_steps: int) -> Any:
+    """Return the observations up to the one after each of `rows` [B], [B, n_obs_steps, *obs]."""
+    following = data["next_index"][rows][:, None].long()
+    if n_obs_steps > 1:
+        previous, _ = rows_around(data, rows, 2 - n_obs_steps, 0)
+        following = torch.cat([previous, following], 1)
+    return observations_at(data, following)
 
 
 class Sequences(Source):

@@ -70,6 +70,13 @@ def next_actions(data: Dataset) -> np.ndarray:
     return data.actions[following]
 
 
+def previous_actions(data: Dataset) -> np.ndarray:
+    """Return the action of the row before, [N, A]; zero at the start of an episode."""
+    before = np.roll(data.actions, 1, axis=0)
+    before[data.episode_starts] = 0
+    return before
+
+
 def timesteps(data: Dataset) -> np.ndarray:
     """Return the index of each step within its episode, from 0, [N]."""
     starts = np.repeat(data.episode_starts, data.episode_lengths())
@@ -95,6 +102,7 @@ COLUMNS = {
     "mc_costs": Column("first", mc_costs, source="costs"),
     "held_out": Column("first", held_out),
     "next_actions": Column("last", next_actions, of_actions=True),
+    "previous_actions": Column("first", previous_actions, of_actions=True),
     "timesteps": Column("first", timesteps),
     "steps": Column("sum", steps, info="steps"),
     "sampling_weights": Column("first", sampling_weights),

@@ -190,6 +190,8 @@ def describe(seeds: Sequence[Seed]) -> tuple[str, list[list[str]], list[str]]:
         notes.append(f"Published: {about} ({source}).")
     if data:
         notes.append(f"Behavior policy: mean over the episodes of {', '.join(data)}.")
+    if selected := dict.fromkeys(s.label for s in seeds if s.config.get("selection")):
+        notes.append(f"Selection episodes of a search, not evaluation: {', '.join(selected)}.")
     notes += [note for seed in seeds if (note := note_on_state(seed, key))]
     notes += [note for seed in seeds if (note := multiplier_note(seed))]
     if done:

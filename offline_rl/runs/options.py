@@ -134,6 +134,9 @@ class EvaluationOptions(Checked):
         None  # formula of signal temporal logic, whose robustness evaluations report; default: none
     )
     checkpoint_every: Count = 10_000  # updates (online: environment steps) between checkpoints
+    selection: Annotated[bool, IDENTITY] = (
+        False  # evaluate on episodes for the selection of hyper-parameters, which `search` uses
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -279,11 +279,19 @@ def wrong_start(run: Any) -> Iterator[str]:
             "action_range=data needs task=none: the range of the data may be smaller than that of "
             f"{run.task.name}. Set action_range=[low,high]."
         )
-    if run.reads_data and not run.has_dataset:
+    if "data" not in mode.learns and issubclass(run.method.cls.Online, OnPolicy):
+        if budget.num_updates:
+            remedy = "Remove it" if budget.num_env_steps else "Set num_env_steps= instead"
+            yield (
+                f"num_updates={budget.num_updates} is not used: all training of {method} is on its "
+                f"own rollouts. {remedy}."
+            )
+    elif run.reads_data and not run.has_dataset:
         reads = {"num_updates": budget.num_updates}
         reads["online.offline_fraction"] = run.method.interaction.online.offline_fraction
         zeros = " ".join(f"{name}=0" for name, value in reads.items() if value)
-        remedy = f", or {zeros} to learn online only" if budget.num_env_steps else ""
+        can_omit = budget.num_env_steps and not issubclass(run.method.cls.Online, OnPolicy)
+        remedy = f", or {zeros} to learn online only" if can_omit else ""
         yield f"task {run.task.name} has no dataset. Set dataset=<path or id>{remedy}"
     learns_alone = run.method.cls.uses_facts and not run.reads_data and run.start is None
     if run.data.dataset is not None and learns_alone:
@@ -441,8 +449,16 @@ def wrong_observations(run: Any, learner: Algorithm, spec: Spec) -> Iterator[str
 
 
 def wrong_chunks(learner: Algorithm, head: Any, data: Dataset) -> Iterator[str]:
-    """Yield an error message if every episode is shorter than a chunk. head: the acting head."""
+    """Yield an error message if every episode is shorter than a chunk or an observation history.
+
+    head: the acting head.
+    """
     longest = int(data.episode_lengths().max())
+    if head.n_obs_steps > longest:
+        yield (
+            f"{data.path or data.name}: the longest episode has {longest} steps, an observation "
+            f"history has {head.n_obs_steps}. Lower algorithm.n_obs_steps."
+        )
     if head.chunk_size > longest:
         remedy = (
             "Lower algorithm.horizon." if hasattr(learner.cfg, "horizon") else "Shorten chunks."
@@ -462,6 +478,12 @@ def wrong_learner(
     None.
     """
     method, budget, scheduled = run.method.name, run.budget, {piece.phase for piece in schedule}
+    steps = run.task.max_episode_steps
+    if steps is not None and head.n_obs_steps > steps:
+        yield (
+            f"an episode of {run.task.name} has {steps} steps, an observation history has "
+            f"{head.n_obs_steps}. Lower algorithm.n_obs_steps."
+        )
     if type(head) not in load_kinds().values():
         yield (
             f"the policy of {method} is a {type(head).__name__}, which cannot be saved as a "

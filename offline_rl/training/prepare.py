@@ -104,7 +104,8 @@ def prepare(runs: Sequence[Run], read: Reader | None = None) -> Prepared:
         refuse(refusals.wrong_start(each))
     with ExitStack() as opened:
         env = open_trial_envs(run, opened)
-        eval_seeds = evaluation_seeds(run.task, run.evaluation.eval_episodes, "eval_episodes")
+        episodes, selection = run.evaluation.eval_episodes, run.evaluation.selection
+        eval_seeds = evaluation_seeds(run.task, episodes, "eval_episodes", selection=selection)
         hardware.select_device(run.compute.device)
         composed = compose(run, env)
         stated, env_spec = (None, None) if env is None else (stated_spec(env), spec_of(env))

@@ -1,7 +1,7 @@
 """Seeds of environment episodes, in disjoint ranges for training, evaluation and generated data.
 
-No two episodes of training, evaluation and generated data share a seed. Each training seed and each
-generated data set has its own block of `EPISODES` episode seeds.
+No two episodes of training, evaluation, selection and generated data share a seed. Each training
+seed and each generated data set has its own block of `EPISODES` episode seeds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ RANGES = {
     "scripted sets": range(600_000_000, 1_000_000_000),  # data generated with scripts
     "evaluation": range(1_000_000_000, 1_200_000_000),
     "further training": range(1_200_000_000, 1_602_000_000),  # training seeds 499 to 900
+    "selection": range(1_602_000_000, 1_802_000_000),  # comparison of hyper-parameters
 }
 EVALUATION_SEED = RANGES["evaluation"].start  # episode k of every evaluation has this number + k
+SELECTION_SEED = RANGES["selection"].start  # likewise in the runs of a search
 TRAINING_SEEDS = (len(RANGES["training"]) + len(RANGES["further training"])) // EPISODES
 
 

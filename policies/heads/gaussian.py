@@ -132,19 +132,22 @@ class StepGaussianActor(Head):
         """See `Head.initial_memory`."""
         return {"steps": torch.zeros(batch)} if self.num_steps > 1 else {}
 
+    def steps(self, observations: Tensor, memory: Memory) -> Tensor:
+        """Return the steps [B] of the episodes; 0 if all steps share one network."""
+        zeros = observations.new_zeros(observations.shape[0])  # an export would fix len()
+        return memory.get("steps", zeros)
+
     def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
         """See `Head.decide`."""
-        steps = memory.get("steps", observations.new_zeros(len(observations)))
-        mean, _ = self.at(observations[:, -1], steps)
+        mean, _ = self.at(observations[:, -1], self.steps(observations, memory))
         return mean.clamp(-1, 1)[:, None], {name: x + 1 for name, x in memory.items()}
 
     def explore(
         self, observations: Tensor, memory: Memory, noise: Tensor, random: Random
     ) -> tuple[Tensor, Memory]:
         """See `Head.explore`."""
-        steps = memory.get("steps", observations.new_zeros(len(observations)))
-        shape = (len(observations), self.log_std.shape[-1])
-        actions = self.sample(observations[:, -1], steps, random.normal(shape))
+        noise = random.normal((observations.shape[0], self.log_std.shape[-1]))
+        actions = self.sample(observations[:, -1], self.steps(observations, memory), noise)
         return actions.clamp(-1, 1)[:, None], {name: x + 1 for name, x in memory.items()}
 
 
@@ -213,17 +216,10 @@ class TanhGaussianActor(Actor):
 
         samples: number N of samples per observation; the results are [N, B, A] and [N, B]. Default:
         one sample, without the axis N.
-
-        log pi = sum_j log N(u_j) - 2 (log 2 - u_j - softplus(-2 u_j)). This form is finite even if
-        tanh saturates.
         """
         mean, log_std = self(observations)
         shape = mean.shape if samples is None else (samples, *mean.shape)
-        noise = random.normal(shape)
-        u = mean + log_std.exp() * noise
-        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-        log_prob = (log_normal - 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
-        return u.tanh(), log_prob
+        return tanh_normal(mean, log_std, random.normal(shape))
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the log density [...] of actions [..., A].
@@ -239,3 +235,15 @@ class TanhGaussianActor(Actor):
     def explore_action(self, observations: Tensor, random: Random) -> Tensor:
         """Return sampled actions."""
         return self.sample(observations, random)[0]
+
+
+def tanh_normal(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the actions tanh(u), u = mean + std * noise, [..., A], and their log densities [...].
+
+    log pi = sum_j log N(u_j) - 2 (log 2 - u_j - softplus(-2 u_j)). This form is finite even if tanh
+    saturates.
+    """
+    u = mean + log_std.exp() * noise
+    log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+    log_prob = (log_normal - 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
+    return u.tanh(), log_prob

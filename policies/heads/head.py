@@ -47,6 +47,8 @@ class Head(nn.Module):
     n_action_steps: int = 1  # number of executed actions per chunk, before the next decision
     num_samples: int = 1  # candidate chunks per decision; one is selected
     noise_shape: tuple[int, ...] = ()  # shape of the noise for one decision; () for none
+    # True if decisions may start within an episode, after actions that are not in the memory
+    memory_starts_anywhere: bool = False
     temporal_ensemble_coeff: float | None = None  # see `policies.episodes.RunningEpisodes`
     # Sampler table of a denoising head, see `heads.schedules`. Such a head also has the methods
     # `encode`, `predict` and `finish`, and the caller may run the loop over denoising steps.
@@ -73,7 +75,8 @@ class Head(nn.Module):
         A head that reads rewards has the entry "rewards", [B]: zeros at the start of an episode.
         Before each decision, the caller overwrites it with the sum of the raw rewards since the
         previous decision. A head that reads costs has the entry "costs", likewise. If it needs the
-        cost of the complete episode, it keeps the sum in an entry of its own.
+        cost of the complete episode, it keeps the sum in an entry of its own. The entry "executed",
+        [B] float, likewise becomes the number of steps since the previous decision.
         """
         return {}
 

@@ -9,30 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from policies.heads.head import Head, Memory
-from policies.networks.mlp import MLP, Activation, LayerNorm
+from policies.networks.mlp import MLP, Activation
+from policies.networks.sequences.history import GRUCell
 
 MIN_STD = 0.1  # minimum standard deviation of the latent
-
-
-class GRUCell(nn.Module):
-    """One step of a GRU, with layer normalization and an update bias of -1, as in DreamerV2.
-
-    The bias makes the state change slowly at the start of training (Hafner et al.,
-    arXiv:2010.02193).
-    """
-
-    def __init__(self, inputs: int, size: int) -> None:
-        """Create the cell.  inputs: size of the input.  size: size of the state."""
-        super().__init__()
-        self.linear = MLP(inputs + size, 3 * size, (), inner=True)
-        self.norm = LayerNorm(3 * size)
-
-    def forward(self, x: Tensor, state: Tensor) -> Tensor:
-        """Return the next state [..., size] for inputs [..., I] and states [..., size]."""
-        parts = self.norm(self.linear(torch.cat([x, state], -1)))
-        reset, candidate, update = parts.chunk(3, -1)
-        update = (update - 1).sigmoid()
-        return update * (reset.sigmoid() * candidate).tanh() + (1 - update) * state
 
 
 class RecurrentModel(nn.Module):

@@ -186,8 +186,11 @@ class Critic(nn.Module):
     ) -> Tensor:
         """Return Q(s, a), [E, ...], for observations [..., O] and actions [..., A].
 
+        Observations [B, O] are repeated for actions [N, B, A].
         members: indices [K] of the critics to evaluate; the result is then [K, ...].
         """
+        if observations.dim() < actions.dim():
+            observations = observations.expand(*actions.shape[:-1], -1)
         return self.net(torch.cat([observations, actions], -1), members=members).squeeze(-1)
 
     def per_member(self, observations: Tensor, actions: Tensor) -> Tensor:

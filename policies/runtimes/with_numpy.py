@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from policies.bundle import Bundle
-from policies.episodes import COSTS
+from policies.episodes import COSTS, EXECUTED
 from policies.heads.safety.limits import discounted_limit
 from policies.heads.schedules import FLOW_TIME
 from policies.networks.polynomial import Library
@@ -18,8 +18,9 @@ from policies.runtimes.network import Inputs, Memory, Sampler
 
 ACTORS = ("DeterministicActor", "GaussianActor", "TanhGaussianActor", "ChunkActor", "OneStepActor")
 COMPOSED = ("EditedActor", "PerturbedActor", "SteeredActor", "BestOfN", "SwitchingActor")
+RECURRENT = ("HistoryActor", "SequenceActor")
 DISCRETIZED = ("AutoregressiveActor", "CoarseToFineActor")
-KINDS = (*ACTORS, "SparseActor", "DiffusionActor", *COMPOSED, *DISCRETIZED)
+KINDS = (*ACTORS, "SparseActor", "DiffusionActor", *COMPOSED, *DISCRETIZED, *RECURRENT)
 DENOISERS = ("mlp", "plain", "ln_resnet")  # networks of a DiffusionActor
 Weights = Mapping[str, np.ndarray]
 
@@ -35,9 +36,14 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """Return 1 / (1 + exp(-x)). The form with tanh does not overflow."""
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
 def silu(x: np.ndarray) -> np.ndarray:
-    """Return x * sigmoid(x). The form with tanh does not overflow."""
-    return x * 0.5 * (1 + np.tanh(0.5 * x))
+    """Return x * sigmoid(x)."""
+    return x * sigmoid(x)
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -60,7 +66,7 @@ def find_head_problem(kind: str, arguments: Mapping[str, Any]) -> str | None:
     """Return why numpy cannot run a head of this class and these arguments. None if it can."""
     if kind not in KINDS:
         return f"runs {', '.join(KINDS)}, not {kind}"
-    if kind == "BestOfN":
+    if kind in ("BestOfN", "HistoryActor"):
         return find_head_problem(arguments["policy"], arguments["policy_arguments"])
     if kind == "SteeredActor":
         return find_head_problem(arguments["sampler"], arguments["sampler_arguments"])
@@ -91,7 +97,9 @@ def make_head(kind: str, arguments: Mapping[str, Any], weights: Weights) -> Nump
         "BestOfN": BestOfN,
         "DiffusionActor": DenoisingActor,
         "EditedActor": EditedActor,
+        "HistoryActor": HistoryActor,
         "PerturbedActor": PerturbedActor,
+        "SequenceActor": SequenceActor,
         "SparseActor": SparseActor,
         "SteeredActor": SteeredActor,
         "SwitchingActor": SwitchingActor,
@@ -292,6 +300,41 @@ class EditedActor(NumpyNetwork):
         return edited.clip(-1, 1)
 
 
+class HistoryActor(NumpyNetwork):
+    """A head on an encoded history; see `policies.heads.sequences.history.HistoryActor`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        kind, options = arguments["policy"], arguments["policy_arguments"]
+        self._policy = make_head(kind, options, subtree(weights, "policy."))
+        self.noise_shape = self._policy.noise_shape
+        encoder = arguments["encoder_arguments"]
+        self._is_gru, self._features = encoder["kind"] == "gru", encoder["features"]
+        part = "encoder.cell.linear." if self._is_gru else "encoder.trunk."
+        self._network = Perceptron(subtree(weights, part), "relu")
+        if self._is_gru:
+            norm = subtree(weights, "encoder.cell.norm.")
+            self._gain, self._shift = norm["weight"], norm["bias"]
+
+    def decide(
+        self, observations: Inputs, memory: Memory, noise: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
+        assert isinstance(observations, np.ndarray)
+        return self._policy.decide(self.encode(observations)[:, None], memory, noise)
+
+    def encode(self, observations: np.ndarray) -> np.ndarray:
+        """Return the features [B, F] of histories [B, n_obs_steps, O]."""
+        if not self._is_gru:
+            return self._network(observations.reshape(len(observations), -1))
+        state = np.zeros((len(observations), self._features), np.float32)
+        for x in np.moveaxis(observations, 1, 0):  # see `GRUCell`
+            parts = self._network(np.concatenate([x, state], -1))
+            parts = normalize_layer(parts, self._gain, self._shift, 1e-5)
+            reset, candidate, update = np.split(parts, 3, -1)
+            reset, update = sigmoid(reset), sigmoid(update - 1)
+            state = update * np.tanh(reset * candidate) + (1 - update) * state
+        return state
+
+
 AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "min": lambda q: q.min(0),
     "mean": lambda q: q.mean(0),
@@ -385,6 +428,43 @@ class SwitchingActor(NumpyNetwork):
         index = np.where(is_admissible.any(1), best, cost.argmin(1))
         chunk = actions[np.arange(rows), index][:, None]
         return chunk, {"spent": spent, "steps": steps + 1, COSTS: memory[COSTS]}
+
+
+class SequenceActor(NumpyNetwork):
+    """A GRU that emits a sequence of actions; see `policies.heads.sequences.planner`."""
+
+    def __init__(self, arguments: Mapping[str, Any], weights: Weights) -> None:
+        self._start, self._gru_input, self._gru_state, self._mean = (
+            Perceptron(subtree(weights, f"{name}."), arguments["activation"])
+            for name in ("start", "gru_input", "gru_state", "mean")
+        )
+        self._sizes = arguments["horizon"], arguments["actions"]
+
+    def initial_memory(self, batch: int) -> Memory:
+        plan = np.zeros((batch, *self._sizes), np.float32)
+        return {"plan": plan, EXECUTED: np.zeros(batch, np.float32)}
+
+    def decide(
+        self, observations: Inputs, memory: Memory, noise: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
+        assert isinstance(observations, np.ndarray)
+        steps = self._sizes[0]
+        index = memory[EXECUTED].astype(int).clip(1, steps) - 1
+        previous = memory["plan"][np.arange(len(index)), index]
+        state, chunk = self._start(observations[:, -1]), list[np.ndarray]()
+        for _ in range(steps):
+            x, h = (np.split(part, 3, -1) for part in self._gates(previous, state))
+            reset, update = (0.5 * (1 + np.tanh(0.5 * (x[k] + h[k]))) for k in (0, 1))
+            candidate = np.tanh(x[2] + reset * h[2])
+            state = candidate + update * (state - candidate)
+            previous = np.tanh(self._mean(state))
+            chunk.append(previous)
+        plan = np.stack(chunk, 1)
+        return plan, {"plan": plan, EXECUTED: memory[EXECUTED]}
+
+    def _gates(self, previous: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the linear parts of the gates, from the previous action and from the state."""
+        return self._gru_input(previous), self._gru_state(state)
 
 
 class AutoregressiveActor(NumpyNetwork):

@@ -7,6 +7,8 @@ import pytest
 
 from envs import CardError
 from offline_rl.cli.main import main
+from offline_rl.data.download import download
+from offline_rl.utils.errors import UserError
 
 cards = importlib.import_module("envs.cards")  # `envs.cards` is the function
 SUITE = "{layout: d4rl, source: x, license: y, cards: {own: {files: {train: a.hdf5}, MORE: 1}}}"
@@ -53,3 +55,13 @@ def test_a_damaged_card_is_named(
 
 def test_all_cards_of_the_repository_load() -> None:
     assert len(cards.cards()) > 200
+
+
+def test_data_that_is_published_as_a_pickle_is_refused_with_the_conversion(
+    tmp_path: Path,
+) -> None:
+    """The archives of D5RL's A1 data contain pickles, which this project never loads."""
+    for name in ("a1-interpolate-v0", "a1-extrapolate-above-v0", "a1-hiking-v0"):
+        assert cards.card(name).env is None
+        with pytest.raises(UserError, match=f"{name}: .* is not published.*Convert it once"):
+            download([name], tmp_path)

@@ -33,6 +33,7 @@ from policies.heads.schedules import (
     jumps,
     variance_preserving_alphas,
 )
+from policies.heads.sequences.history import HistoryActor
 from policies.networks.mlp import Activation, Critic
 from policies.runtimes import network
 from policies.runtimes.with_numpy import find_head_problem
@@ -432,6 +433,34 @@ def make_chunk_head(kind: Any) -> Any:
         arguments |= {"table": jumps(3, 80, True), "until": 0.1}
         kind, options = "mlp", {"hidden": [16], "time_size": 8}
     return DiffusionActor(5, 2, network=kind, options=options, **arguments)
+
+
+@pytest.mark.parametrize("runtime", ["numpy", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["mlp", "gru"])
+def test_a_head_on_encoded_histories_gives_the_actions_of_torch(
+    tmp_path: Path, kind: str, runtime: str
+) -> None:
+    torch.manual_seed(0)
+    encoder = {"observations": 5, "n_obs_steps": 3, "features": 8, "kind": kind}
+    policy = DeterministicActor(8, 2, (16,))
+    head = HistoryActor(encoder, "DeterministicActor", policy.arguments)
+    for parameter in head.parameters():
+        parameter.data.mul_(2).add_(0.1)
+    path = write(tmp_path / "policy.bundle", head, n_obs_steps=3)
+    if runtime == "onnx":
+        from policies.export import export_bundle
+
+        exported, difference = export_bundle(bundle.read(path))
+        assert difference < 1e-5
+        bundle.write(path, exported)
+    ours, reference = (Player(policies.load(path, runtime=each)) for each in (runtime, "torch"))
+    for player in (ours, reference):
+        player.reset(range(10))
+    steps = []
+    for x in OBSERVATIONS.reshape(5, 10, 5) / 4:
+        steps.append(reference.step(x))
+        np.testing.assert_allclose(ours.step(x), steps[-1], atol=1e-5)
+    assert np.std(steps) > 0.1
 
 
 @pytest.mark.slow

@@ -30,6 +30,11 @@ class ActorCritic(Algorithm):
 
     targets: ClassVar = {"critic_target": "critic"}
 
+    @property
+    def input_size(self) -> int:
+        """Size of the networks' input from observations."""
+        return self.spec.observation_dim
+
     def networks(self) -> dict[str, nn.Module]:
         return {"policy": self.actor(), "critic": self.critic()}
 
@@ -48,7 +53,7 @@ class ActorCritic(Algorithm):
 
         Default: `hidden` and `activation` of the config.
         """
-        obs, act, cfg = self.spec.observation_dim, self.spec.action_dim, self.cfg
+        obs, act, cfg = self.input_size, self.spec.action_dim, self.cfg
         if hasattr(cfg, "activation"):
             options = {"activation": cfg.activation} | options
         return kind(obs, act, cfg.hidden if hidden is None else hidden, **options)

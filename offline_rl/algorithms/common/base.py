@@ -52,20 +52,28 @@ class _Method(nn.Module):
 
 
 class Network:
-    """A module with given parameters. Call it or any of its methods."""
+    """A module with given parameters. Call it or any of its methods.
 
-    def __init__(self, module: nn.Module, params: Params) -> None:
-        self._module, self._params = module, params
+    With an encoder, the first argument of a call is an observation, which is encoded first.
+    """
+
+    def __init__(self, module: nn.Module, params: Params, encoder: Network | None = None) -> None:
+        self._module, self._params, self._encoder = module, params, encoder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return functional_call(self._module, dict(self._params), args, kwargs)
+        return functional_call(self._module, dict(self._params), self._encoded(args), kwargs)
+
+    def _encoded(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self._encoder is None or not args:
+            return args
+        return self._encoder(args[0]), *args[1:]
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         params = {f"net.{k}": v for k, v in self._params.items()}
         module = _Method(self._module)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return functional_call(module, params, (method, *args), kwargs)
+            return functional_call(module, params, (method, *self._encoded(args)), kwargs)
 
         return call
 
@@ -79,11 +87,17 @@ class State:
     optimizer: dict[str, Mapping[str, Params]]
     random: Random
     done: Tensor = field(default_factory=lambda: torch.tensor(0))  # updates done in this phase
+    # Function of the state, which `minimize` adds to the losses of networks in `trained_with`, and
+    # the metrics that it returned.
+    extra_loss: Callable[[State], LossAndMetrics] | None = None
+    extra_metrics: Metrics = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Network:
         if name.startswith("__") or name not in self.params:
             raise AttributeError(f"no network is named {name!r}. Networks: {[*self.params]}")
-        return Network(self.algorithm.modules[name], self.params[name])
+        encoder = self.algorithm.encoder_of(name)
+        encode = None if encoder is None else getattr(self, encoder)
+        return Network(self.algorithm.modules[name], self.params[name], encode)
 
 
 @dataclass(frozen=True)
@@ -159,6 +173,8 @@ class Algorithm:
     follows_card: ClassVar[bool] = True  # uses the preprocessing of the task's card
     acts: tuple[str, ...] = ("policy",)  # names of the networks that act
     acts_as: ClassVar[Mapping[str, str]] = {}  # network -> its name in a composed acting head
+    # network -> other networks that its losses train too, if they exist
+    trained_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     needed_phases: ClassVar[tuple[str, ...]] = ()  # preliminary phases that "update" needs
     # Phases that never read `next_observations`. They use every row of the data, including the
     # last of an episode. If "update" is one of them, no phase reads it.
@@ -272,12 +288,23 @@ class Algorithm:
         """Return an optimizer per trained network; names of absent networks are ignored."""
         raise NotImplementedError
 
+    def encoder_of(self, network: str) -> str | None:
+        """Return the name of the network that encodes the observations of `network`, or None."""
+        return None
+
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
         """Return the next state and metrics (0-d, detached).
 
         i: the index of the update in the period, a plain integer.
         """
         raise NotImplementedError
+
+    def run_update(self, phase: str, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
+        """Run the update of `phase`. The engine calls this; see `update`."""
+        result: tuple[State, Metrics] = getattr(self, "update" if phase == ONLINE else phase)(
+            state, batch, i
+        )
+        return result
 
     @classmethod
     def composition(cls, cfg: Any) -> Composition | None:
@@ -481,11 +508,14 @@ def minimize(
 ) -> Any:
     """Return the state after one step on `loss(*networks)`, and the loss.
 
-    Each of the networks `names` takes a step with its own optimizer. If the loss returns a second
-    result besides its value, that is returned too, detached. max_grad_norm: clip the joint norm of
-    the gradients of all these networks to this.
+    Each of the networks `names`, and of those that are `trained_with` them, takes a step with its
+    own optimizer. If the loss returns a second result besides its value, that is returned too,
+    detached. max_grad_norm: clip the joint norm of the gradients of all these networks to this.
     """
     names = (names,) if isinstance(names, str) else names
+    others = (x for name in names for x in state.algorithm.trained_with.get(name, ()))
+    further = tuple(x for x in others if x in state.params)
+    trained_names = names + further
     modules, adams = state.algorithm.modules, state.algorithm.optimizers()
     for name in names:
         for kind, known in (("network", modules), ("optimizer", adams)):
@@ -493,18 +523,23 @@ def minimize(
                 raise ValueError(f"minimize: no {kind} is named {name!r}. There are {[*known]}.")
 
     def value_and_extra(trained: Mapping[str, Params]) -> tuple[Tensor, Any]:
-        result = loss(*(Network(modules[name], trained[name]) for name in names))
+        inside = replace(state, params={**state.params, **trained})
+        result = loss(*(getattr(inside, name) for name in names))
         value, *extra = result if isinstance(result, tuple) else (result,)
-        return value, extra
+        if further and state.extra_loss is not None:
+            more, metrics = state.extra_loss(inside)
+            return value + more, (value, extra, metrics)
+        return value, (value, extra, {})
 
     params, optimizer = {**state.params}, {**state.optimizer}
     gradient = grad_and_value(value_and_extra, has_aux=True)
-    grads, (value, extra) = gradient({name: params[name] for name in names})
+    grads, (_, (value, extra, metrics)) = gradient({name: params[name] for name in trained_names})
     if max_grad_norm is not None:
         grads = clip_norm(grads, max_grad_norm)
-    for name in names:
+    for name in trained_names:
         params[name], optimizer[name] = adams[name].step(params[name], grads[name], optimizer[name])
-    state = replace(state, params=params, optimizer=optimizer)
+    metrics = {**state.extra_metrics, **tree_map(Tensor.detach, metrics)}
+    state = replace(state, params=params, optimizer=optimizer, extra_metrics=metrics)
     return state, value.detach(), *tree_map(Tensor.detach, extra)
 
 

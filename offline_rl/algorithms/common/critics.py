@@ -94,7 +94,7 @@ def candidate_values(state: State, cfg: Any, s: Tensor) -> tuple[Tensor, Tensor]
     count = cfg.num_samples if cfg.max_target_backup else 1
     a, log_pi = state.policy.sample(s, state.random, count)  # [N, B, A], [N, B]
     members = sample_members(state, cfg.num_critics, cfg.num_min_critics, replace=True)
-    return reduce_q(state, state.critic_target(s.expand(count, *s.shape), a, members)), log_pi
+    return reduce_q(state, state.critic_target(s, a, members)), log_pi
 
 
 def regress(

@@ -64,7 +64,7 @@ class DualV(ActorCritic):
     def networks(self) -> dict[str, nn.Module]:
         networks, cfg = super().networks(), self.cfg
         options = {"activation": cfg.activation, "layer_norm": cfg.layer_norm}
-        value = Value(self.spec.observation_dim, cfg.hidden, init=orthogonal_init(), **options)
+        value = Value(self.input_size, cfg.hidden, init=orthogonal_init(), **options)
         return networks | {"value": value}
 
     def actor(self) -> nn.Module:

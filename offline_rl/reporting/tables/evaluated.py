@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offline_rl.evaluation import specifications
+from offline_rl.evaluation.decisions.frequency import fas_cell
 from offline_rl.evaluation.saved import SavedEvaluation, saved_evaluations
 from offline_rl.reporting.runs import Seed
 from offline_rl.reporting.summary import share_of, share_text
@@ -12,12 +13,13 @@ from offline_rl.runs.folder import BUNDLE
 from offline_rl.utils.text import format_mean_std
 
 # `keys` are the options of the evaluation.
-HEADER = ["algorithm", "task", "score", "return", "success %", "cost", "satisfied %"]
+HEADER = ["algorithm", "task", "score", "return", "success %", "cost", "satisfied %", "FAS"]
 HEADER += ["episodes", "keys"]
 # columns that are hidden, in this order, if the table is wider than the terminal
 LESS_NEEDED = ["cost", "return", "keys", "task", "episodes"]
 LEGEND = {
     "satisfied %": "share of episodes that satisfy the formula `stl`.",
+    "FAS": "score averaged over the intervals of decision_every=, with a 95 % interval.",
     "keys": "options of `offline-rl evaluate` other than `task` and `episodes`.",
 }
 
@@ -50,6 +52,7 @@ def row(label: str, saved: Sequence[SavedEvaluation]) -> list[str]:
         share_text(share_of(success)) if success else "",
         format_mean_std([None if e.costs is None else float(e.costs.mean()) for e in played], 1),
         specifications.satisfied_cell(played),
+        fas_cell([each.frequency for each in saved]),
         f"{len(played[0].returns)} × {len(saved)} seed{'s' * (len(saved) > 1)}",
         " ".join(f"{k}={v}" for k, v in keys.items() if k not in ("task", "episodes")),
     ]

@@ -166,6 +166,18 @@ def test_the_points_speed_is_clipped_before_each_step():
     assert step.observations[0, 3] == pytest.approx(5 - 0.01 * 5 / (mass + 0.01), rel=1e-5)
 
 
+def test_a_point_maze_without_velocities_is_the_same_maze_with_positions_alone():
+    hidden, shown = ENVS["PointMazeNoVelocity-umaze-v1"](2), ENVS["PointMaze-umaze-v1"](2)
+    np.testing.assert_array_equal(hidden.reset([0, 1]), shown.reset([0, 1])[:, :2])
+    assert hidden.observation_shape == (2,)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        actions = rng.uniform(-1, 1, (2, 2)).astype(np.float32)
+        ours, theirs = hidden.step(actions), shown.step(actions)
+        np.testing.assert_array_equal(ours.observations, theirs.observations[:, :2])
+        np.testing.assert_array_equal(ours.rewards, theirs.rewards)
+
+
 @pytest.mark.parametrize("name", ["AntMaze-umaze", "PointMaze-large-v1"])
 def test_neighbors_and_threads_change_nothing(name: str):
     alone, crowd = ENVS[name](1), ENVS[name](3, num_threads=2)

@@ -51,7 +51,7 @@ def pairs(valid: torch.Tensor) -> list[list[int]]:
 
 
 def test_updates_equal_torchs_adamw_on_the_three_losses_over_valid_steps() -> None:
-    """In the first snapshot period, the targets are the data's actions."""
+    """The targets of the first snapshot period are the data's actions."""
     config = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.05}
     state, batch = begin(**config), windows()
     net = DecisionMamba(3, 2, **SMALL)

@@ -1,13 +1,17 @@
 """HNPG and TRPO: rows of each step, the order of critics, refused data, and training on a lock."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from by_hand import Recorded
 
+import policies
 from offline_rl.algorithms.common.base import State
+from offline_rl.algorithms.common.on_policy.stepwise import in_float64
 from offline_rl.algorithms.hnpg import HNPG, Config
 from offline_rl.algorithms.trpo import TRPO
 from offline_rl.data import Dataset
@@ -15,7 +19,8 @@ from offline_rl.replay.rollouts import Iteration, Rollouts
 from offline_rl.training.sources import offline_source
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.random import Random
-from policies import Spec
+from policies import Bundle, Normalizer, Spec, bundle
+from policies.golden import seal
 from policies.heads.gaussian import StepGaussianActor
 
 STEPS = 3
@@ -127,14 +132,104 @@ def test_the_policy_step_lowers_the_loss_by_a_small_divergence():
         assert (new.params["policy"]["log_std"] != state.params["policy"]["log_std"]).any()
 
 
+def test_the_policy_step_has_no_rounding_errors_of_float32():
+    """Networks and batches in float64 with the same numbers give the same float32 weights."""
+    algorithm = HNPG(SPEC, CFG)
+    state, (batch, _) = state_of(algorithm), iteration(algorithm)
+    double = state_of(algorithm)  # with the same noise
+    double = replace(double, params=in_float64(double.params))
+    doubles = replace(batch, rollout=in_float64(batch.rollout), offline=in_float64(batch.offline))
+    new, expected = (algorithm.improve(*x)[0] for x in ((state, batch), (double, doubles)))
+    for name, value in expected.params["policy"].items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(new.params["policy"][name], value, rtol=1e-6, atol=1e-8)
+
+
 def test_a_policy_counts_the_steps_of_its_episode():
     head = StepGaussianActor(4, 2, (8,), num_steps=3)
     memory, observations = head.initial_memory(2), torch.ones(2, 1, 4)
     for step in (0, 1, 2, 2):
         chunk, memory = head.decide(observations, memory, torch.zeros(2, 0))
+        expected = head.trunk(observations[:, 0])[step].clamp(-1, 1)
+        torch.testing.assert_close(chunk[:, 0], expected)
+    with torch.no_grad():
+        head.log_std.fill_(-30)
+    memory = head.initial_memory(2)
+    for step in (0, 1, 2, 2):
+        chunk, memory = head.explore(observations, memory, torch.zeros(2, 0), Recorded())
         torch.testing.assert_close(chunk[:, 0], head.trunk(observations[:, 0])[step].clamp(-1, 1))
+
+
+def test_advantages_use_the_networks_of_each_step_and_bootstrap_where_episodes_are_cut_off():
+    """An episode of the first environment is cut off, and the rollout ends within another one.
+
+    With policies that hardly vary, the value is Q of the mean action, computed in a loop.
+    """
+    algorithm = HNPG(SPEC, replace(CFG, discount=0.5))
+    state, (_, rollouts) = state_of(algorithm), iteration(algorithm)
+    policy: Any = algorithm.modules["policy"]
+    state.params["policy"]["log_std"] = torch.full((STEPS, 1, 2), -30.0)
+    data = {name: column[0].clone() for name, column in rollouts.data.items()}
+    data["timesteps"][:, 0] = torch.tensor([0, 1, 0, 1, 2, 0])
+    data["truncated"][:, 0] = torch.tensor([0.0, 1, 0, 0, 0, 0])
+    data["terminated"][:, 0] = torch.tensor([0.0, 0, 0, 0, 1, 0])
+
+    def value(s: torch.Tensor, t: int) -> torch.Tensor:
+        t = min(t, STEPS - 1)  # later steps use the last networks
+        a = torch.func.functional_call(policy.trunk, trunk(state), (s,))[t].clip(-1, 1)
+        return state.critic(s, a)[t, 0]
+
+    expected = torch.empty(6, 2)
+    for env in range(2):
+        total = torch.tensor(0.0)
+        for row in reversed(range(6)):
+            s, s2 = (data[x][row, env] for x in ("observations", "next_observations"))
+            t, terminates = int(data["timesteps"][row, env]), bool(data["terminated"][row, env])
+            is_last = terminates or bool(data["truncated"][row, env]) or row == 5
+            s2 = s2 if is_last else data["observations"][row + 1, env]
+            v2 = 0.0 if terminates else value(s2, t + 1)
+            error = data["rewards"][row, env, 0] + 0.5 * v2 - value(s, t)
+            total = error + 0.5 * 0.8 * total * (not is_last)
+            expected[row, env] = total
+    found, _ = algorithm.rollout_advantages(state, data, 0.8)
+    torch.testing.assert_close(found, expected)
+
+
+def trunk(state: State) -> dict[str, torch.Tensor]:
+    params = state.params["policy"]
+    return {k.removeprefix("trunk."): x for k, x in params.items() if k.startswith("trunk.")}
+
+
+def test_the_critic_regresses_on_sums_of_rewards():
+    """All episodes terminate, so that no value has an effect on their returns."""
+    algorithm = HNPG(SPEC, replace(CFG, trace=0.1))
+    state, (_, rollouts) = state_of(algorithm), iteration(algorithm)
+    data = {name: column[0] for name, column in rollouts.data.items()}
+    rewards = data["rewards"][..., 0].unflatten(0, (2, STEPS))
+    expected = rewards.flip(1).cumsum(1).flip(1).flatten(0, 1)
+    torch.testing.assert_close(algorithm.compute_advantages(state, data)["returns"], expected)
 
 
 def test_data_with_longer_episodes_are_refused():
     with pytest.raises(UserError, match="longest episode of the data has 4 steps"):
         HNPG(SPEC, CFG).prepare(data(steps=4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_the_exported_bundle_acts_as_in_torch(num_steps: int, tmp_path: Path) -> None:
+    """The batch has another size than that of the export, and each step has its own network."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from policies.export import export_bundle
+
+    head = StepGaussianActor(4, 2, (8,), num_steps=num_steps)
+    weights = {k: v.numpy().copy() for k, v in head.state_dict().items()}
+    normalizer = Normalizer.fit(np.random.default_rng(0).normal(1, 3, (20, 4)).astype(np.float32))
+    arguments, path = head.arguments, tmp_path / "policy.bundle"
+    new = seal(Bundle(SPEC, "StepGaussianActor", arguments, weights, normalizer))
+    bundle.write(path, export_bundle(new)[0])
+    s = np.random.default_rng(3).normal(size=(50, 4)).astype(np.float32)
+    onnx, torch_ = (policies.load(path, runtime=name) for name in ("onnx", "torch"))
+    for _ in range(num_steps):
+        np.testing.assert_allclose(onnx.act(s)[0], torch_.act(s)[0], atol=1e-5)

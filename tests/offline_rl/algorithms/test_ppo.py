@@ -1,4 +1,4 @@
-"""PPO: the clipped loss stops the policy, and two epochs visit each step twice."""
+"""PPO: rollouts, and a clipped loss that stops the policy."""
 
 import torch
 
@@ -57,3 +57,42 @@ def test_a_bonus_raises_the_entropy_of_a_policy_without_advantages():
     assert (new.params["policy"]["log_std"] > 0).all()
     # two standard normal dimensions
     torch.testing.assert_close(metrics["entropy"], torch.tensor(2 * 1.4189385))
+
+
+def test_samples_are_not_clipped_but_the_actions_are():
+    """The density of PPO is that of the samples."""
+    algorithm, state = make()
+    inputs = {"observations": torch.zeros(2, 1, 3), "noise": torch.tensor([[3.0, 0], [0, -3]])}
+    result = algorithm.decide(state, inputs)
+    mean = state.policy.sample(torch.zeros(2, 3), torch.zeros(2, 2))
+    torch.testing.assert_close(result["samples"], mean + inputs["noise"])  # log_std is 0
+    assert (result["samples"].abs().amax(1) > 1.5).all()
+    assert torch.equal(result["actions"][:, 0], result["samples"].clip(-1, 1))
+
+
+def test_returns_bootstrap_at_a_time_out_and_not_at_a_termination():
+    """Two steps in two environments: the first is cut off after step 0, the second terminates."""
+    algorithm, state = make(trace=1.0, scale_rewards=False, discount=0.5)
+    draw = torch.Generator().manual_seed(1)
+    data = {
+        name: torch.randn(2, 2, *shape, generator=draw)
+        for name, shape in {
+            "observations": (1, 3),
+            "next_observations": (1, 3),
+            "samples": (2,),
+            "rewards": (1,),
+        }.items()
+    }
+    data |= {"executed": torch.ones(2, 2, 1), "so_far": torch.zeros(2), "moments": torch.zeros(3)}
+    data |= {"terminated": torch.zeros(2, 2), "truncated": torch.zeros(2, 2)}
+    data["truncated"][0, 0] = data["terminated"][0, 1] = 1
+    found = algorithm.compute_advantages(state, data)
+    r, v2 = data["rewards"][..., 0], state.value(data["next_observations"][:, :, 0])
+    expected = r + 0.5 * v2
+    expected[0, 1] = r[0, 1]
+    torch.testing.assert_close(found["returns"], expected)
+    v = state.value(data["observations"][:, :, 0])
+    torch.testing.assert_close(found["advantages"], expected - v)
+    mean = state.policy.sample(data["observations"][:, :, 0], torch.zeros(2, 2, 2))
+    density = torch.distributions.Normal(mean, 1.0).log_prob(data["samples"]).sum(-1)
+    torch.testing.assert_close(found["log_probs"][..., 0], density)

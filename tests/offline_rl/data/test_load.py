@@ -206,6 +206,13 @@ def test_a_card_adds_costs_to_the_data_of_another_card():
     assert plain.extras == {}
 
 
+def test_a_card_observes_the_first_columns_of_the_data_of_another_card():
+    data, full = load("gym/pointmaze-umaze-200k-no-velocity"), load("gym/pointmaze-umaze-200k")
+    np.testing.assert_array_equal(data.observations, full.observations[:, :2])
+    np.testing.assert_array_equal(data.next_index, full.next_index)
+    assert data.spec.observation_shape == (2,)
+
+
 def test_a_time_out_row_without_next_observation_has_the_cost_of_its_own_observation(
     tmp_path: Path,
 ):

@@ -8,7 +8,7 @@ import torch
 
 from offline_rl.data import Dataset
 from offline_rl.replay.buffer import ReplayBuffer, rows_around
-from offline_rl.replay.chunks import Chunks
+from offline_rl.replay.chunks import Chunks, Histories
 from offline_rl.utils.random import Random
 
 GAMMA = 0.5
@@ -230,3 +230,29 @@ def test_observations_in_a_full_ring_do_not_go_back_before_its_oldest_row():
     steps = data["observations"][rows][..., 0].int().tolist()
     assert steps == [[2, 2, 2, 3, 4], [2, 2, 3, 4, 5], [2, 3, 4, 5, 5], [3, 4, 5, 5, 5]]
     assert valid.sum(1).tolist() == [3, 4, 4, 3]
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_histories_repeat_the_first_observation_and_agree_with_the_buffer_in_all_else(n_step):
+    """The next history ends with the observation after the last row of the transition."""
+    data = episodes()
+    buffer = ReplayBuffer.from_dataset(data).with_n_step(n_step)
+    source = Histories(buffer, 3).with_n_step(n_step)
+    tensors = {k: v[0] for k, v in source.tensors().items()}
+    batch, plain = (
+        x.sample(tensors, Random(torch.tensor(0), torch.tensor(0)), 200, GAMMA)
+        for x in (source, buffer)
+    )
+    for name in ("actions", "rewards", "discount", "bootstrap_mask"):
+        torch.testing.assert_close(getattr(batch, name), getattr(plain, name), rtol=0, atol=0)
+    torch.testing.assert_close(batch.observations[:, -1], plain.observations)
+    seen = set()
+    for history, following in zip(batch.observations, batch.next_observations, strict=True):
+        row = int(history[-1])
+        seen.add(row)
+        first, last = first_and_last(row)
+        assert history[:, 0].tolist() == [max(row + k, first) for k in (-2, -1, 0)]
+        end = min(row + n_step - 1, last)
+        next_observation = {3: 50, 9: 60}.get(end, end + 1)
+        assert following[:, 0].tolist() == [max(end - 1, first), end, next_observation]
+    assert seen == set(range(10))

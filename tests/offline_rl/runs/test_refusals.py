@@ -73,6 +73,22 @@ def test_a_chunk_longer_than_every_episode_is_refused(
         assert [expected in x for x in sentences] == [True] * refused
 
 
+def test_a_history_longer_than_every_episode_is_refused() -> None:
+    keys = {"algorithm": "iql", "task": "none", "dataset": "a.npz", "num_updates": 1}
+    (run,) = runs_of({**keys, "algorithm.n_obs_steps": 5})
+    learner = run.learner(Spec((3,), 1))
+    head = learner.acting_head()
+    for longest, refused in ((4, True), (5, False)):
+        ends = np.arange(longest) == longest - 1
+        arrays = np.ones((longest, 3)), np.zeros((longest, 1)), np.zeros(longest), ends
+        sentences = [*wrong_chunks(learner, head, Dataset.from_arrays(*arrays))]
+        expected = f"episode has {longest} steps, an observation history has 5. Lower algorithm.n"
+        assert [expected in x for x in sentences] == [True] * refused
+    (run,) = runs_of({**keys, "algorithm.n_obs_steps": 301, "task": "PointMaze-umaze-v1"})
+    sentences = [*wrong_learner(run, learner, run.learner(Spec((4,), 2)).acting_head(), [], None)]
+    assert "an episode of PointMaze-umaze-v1 has 300 steps" in sentences[0]
+
+
 def test_data_without_terminations_is_refused_if_the_task_ends_episodes() -> None:
     """The rule of the task ends episodes above 3.5. The next states are 0, 1, 2, 3, 4 and 5."""
     outcomes = envs.Outcomes({"task": lambda s, a, s2: s2[..., 0] > 3.5})

@@ -407,6 +407,16 @@ def test_a_run_continues_only_in_tasks_of_equal_shapes_and_prints_it(
         assert told.count(f"{run} was trained on line and continues on {task}") == times
 
 
+def test_on_policy_methods_are_refused_updates_without_rollouts_and_need_their_data() -> None:
+    task = {"task": "env:Pendulum-v1"}
+    with pytest.raises(UserError, match=r"num_updates=5 is not used.*Set num_env_steps= instead"):
+        prepare({**task, "algorithm": "ppo", "num_updates": 5})
+    with pytest.raises(UserError, match=r"num_updates=5 is not used.*Remove it"):
+        prepare({**task, "algorithm": "ppo", "num_updates": 5, "num_env_steps": 2048})
+    with pytest.raises(UserError, match=r"no dataset\. Set dataset=<path or id>\.?$"):
+        prepare({**task, "algorithm": "hnpg", "num_env_steps": 1000})
+
+
 def test_online_algorithms_can_train_on_data_alone(line: str) -> None:
     keys = {"task": line, "num_env_steps": 5}
     for algorithm, updates in (("sac", 0), ("td3", 0)):

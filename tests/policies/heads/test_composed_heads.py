@@ -11,10 +11,11 @@ from offline_rl.utils.random import Random
 from policies.heads.best_of_n import BestOfN
 from policies.heads.diffusion import DiffusionActor
 from policies.heads.gaussian import TanhGaussianActor
-from policies.heads.recurrent import MIN_STD, GRUCell, RecurrentActor
+from policies.heads.recurrent import MIN_STD, RecurrentActor
 from policies.heads.residual import SteeredActor, steering_problem
 from policies.heads.schedules import euler
 from policies.networks.mlp import Critic
+from policies.networks.sequences.history import GRUCell
 
 
 def make_best_of_n(aggregate: Any = "min", num_samples: int = 5, **options: Any) -> BestOfN:

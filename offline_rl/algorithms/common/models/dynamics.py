@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from offline_rl.algorithms.common.base import Metrics, Network, State, minimize
-from policies.networks.init import Init, torch_init
-from policies.networks.mlp import MLP
+from policies.networks.init import Init, torch_init, xavier_init
+from policies.networks.mlp import MLP, Activation
 
 ERROR_RATE = 0.02  # update rate of the running error
 WIDTH_WEIGHT = 0.01  # loss weight of the width of the variance bounds
@@ -80,6 +80,33 @@ class Ensemble(nn.Module):
         squares = [weight.square().sum() for weight in self.net.weights]
         decay = [*decay] * (len(squares) if len(decay) == 1 else 1)
         return 0.5 * torch.stack([d * x for d, x in zip(decay, squares, strict=True)]).sum()
+
+
+class MeanDynamics(nn.Module):
+    """A deterministic network that predicts the next observation."""
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        hidden: Sequence[int],
+        *,
+        activation: Activation = "relu",
+        predict_change: bool = True,
+    ) -> None:
+        """Create the network, with Xavier's initialization.
+
+        predict_change: the output of the MLP is the change of the observation.
+        """
+        super().__init__()
+        self.predict_change = predict_change
+        options: dict[str, Any] = {"activation": activation, "init": xavier_init}
+        self.net = MLP(observations + actions, observations, hidden, **options)
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return the next observations [..., O] for observations [..., O] and actions [..., A]."""
+        output = self.net(torch.cat([observations, actions], -1))
+        return observations + output if self.predict_change else output
 
 
 class Fit(nn.Module):

@@ -110,7 +110,8 @@ class GaussianConfig(BaseConfig):
         super().__post_init__()
         if self.decisions % self.environments:
             raise ValueError(
-                f"decisions={self.decisions} is not a multiple of environments={self.environments}."
+                f"decisions={self.decisions} is not a multiple of "
+                f"environments={self.environments}. Use a multiple."
             )
 
     @classmethod
@@ -119,7 +120,7 @@ class GaussianConfig(BaseConfig):
 
 
 class GaussianRollouts(OnPolicy):
-    """On-policy method with a Gaussian policy. Define `optimizers` and `update`.
+    """Base of on-policy methods with a Gaussian policy. Define `optimizers` and `update`.
 
     The column `samples` has the actions before they are clipped to [-1, 1]: the policy's density is
     that of the samples.

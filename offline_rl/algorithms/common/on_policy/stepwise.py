@@ -13,6 +13,7 @@ from offline_rl.algorithms.common.base import Metrics, Network, Params, State
 from offline_rl.algorithms.common.on_policy.ppo import gae
 from offline_rl.algorithms.common.on_policy.rollouts import GaussianRollouts
 from offline_rl.algorithms.common.on_policy.trust_region import natural_step
+from offline_rl.replay.batch import Batch
 from offline_rl.replay.rollouts import Shapes
 from policies.heads.gaussian import step_mask
 
@@ -20,7 +21,7 @@ NEXT = "next_observations"
 
 
 class StepwiseRollouts(GaussianRollouts):
-    """On-policy method with the networks `policy` and `critic`, an ensemble over steps."""
+    """Base of on-policy methods with the networks `policy` and `critic`, an ensemble over steps."""
 
     def columns(self) -> tuple[Shapes, Shapes]:
         return {**super().columns()[0], "timesteps": ()}, {}
@@ -70,8 +71,8 @@ class StepwiseRollouts(GaussianRollouts):
 
     def step_policy(
         self, state: State, mask: Tensor, s: Tensor, a: Tensor, adv: Tensor
-    ) -> tuple[State, Metrics]:
-        """Take a natural-gradient step.
+    ) -> tuple[dict[str, Tensor], Metrics]:
+        """Return the policy's float32 parameters after a natural-gradient step, and metrics.
 
         mask, adv: [H, M], weights and advantages of samples a [H, M, A] in states s [H, M, O].
         """
@@ -100,4 +101,14 @@ class StepwiseRollouts(GaussianRollouts):
         step = natural_step(state.params["policy"], surrogate, divergence, **options)
         metrics = {"policy_loss": surrogate(step.params).mean()}
         metrics |= {"divergence": divergence(step.params).mean(), "accepted": step.accepted.mean()}
-        return replace(state, params={**state.params, "policy": step.params}), metrics
+        new = {name: x.float() for name, x in step.params.items()}
+        return new, {name: x.float() for name, x in metrics.items()}
+
+
+def in_float64(tree: Any) -> Any:
+    """Return a batch, a mapping or a tensor with floating-point numbers in float64."""
+    if isinstance(tree, Batch):
+        return replace(tree, **in_float64(vars(tree)))
+    if isinstance(tree, Mapping):
+        return {name: in_float64(x) for name, x in tree.items()}
+    return tree.double() if isinstance(tree, Tensor) and tree.is_floating_point() else tree

@@ -1,0 +1,1 @@
+"""Observation histories for methods that learn values."""

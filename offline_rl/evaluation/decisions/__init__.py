@@ -1,0 +1,1 @@
+"""Evaluations of policies that decide less often, irregularly or late."""
