@@ -25,6 +25,7 @@ PACKAGE = "offline-rl-suite"  # the name of this package for pip
 MODULES = {"hydra-core": "hydra", "pyyaml": "yaml"}  # modules that are not named like their package
 PURPOSES = {  # extra -> what needs it
     "box2d": "RocketRecovery of NeoRL-2",
+    "docs": "the documentation site",
     "export": "export of ONNX graphs",
     "hub": "model hubs: policies.load('hub:…')",
     "lerobot": "LeRobot's tables and videos",
@@ -32,6 +33,7 @@ PURPOSES = {  # extra -> what needs it
     "pusht": "Push-T",
     "ray": "benchmark launcher=ray",
     "robotics": "Adroit, Franka kitchen and Fetch",
+    "search": "Optuna's samplers for search",
     "sindy": "a test of sparse_policy",
     "video": "MP4 files",
     "zarr": "Zarr stores",
