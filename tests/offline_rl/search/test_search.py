@@ -372,8 +372,15 @@ def test_a_finished_search_is_not_repeated_and_more_trials_extend_it(
         search(KEYS | OPTIONS | {"sampler_seed": 1}, SPACE, show=False)
     with pytest.raises(TypeError, match="NoneType"):  # it would train the fourth setting
         search(KEYS | OPTIONS | {"trials": 4}, SPACE, show=False)
+
+
+@pytest.mark.slow  # the names of the metrics are those of the traced update
+def test_an_unknown_objective_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_small(tmp_path / "small.npz")
     with pytest.raises(UserError, match="objective 'critic_los'; did you mean critic_loss"):
-        search(KEYS | OPTIONS | {"objective": "critic_los"}, SPACE, show=False)
+        search(KEYS | {"objective": "critic_los"}, SPACE, show=False)
+    assert not (tmp_path / "searches").exists()
 
 
 def run_search(folder: Path, **changes: Any) -> SearchResult:
