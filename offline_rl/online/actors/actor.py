@@ -243,6 +243,8 @@ class Outbox:
 class ActorSink(ReplaySink):
     """Sink that sends complete episodes to the learner. Each episode has one policy."""
 
+    engine: Any  # an `ActorEngine`
+
     def __init__(self, engine: Any, outbox: Any, link: Link) -> None:
         """Create a sink. engine: an `ActorEngine`. outbox: an `Outbox`."""
         super().__init__(engine, outbox, engine.online, lambda _: {})

@@ -118,6 +118,8 @@ class RemoteCollector(Collector):
     The last episode is cut at the number of steps of the run.
     """
 
+    sink: ReplaySink
+
     def __init__(
         self,
         sink: ReplaySink,
@@ -598,7 +600,10 @@ class RemoteCollector(Collector):
             self.say(f"actor {k}: {problem}; its episode is dropped and it is started again")
         host, _ = parse_address(self.options.address)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        options = {"address": f"{host}:{self.port}", "token_file": self.options.token_file}
+        options: dict[str, Any] = {
+            "address": f"{host}:{self.port}",
+            "token_file": self.options.token_file,
+        }
         options |= {"slot": k, "task": self._task.name, **task_options(self._task)}
         slot.process, slot.started_s = self._start_actor(options), time.monotonic()
 
