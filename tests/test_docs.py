@@ -135,6 +135,8 @@ def test_a_command_has_options_that_exist(line: str, capsys: pytest.CaptureFixtu
         assert main([verb, *words, "--cfg", "job"]) == 0
     else:
         known = option_types(verbs()[verb].load().options, words, "algorithm.")
+        if verb in ("finetune", "distill"):  # they also have the options of `train`
+            known |= option_types(verbs()["train"].load().options, words, "algorithm.")
         assert {word.partition("=")[0] for word in words if "=" in word} <= known.keys()
 
 
