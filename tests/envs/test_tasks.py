@@ -68,7 +68,7 @@ def test_the_suites_are_complete() -> None:
         assert all(f"{runner}-{quality}-v2" in cards for quality in [*qualities, "full-replay"])
 
 
-SUITES = {"d4rl": 183, "neorl2": 8, "gym": 28, "d5rl": 3, "push": 11, "fetch": 6, "ogbench": 506}
+SUITES = {"d4rl": 183, "neorl2": 8, "gym": 28, "d5rl": 6, "push": 11, "fetch": 6, "ogbench": 506}
 SUITES |= {"dsrl": 38, "safe": 10}
 
 

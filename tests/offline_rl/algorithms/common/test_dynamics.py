@@ -1,6 +1,7 @@
 """Transition model: training rows, elites, and sampled changes."""
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ MEMBERS = 4
 class Learner:
     """The part of an algorithm that `update_dynamics` uses."""
 
+    average, trained_with = None, MappingProxyType({})
+
     def __init__(self) -> None:
         torch.manual_seed(0)
         ensemble = dynamics.Ensemble(3, 2, (8,), MEMBERS)
@@ -26,6 +29,9 @@ class Learner:
 
     def optimizers(self) -> dict[str, Adam]:
         return {"dynamics": Adam(1e-2)}
+
+    def encoder_of(self, network: str) -> None:
+        """Return None: there is no encoder."""
 
 
 def initial_state() -> State:
