@@ -66,6 +66,8 @@ def test_a_phase_goes_on_after_pieces_without_evaluation() -> None:
 class Recorded:
     """An engine, and a collector without updates, that record what they are asked to do."""
 
+    ranks = None  # a single process
+
     device, batch_size = torch.device("cpu"), 8
 
     def __init__(self, converged: bool) -> None:
