@@ -31,6 +31,7 @@ def run_in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "argv", sys.argv)
 
 
+@pytest.mark.slow
 def test_a_residual_policy_is_learned_for_a_pytorch_module(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

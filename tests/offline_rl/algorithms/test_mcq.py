@@ -146,7 +146,7 @@ def test_pseudo_target_is_the_minimum_over_critics_of_the_maximum_over_actions()
     assert found.item() == pytest.approx(math.tanh(0.5))
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("share", [1.0, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_unseen_actions_are_valued_like_the_best_action_in_the_data(share):
     """One state, +-0.5 with rewards 1 and 0; the policy acts at -0.96, outside the data."""
     config = {"num_policy_samples": 4, "bellman_share": share, "alpha": 0.5}

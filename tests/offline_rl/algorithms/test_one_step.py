@@ -151,7 +151,10 @@ def line(monkeypatch: pytest.MonkeyPatch) -> str:
     return registered(monkeypatch)
 
 
-@pytest.mark.parametrize("teacher", ["diffusion_policy", "flow_policy", "edm", "dppo"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("flow_policy", "edm", "dppo")]
+
+
+@pytest.mark.parametrize("teacher", ["diffusion_policy", *SLOW])
 def test_each_denoising_policy_can_be_distilled(teacher: str, line: str, tmp_path: Path) -> None:
     """The student ends nearer to its teacher than it started."""
     more = {"algorithm.process": "edm"} if teacher == "edm" else {}

@@ -484,6 +484,7 @@ def test_with_a_gate_the_base_acts_unless_critics_prefer_the_residual_action(gat
     assert torch.equal(explored[0], alone[0])
 
 
+@pytest.mark.slow
 def test_a_gated_policy_acts_from_its_bundle_as_evaluated(
     line: str, data: Dataset, tmp_path: Path
 ) -> None:

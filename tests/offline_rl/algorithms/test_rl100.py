@@ -403,6 +403,7 @@ def test_killed_between_phases_and_resumed_equals_undisturbed(line: str, tmp_pat
     assert {row["phase"] for row in evaluations[1:]} == {*phases} - {"settle", "judge"}
 
 
+@pytest.mark.slow
 def test_trained_from_scratch_its_one_step_head_acts_from_a_bundle(line: str, tmp_path: Path):
     data = write(data_of_a_line(), tmp_path / "line.hdf5")
     keys = TUNE | {f"algorithm.{k}": list(v) if k == "widths" else v for k, v in SMALL.items()}
