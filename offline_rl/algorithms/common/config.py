@@ -19,6 +19,8 @@ from offline_rl.utils.options import Count, NonNegative, Range, frozen, type_met
 # Annotation of fields that define networks or data. Stacked seeds must have the same value.
 BUILT = "one value for all seeds"
 SHARED = ("noise_scale",)  # fields that define the environment; see `Algorithm.composition`
+# Annotation of fields that stacked seeds must share, but that a continued run does not inherit
+SAME = "the same value"
 OFFLINE = "offline alone"  # annotation of fields that online training does not use
 
 Bound = Annotated[float, Range(-inf, inf)]
@@ -120,7 +122,9 @@ def stackable_fields(config: type) -> frozenset[str]:
     return frozenset(
         name
         for name in (f.name for f in fields(config))
-        if kinds[name] is float and name not in shared and BUILT not in type_metadata(hints[name])
+        if kinds[name] is float
+        and name not in shared
+        and not {BUILT, SAME} & {x for x in type_metadata(hints[name]) if isinstance(x, str)}
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from offline_rl.algorithms.common import schedule
 from offline_rl.algorithms.common.base import Metrics, Mode, Network, State, minimize
 from offline_rl.algorithms.common.chunk_cloning import Built, DenoiserShape
-from offline_rl.algorithms.common.config import BUILT, Discount, Fraction, Sizes
+from offline_rl.algorithms.common.config import BUILT, SAME, Discount, Fraction, Sizes
 from offline_rl.algorithms.common.critics import Value
 from offline_rl.algorithms.common.on_policy.denoising import (
     clamp_std,
@@ -53,7 +53,7 @@ class ChainConfig(DenoiserShape):
     sampler: Annotated[Literal["ddpm", "ddim"], BUILT] = "ddpm"  # sampler for process=ddpm
     num_inference_steps: Built = 20  # denoising steps
     tuned: Built = 10  # last denoising steps, which are fine-tuned (K')
-    eta: Fraction = 1.0  # noise of ddim and flow steps in exploration; evaluation has none
+    eta: Annotated[Fraction, SAME] = 1.0  # noise of ddim and flow steps, only in exploration
     sampling_floor: Positive = 0.1  # minimum std of a denoising step in exploration
     density_floor: Positive = 0.1  # minimum std in log densities
     noise_max: Annotated[float, Range(above=0), BUILT] = 3.0  # noise is clipped to +- this

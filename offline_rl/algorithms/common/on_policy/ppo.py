@@ -48,7 +48,11 @@ def reverse_scan(values: Tensor, factors: Tensor) -> Tensor:
 
 
 def clip_range(
-    step: Tensor, steps: int, widest: float | Tensor, narrowest: float | Tensor, rate: float
+    step: Tensor,
+    steps: int,
+    widest: float | Tensor,
+    narrowest: float | Tensor,
+    rate: float | Tensor,
 ) -> Tensor:
     """Return the PPO clip of each denoising step; step 0 is the noisiest.
 
@@ -56,7 +60,8 @@ def clip_range(
     et al., arXiv:2409.00588, appendix C).
     """
     share = step / (steps - 1) if steps > 1 else torch.ones_like(step, dtype=torch.float32)
-    weight = (rate * share).expm1() / math.expm1(rate)
+    whole = rate.expm1() if isinstance(rate, Tensor) else math.expm1(rate)
+    weight = (rate * share).expm1() / whole
     return narrowest + (widest - narrowest) * weight
 
 
