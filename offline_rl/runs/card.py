@@ -17,7 +17,6 @@ from policies import bundle
 
 CARD, EVALUATION, SETTINGS = "README.md", "evaluation.json", "config.json"
 REPOSITORY = "<owner>/<repository>"  # of the card's commands
-LOCAL = ("dataset", "dataset_sha256", "last_checkpoint")  # of result.json; see `facts_of`
 
 
 def write_hub_folder(source: Path, out: Path, license: str | None) -> None:
@@ -51,12 +50,9 @@ def facts_of(source: Path, policy: bundle.Bundle) -> dict[str, Any]:
     """Return the run's result, without paths of this machine, for the card and evaluation.json."""
     result = source.with_name("result.json")
     facts = dict(read_json_object(result) if result.is_file() else policy.provenance)
+    facts.pop("last_checkpoint", None)
     name = facts.get("dataset")
-    kept = {k: v for k, v in facts.items() if k not in LOCAL}
-    return kept | {
-        "dataset": Path(name).name if name else None,
-        "dataset_sha256": facts.get("dataset_sha256"),
-    }
+    return facts | {"dataset": Path(name).name if name else None}
 
 
 def card(policy: bundle.Bundle, facts: Mapping[str, Any], license: str) -> str:

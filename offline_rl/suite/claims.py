@@ -20,9 +20,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
-from offline_rl.utils.files import make_folder, write_json
+from offline_rl.utils.files import lock_now, make_folder, write_json
 
 HEARTBEAT_S = 10.0  # time between two heartbeats
 STALE_S = 120.0  # without a heartbeat for this long, a process on another machine counts as ended
@@ -88,7 +88,7 @@ def _take(folder: Path, cell: str, stale_s: float, stack: contextlib.ExitStack) 
     """Lock and claim the cell; return the claim's file, None if another process has the cell."""
     with contextlib.ExitStack() as opened:
         file = opened.enter_context((folder / f"{cell}.lock").open("a"))
-        locked = _lock(file)
+        locked = lock_now(file)
         if locked is False:
             return None
         os.utime(file.fileno())
@@ -108,19 +108,6 @@ def _take(folder: Path, cell: str, stale_s: float, stack: contextlib.ExitStack) 
             json.dump(describe_process(folder), claimed)
         stack.enter_context(opened.pop_all())
         return path
-
-
-def _lock(file: TextIO) -> bool | None:
-    """Lock the file; return False if another process has, None if the file system has no locks."""
-    import fcntl  # not on every system
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
 
 
 def read_claim(folder: Path, cell: str) -> Claim | None:
@@ -156,7 +143,7 @@ def holder(folder: Path, cell: str) -> str | None:
             return None
         if newest.content.get("machine") == _machine(folder):
             with (folder / f"{cell}.lock").open() as file:
-                if _lock(file):
+                if lock_now(file):
                     return None
     except OSError:
         return None

@@ -19,6 +19,7 @@ from offline_rl.suite.plan import Cell
 from offline_rl.suite.queue import Ended, Request, run_plan
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.modules import import_extra
+from offline_rl.utils.text import format_count
 
 CONNECT_S = 5.0  # time to wait for an answer from the cluster's address
 PASSED = ("PYTHONPATH", "OFFLINE_RL_DATA", "WANDB_MODE", "MUJOCO_GL")  # variables of the command
@@ -46,8 +47,8 @@ class RayLauncher:
             )
         self.places = workers or fitting
         count, total = len(machines), sum(int(m.get("CPU", 0)) for m in machines)
-        self.where = f"{self.places} at a time on a Ray cluster of {count} machines, {total} cores"
-        self.where = self.where.replace(" 1 machines", " 1 machine")
+        cluster = f"{format_count(count, 'machine')}, {total} cores"
+        self.where = f"{self.places} at a time on a Ray cluster of {cluster}"
 
     def _fit(self, resources: dict[str, float]) -> int:
         """Return the number of cells that fit a machine with these resources."""

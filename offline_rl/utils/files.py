@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from glob import escape
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from offline_rl.utils.errors import UserError
 
@@ -187,8 +187,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     If the folder is empty at the end, it and all parent folders that were created are removed.
     """
-    import fcntl  # not on every system
-
     path, created = folder / ".lock", [f for f in (folder, *folder.parents) if not f.exists()]
     while True:
         try:
@@ -200,12 +198,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
             )
             raise UserError(message) from error
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not lock_now(file):
                 raise UserError(
                     f"{folder} is in use by another process. Wait for it, or give another name=…"
-                ) from None
+                )
             if not _is_open_as(path, file.fileno()):  # another process has removed the file
                 continue
             try:
@@ -221,16 +217,30 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 def is_locked(folder: Path) -> bool:
     """Return True if a process on this machine has locked `folder`."""
-    import fcntl
-
     try:
         with (folder / ".lock").open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return not lock_now(file, shared=True)
     except FileNotFoundError:
         return False
     except OSError:
         return True
-    return False
+
+
+def lock_now(file: IO[Any], *, shared: bool = False) -> bool | None:
+    """Lock an open file without waiting, and return True.
+
+    shared: other processes can have a shared lock too. Returns False if another process has the
+    lock, and None if the file system has no locks.
+    """
+    import fcntl  # not on every system
+
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 @contextlib.contextmanager

@@ -109,12 +109,13 @@ class DecisionTransformer(Head):
         and the returned actions of padding are meaningless.
         random: source of random numbers for dropout, in training only.
         """
-        tokens = [
-            self.embed_return(returns[..., None] / self.return_scale),
-            self.embed_observation(observations),
-            self.embed_action(actions),
-        ]
+        tokens = [*self.condition_tokens(returns, observations), self.embed_action(actions)]
         return self.head(self.transform(tokens, timesteps, real, random)[:, :, 1]).tanh()
+
+    def condition_tokens(self, returns: Tensor, observations: Tensor) -> list[Tensor]:
+        """Return the tokens of returns-to-go [...] and observations [..., O], [..., D] each."""
+        scaled = returns[..., None] / self.return_scale
+        return [self.embed_return(scaled), self.embed_observation(observations)]
 
     def transform(
         self,

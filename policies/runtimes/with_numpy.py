@@ -453,18 +453,15 @@ class SequenceActor(NumpyNetwork):
         previous = memory["plan"][np.arange(len(index)), index]
         state, chunk = self._start(observations[:, -1]), list[np.ndarray]()
         for _ in range(steps):
-            x, h = (np.split(part, 3, -1) for part in self._gates(previous, state))
-            reset, update = (0.5 * (1 + np.tanh(0.5 * (x[k] + h[k]))) for k in (0, 1))
+            gates = self._gru_input(previous), self._gru_state(state)  # linear parts
+            x, h = (np.split(part, 3, -1) for part in gates)
+            reset, update = (sigmoid(x[k] + h[k]) for k in (0, 1))
             candidate = np.tanh(x[2] + reset * h[2])
             state = candidate + update * (state - candidate)
             previous = np.tanh(self._mean(state))
             chunk.append(previous)
         plan = np.stack(chunk, 1)
         return plan, {"plan": plan, EXECUTED: memory[EXECUTED]}
-
-    def _gates(self, previous: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the linear parts of the gates, from the previous action and from the state."""
-        return self._gru_input(previous), self._gru_state(state)
 
 
 class AutoregressiveActor(NumpyNetwork):

@@ -435,6 +435,20 @@ def make_chunk_head(kind: Any) -> Any:
     return DiffusionActor(5, 2, network=kind, options=options, **arguments)
 
 
+def players_of(path: Path, runtime: str) -> tuple[Player, Player]:
+    """Return players of the bundle in `runtime` and in torch. onnx: export its graph first."""
+    if runtime == "onnx":
+        from policies.export import export_bundle
+
+        exported, difference = export_bundle(bundle.read(path))
+        assert difference < 1e-5
+        bundle.write(path, exported)
+    ours, reference = (Player(policies.load(path, runtime=each)) for each in (runtime, "torch"))
+    for player in (ours, reference):
+        player.reset(range(10))
+    return ours, reference
+
+
 @pytest.mark.parametrize("runtime", ["numpy", pytest.param("onnx", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["mlp", "gru"])
 def test_a_head_on_encoded_histories_gives_the_actions_of_torch(
@@ -447,15 +461,7 @@ def test_a_head_on_encoded_histories_gives_the_actions_of_torch(
     for parameter in head.parameters():
         parameter.data.mul_(2).add_(0.1)
     path = write(tmp_path / "policy.bundle", head, n_obs_steps=3)
-    if runtime == "onnx":
-        from policies.export import export_bundle
-
-        exported, difference = export_bundle(bundle.read(path))
-        assert difference < 1e-5
-        bundle.write(path, exported)
-    ours, reference = (Player(policies.load(path, runtime=each)) for each in (runtime, "torch"))
-    for player in (ours, reference):
-        player.reset(range(10))
+    ours, reference = players_of(path, runtime)
     steps = []
     for x in OBSERVATIONS.reshape(5, 10, 5) / 4:
         steps.append(reference.step(x))
@@ -614,15 +620,7 @@ def test_heads_on_other_policies_act_as_in_torch(tmp_path: Path, name: str, runt
     torch.manual_seed(0)
     make, sizes = ON_OTHERS[name]
     path = write(tmp_path / "policy.bundle", make(), **sizes)
-    if runtime == "onnx":
-        from policies.export import export_bundle
-
-        exported, difference = export_bundle(bundle.read(path))
-        assert difference < 1e-5
-        bundle.write(path, exported)
-    ours, reference = (Player(policies.load(path, runtime=each)) for each in (runtime, "torch"))
-    for player in (ours, reference):
-        player.reset(range(10))
+    ours, reference = players_of(path, runtime)
     for x in OBSERVATIONS.reshape(5, 10, 5):
         expected = reference.step(x)
         np.testing.assert_allclose(ours.step(x), expected, atol=1e-5)

@@ -105,11 +105,7 @@ class DecisionMamba(DecisionTransformer):
         random: Random | None = None,
     ) -> StepPrediction:
         """Return the predictions for each step. Arguments: see `DecisionTransformer.forward`."""
-        tokens = [
-            self.embed_return(returns[..., None] / self.return_scale),
-            self.embed_observation(observations),
-            self.embed_action(actions),
-        ]
+        tokens = [*self.condition_tokens(returns, observations), self.embed_action(actions)]
         x = self.embed(tokens, timesteps)  # [B, T, 3, D]
         for block in self.blocks:
             x = block(x, real[..., None].to(x.dtype))
@@ -159,10 +155,7 @@ class DecisionMamba(DecisionTransformer):
         if not self.running_state:
             return super().decide(observations, memory, noise)
         returns, timesteps = memory["returns"] - memory[REWARDS], memory["timesteps"] + 1
-        tokens = [
-            self.embed_return(returns[:, None] / self.return_scale),
-            self.embed_observation(observations[:, -1]),
-        ]
+        tokens = self.condition_tokens(returns, observations[:, -1])
         x, memories, normed = self.embed(tokens, timesteps), self.unpack(memory), []
         for i, block in enumerate(self.mamba_blocks):
             x, tokens_in, memories[i] = block.read(x, memories[i])

@@ -100,7 +100,7 @@ def test_of_several_machines_that_find_a_stale_claim_one_gets_the_cell(
             results.append(claimed)
             barrier.wait()
 
-    monkeypatch.setattr(claims, "_lock", lambda file: None)
+    monkeypatch.setattr(claims, "lock_now", lambda file: None)
     monkeypatch.setattr(claims, "read_claim", read_together)
     threads = [threading.Thread(target=take) for _ in range(count)]
     for thread in threads:

@@ -48,13 +48,7 @@ print(f"{{sum(1 for _ in open('submitted')) + 6}};cluster")
 """
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use a new working folder that contains a small data set."""
-    monkeypatch.chdir(tmp_path)
-    save_small(tmp_path / "small.npz")
-    monkeypatch.setattr(queue, "NICENESS", 0)  # tests do not wait for other processes
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture

@@ -41,13 +41,7 @@ CELL = {"algorithm": "td3_bc", "task": "none", "dataset": "small.npz", "num_upda
 QUICK = {"algorithm.hidden": [8], "compile": "never", "tracker": "none", "batch_size": 8}
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use a new working folder that contains a small data set."""
-    monkeypatch.chdir(tmp_path)
-    save_small(tmp_path / "small.npz")
-    monkeypatch.setattr(queue, "NICENESS", 0)  # tests do not wait for other processes
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def suite(*entries: dict[str, Any], **changes: Any) -> Path:
