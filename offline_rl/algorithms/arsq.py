@@ -1,20 +1,22 @@
 """ARSQ: auto-regressive soft Q-learning over coarse-to-fine bins of actions.
 
-An action is a sequence of decisions: for each level of bins, one decision per dimension. Q is V of
-the state plus the soft advantages of all decisions, each of which depends on the earlier ones. The
-policy is the softmax of these advantages, so that V is the soft value of the policy and targets
-need no next action. A further loss keeps the bins of demonstrations ahead of the others.
+Each action dimension is discretized in several levels of bins. The policy selects one bin per level
+and dimension, one after another, and each decision depends on the earlier ones. Q is V plus the sum
+of the decisions' soft advantages. The policy is the softmax of the advantages. V is then the soft
+value of the policy, so TD targets need no next action. An imitation loss raises the advantages of
+demonstrated bins above those of the other bins.
 
 Paper:   Liu et al., ICML 2025, arXiv:2502.00288.
 Differs: from the authors' code for D4RL (a copy: mihir-chauhan/CQN-AS-Franka:ARSQ-main/d4rl). All
-         rows of the data are demonstrations; there, half of each batch. Therefore the imitation
-         loss is a mean over more rows, with the same expectation. There is no demonstration set of
-         episodes of chosen returns. With imitation=margin, the loss there is the sum over all rows,
-         experience included, because a [B] tensor is multiplied by a [B, 1] mask. Ours is a mean
-         over demonstrations; its weights are those there times the batch size. Online, updates
-         follow each step instead of each episode. With conditioning=level, acting and training use
-         the same middles; with `abl_skip` there, they differ. Rewards are raw, as there. For scaled
-         rewards, scale alpha and min_gap too.
+         data rows of a batch count as demonstrations; in the authors' code, only the half that is
+         sampled from the demonstration buffer does. Our imitation loss is therefore a mean over
+         more rows, with the same expectation. Demonstrations cannot be restricted to a percentile
+         range of returns. With imitation=margin, the authors' loss is a sum over all rows,
+         including experience, because a [B] tensor is multiplied by a [B, 1] mask. Our loss is a
+         mean over demonstrations, and its weights are theirs times the batch size. Online, updates
+         follow each step; theirs follow each episode. With conditioning=level, acting and training
+         use the same interval midpoints; theirs differ (`abl_skip`). Rewards are not scaled, as in
+         their code. If you scale rewards, scale alpha and min_gap by the same factor.
 """
 
 from __future__ import annotations
@@ -51,20 +53,20 @@ from policies.networks.mlp import MLP, Activation
 class Config(DiscretizedConfig):
     """Defaults: the authors' code for D4RL, with the temperature of all of its tasks."""
 
-    alpha: Annotated[Positive, BUILT] = 0.01  # temperature; larger: more random exploration
+    alpha: Annotated[Positive, BUILT] = 0.01  # temperature of the policy; larger: more exploration
     imitation: Annotated[Literal["cql", "margin"], BUILT] = (
-        "cql"  # gap of the other bins: cql: of their soft maximum; margin: of each, averaged
+        "cql"  # gap of the other bins. cql: of their log-sum-exp; margin: of each bin, averaged
     )
     imitation_weight: NonNegative = 5.0  # weight of the imitation loss
-    imitation_temperature: Positive = 1.0  # imitation=cql: temperature of the soft maximum
+    imitation_temperature: Positive = 1.0  # imitation=cql: temperature of the log-sum-exp
     min_gap: Number = (
         -1.0
-    )  # no imitation loss where the other bins' advantage minus the data's is less
+    )  # minimum gap: advantage of other bins minus that of the data's bin; no loss below it
     conditioning: Annotated[Conditioning, BUILT] = (
-        "decision"  # decision: on all earlier decisions; level: on earlier levels only, as CQN
+        "decision"  # advantages depend on all earlier decisions; level: on earlier levels, as CQN
     )
-    num_critics: Ensemble = 2  # number of pairs of V and advantages
-    hidden: Sizes = (512, 512, 512)  # units of each hidden layer; at least one
+    num_critics: Ensemble = 2  # number of ensemble members, each with V and advantages
+    hidden: Sizes = (512, 512, 512)  # units of each hidden layer; at least one layer
     activation: Activation = "tanh"  # activation between layers
 
     def __post_init__(self) -> None:
@@ -92,7 +94,7 @@ class ARSQ(Discretized):
         return dict.fromkeys(("policy", "value"), Adam(self.cfg.lr))
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update V and the advantages by one loss, then the target of V."""
+        """Update V and the advantages on a joint loss, then the target network of V."""
         s, cfg = batch.observations, self.cfg
         v2 = state.value_target(batch.next_observations)[..., 0].amin(0)  # [B]
         y = batch.rewards + batch.discount * v2
@@ -111,10 +113,11 @@ class ARSQ(Discretized):
         return update_targets(state), metrics | {"target": y.mean()}
 
     def gaps(self, advantages: Tensor, selected: Tensor, is_selected: Tensor) -> Tensor:
-        """Return by how much other bins exceed the data's, each at least `min_gap`, [E, B].
+        """Return the gaps of other bins over the data's bins, summed over decisions, [E, B].
 
-        It is the sum over decisions. advantages: [E, B, D, K].  selected: [E, B, D], those of the
-        data's bins.  is_selected: [B, D, K].
+        A gap is the advantage of other bins minus that of the data's bin, at least `min_gap`.
+        advantages: [E, B, D, K].  selected: [E, B, D], advantages of the data's bins.
+        is_selected: [B, D, K], mask of the data's bins.
         """
         cfg = self.cfg
         if cfg.imitation == "cql":

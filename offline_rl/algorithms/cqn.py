@@ -1,18 +1,19 @@
 """CQN: coarse-to-fine Q-network, value-based learning over bins of actions.
 
-Each level divides the interval of each action dimension into bins, and the bin of the largest value
-is the interval of the next level. Values are means of categorical distributions of the return. The
-bins of all dimensions are selected at once, independently of one another. Two further losses keep
-the bins of demonstrations ahead of the others: by a margin, and by stochastic dominance.
+Each level divides the interval of every action dimension into bins. The bin with the largest value
+is the interval of the next level. The dimensions are independent of each other. The critic is
+distributional: a value is the mean of a categorical distribution over returns. Two imitation losses
+favor the bins of demonstrations: a margin loss and a stochastic dominance loss.
 
 Paper:   Seo, Uruc, James, CoRL 2024, arXiv:2407.07787.
-Differs: from the baseline of ARSQ for D4RL (mihir-chauhan/CQN-AS-Franka:ARSQ-main/d4rl), whose
-         settings are used. Targets do not bootstrap after a termination; there, they do
-         (as_released=true). All rows of the data are demonstrations; there, half of each batch,
-         with the same expectation. Layers before a layer normalization have biases. Among equal
-         values, the first bin is selected; there, a random one. v_min and v_max follow from the
-         data's rewards; there, they are 0 and 4000. The weight of dominance is the square of
-         `bc_fosd`. Images are not supported, unlike in younggyoseo/CQN.
+Differs: from the CQN baseline in ARSQ's code for D4RL (mihir-chauhan/CQN-AS-Franka:
+         ARSQ-main/d4rl), which provides the settings. Targets do not bootstrap after a termination;
+         the baseline's do (as_released=true). All data rows of a batch count as demonstrations; in
+         the baseline, half of each batch does, with the same expectation. Linear layers before a
+         layer normalization have biases; the baseline's do not. If values are equal, the first bin
+         is selected; the baseline selects a random one. v_min and v_max are computed from the
+         data's rewards; the baseline uses 0 and 4000. `dominance_weight` is the square of the
+         baseline's `bc_fosd`. Images are not supported, unlike in younggyoseo/CQN.
 """
 
 from __future__ import annotations
@@ -48,24 +49,24 @@ from policies.heads.discretized.coarse_to_fine import CoarseToFineActor
 
 @frozen
 class Config(DiscretizedConfig):
-    """Defaults: the baseline of ARSQ's code for D4RL."""
+    """Defaults: the CQN baseline in ARSQ's code for D4RL."""
 
     discount: Annotated[Discount, BUILT] = 0.99  # discount factor gamma
-    atoms: Annotated[int, Range(2), BUILT] = 51  # returns that a distribution is over
+    atoms: Annotated[int, Range(2), BUILT] = 51  # number of atoms of a return distribution
     v_min: Annotated[Number | None, BUILT] = (
-        None  # lowest return; null: lowest reward of the data, or 0, over 1 - discount
+        None  # return of the lowest atom; null: min(lowest reward, 0) / (1 - discount)
     )
     v_max: Annotated[Number | None, BUILT] = (
-        None  # highest return; null: highest reward of the data, or 0, over 1 - discount
+        None  # return of the highest atom; null: max(highest reward, 0) / (1 - discount)
     )
-    critic_weight: NonNegative = 1.0  # weight of the cross-entropy of the critic
-    margin: NonNegative = 1.0  # margin of the value of demonstrated bins over the others
+    critic_weight: NonNegative = 1.0  # weight of the critic loss, a cross-entropy
+    margin: NonNegative = 1.0  # margin between the values of demonstrated bins and others
     margin_weight: NonNegative = 1.0  # weight of the margin loss on demonstrations
     dominance_weight: NonNegative = 1.0  # weight of the stochastic dominance loss on demonstrations
-    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # online: std of exploration noise
-    as_released: bool = False  # bootstrap after terminations, as the baseline of ARSQ's code
+    exploration_noise: Annotated[NonNegative, BUILT] = 0.1  # standard deviation, online
+    as_released: bool = False  # bootstrap after terminations, as the baseline does
     lr: Rate = 1e-4  # learning rate
-    features: Annotated[Count, BUILT] = 64  # size of an encoded observation
+    features: Annotated[Count, BUILT] = 64  # size of the observation features
     hidden: Sizes = (512, 512)  # units of each hidden layer
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ class CQN(Discretized):
     acts = ("policy_target",)
 
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
-        """Set `v_min` and `v_max`, if they are null, to bounds on any return. Raises UserError."""
+        """Set `v_min` and `v_max` to bounds on the return if they are null. Raises UserError."""
         dataset, cfg = super().prepare(dataset)
         plain = replace(cfg, normalize_observations=False)
         rewards = Transform.fit(plain, dataset, (0,)).apply_to_rewards(dataset.rewards)
@@ -97,7 +98,7 @@ class CQN(Discretized):
             return dataset, replace(
                 cfg, **{k: v for k, v in bounds.items() if getattr(cfg, k) is None}
             )
-        except ValueError as error:  # one bound is set, and the other one follows from the data
+        except ValueError as error:  # the bound that is set contradicts the bound from the data
             raise UserError(str(error)) from None
 
     def networks(self) -> dict[str, nn.Module]:
@@ -114,7 +115,7 @@ class CQN(Discretized):
         return {"policy": Adam(self.cfg.lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update the critic by the losses of its returns and of demonstrations, then the target."""
+        """Update the critic on the TD and imitation losses, then its target network."""
         s, s2, cfg = batch.observations, batch.next_observations, self.cfg
         a2 = state.policy.act(s2)
         logits, is_selected = state.policy_target.evaluate(s2, a2)  # [B, L, A, K, M], [B, L, A, K]
@@ -134,7 +135,7 @@ class CQN(Discretized):
 
     @property
     def head(self) -> CoarseToFineActor:
-        """The critic, which also acts."""
+        """The critic network, which is also the policy."""
         head: Any = self.modules["policy"]
         return head
 

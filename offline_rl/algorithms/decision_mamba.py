@@ -1,19 +1,20 @@
 """Decision Mamba: a Decision Transformer with selective scans and self-evolving targets.
 
-A coarse scan reads (return-to-go, observation, action) tokens of past steps, and a fine scan reads
-steps. The sum of both predicts the data's action, and then the next observation and return. Targets
-drift from the data's actions to those of an earlier snapshot of the policy, against noise in the
-data. The policy acts with a running state, whose cost does not depend on the number of past steps.
+Each block has two selective scans (Mamba) in place of attention: a coarse scan over the tokens
+return-to-go, observation and action, and a fine scan over steps. Their sum predicts the action, the
+next observation and the next return-to-go. During training, the action targets move from the data's
+actions toward those of an earlier snapshot of the policy, which reduces the effect of noisy data.
+Acting uses the recurrent state of the scans, so its cost does not grow with the episode.
 
 Paper:   Lv, Deng, Chen, Wang, Nie, NeurIPS 2024, arXiv:2406.05427.
-Differs: from the authors' code (aopolin-lv/DecisionMamba). There, tokens get the fine features of
-         later steps, and all actions but the last of a window are inputs of their own predictions;
-         here, they get those of the previous step. The authors' targets use the policy itself in
-         place of a snapshot, with a weight that is set to 0; with another weight, they would only
-         scale the loss, which does not change the steps of Adam. `as_released` does as the authors.
-         Networks are smaller: the authors have 24 blocks of size 768. Embeddings and the action
-         head are linear, as the authors' for Hopper. Scans skip padding. The authors act with the
-         last 20 steps: running_state=false.
+Differs: from the authors' code (aopolin-lv/DecisionMamba). In it, tokens receive the fine features
+         of later steps, and every action of a context except the last is an input of its own
+         prediction. Here, tokens receive the fine features of the previous step. The authors'
+         targets use the current policy instead of a snapshot, with weight 0; another weight would
+         only scale the loss, which does not change the steps of Adam. `as_released=true` uses the
+         authors' features and targets. Networks are smaller: the authors use 24 blocks of size 768.
+         Embeddings and the action head are linear, as in the authors' settings for Hopper. Scans
+         skip padding. The authors' policy acts on the last 20 steps (running_state=false).
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ HEAD = (  # options of the policy
 
 @frozen
 class Config(dt.Config):
-    """Defaults: the authors' code, except the size. They train for 100,000 updates."""
+    """Defaults: the authors' code, with smaller networks. They train for 100,000 updates."""
 
     num_layers: Count = 3  # blocks, each with two scans
     num_heads: ClassVar[int] = 1  # type: ignore[misc]
     dropout: ClassVar[float] = 0.0  # type: ignore[misc]
     dim_model: Count = 128  # embedding size
-    state_size: Count = 16  # numbers of state in each channel of a scan
-    fine: bool = True  # scan steps as well as tokens
-    running_state: bool = True  # act with the states of the scans; false: with the last steps only
+    state_size: Count = 16  # state size of each channel of a scan
+    fine: bool = True  # add the fine scan over steps to the coarse scan over tokens
+    running_state: bool = True  # act on the recurrent state; false: on the last steps only
     evolution: Share = 0.85  # weight of the snapshot in the targets at the end of training
     max_evolution: Share = 0.5  # largest weight of the snapshot in the targets
     snapshot_every: Count = 2500  # updates between snapshots of the policy
     prediction_weight: Annotated[float, Range(0, 0.5)] = (
-        0.05  # weight of the loss of next observations, and of next returns
+        0.05  # weight of the prediction loss of next observations, and of that of next returns
     )
-    as_released: bool = False  # fine features and targets of the authors' code
+    as_released: bool = False  # use the fine features and targets of the authors' code
     weight_decay: Share = 1e-5  # weight decay of AdamW
     num_warmup_updates: Amount = 2500  # updates over which the learning rate rises
 
@@ -96,7 +97,7 @@ class DM(dt.DT):
         return {"policy": Adam(cfg.lr, schedule=warm_up(cfg.num_warmup_updates), **options)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update the policy by regression on mixed targets, and on the next steps."""
+        """Update the policy by regression on mixed action targets and on the next steps."""
         s, a, valid = batch.observations, batch.actions, batch.valid  # [B, T, O], [B, T, A], [B, T]
         assert batch.timesteps is not None
         assert batch.mc_returns is not None

@@ -1,16 +1,16 @@
-"""Hybrid natural policy gradient (HNPG): an on-policy method that also learns from data.
+"""Hybrid natural policy gradient (HNPG): on-policy training that also uses offline data.
 
 The critic regresses on Monte Carlo returns of the policy's own episodes, and on TD targets of the
-data. The policy takes one natural-gradient step per iteration, with advantages on the states of
-both. With `num_steps`, each step of an episode has a critic and a policy of its own, and critics
-are fitted from the last step to the first.
+data. The policy takes one natural-gradient step per iteration, with advantages at the states
+of both. With num_steps=H, each of the H steps of an episode has a separate critic and policy. The
+critics are fitted from the last step to the first.
 
 Paper:   Zhou et al., ICLR 2024, arXiv:2311.08384, algorithms 1 and 2.
-Differs: The natural-gradient step and the order of fits are those of YifeiZhou02/HNPG:trpo.py.
+Differs: The natural-gradient step and the order of critic fits are from YifeiZhou02/HNPG:trpo.py.
          Here, the step and its advantages are computed in float64, because conjugate gradients
          amplify rounding errors. The critic evaluates actions clipped to [-1, 1], as they are
-         executed. `num_steps=1` is the form for other tasks, which the authors' code does not have:
-         one critic and one policy, with a TD target of the same critic, and returns that bootstrap
+         executed. `num_steps=1`, for other tasks, is not in the authors' code: all steps share one
+         critic and one policy, TD targets use the same critic, and Monte Carlo returns bootstrap
          where a rollout is cut off.
 """
 
@@ -47,18 +47,18 @@ from policies.networks.init import scaled_output_init
 
 @frozen
 class Config(GaussianConfig):
-    """Defaults: the paper's, table 1, with one critic and policy for all steps."""
+    """Defaults: table 1 of the paper, but with one critic and one policy for all steps."""
 
-    batch_size: Count = 1000  # rows of the data per iteration, in equal parts for each step
+    batch_size: Count = 1000  # data rows per iteration, divided equally among the steps
     environments: Annotated[int, Range(1), BUILT] = 10
     decisions: Annotated[int, Range(1), BUILT] = 1000
-    num_steps: Annotated[int, Range(1), BUILT] = 1  # steps with networks of their own; 1: shared
+    num_steps: Annotated[int, Range(1), BUILT] = 1  # steps with separate networks; 1: one for all
     discount: Share = 0.99  # discount factor gamma; 1 in tasks with a fixed number of steps
     trace: Share = 0.97
     hidden: Annotated[tuple[int, ...], Range(1), BUILT] = (16, 16)
     critic_lr: Rate = 3e-4  # learning rate of the critics
     critic_updates: Annotated[int, Range(1), BUILT] = 30  # updates of each step's critic
-    value_samples: Annotated[int, Range(1), BUILT] = 10  # sampled actions for a state value
+    value_samples: Annotated[int, Range(1), BUILT] = 10  # actions sampled to estimate V(s)
     max_kl: Positive = 0.01  # size of the natural-gradient step: KL divergence in nats
     damping: Positive = 0.1  # added to the diagonal of the Fisher matrix
 
@@ -82,7 +82,7 @@ class Config(GaussianConfig):
 
 @frozen
 class Online(schedule.OnPolicy):
-    """Iterations in which half of the states are rows of the data."""
+    """Online training on new rollouts and on rows of the data."""
 
     offline_fraction: Share | Literal["rows"] = "rows"
 
@@ -136,7 +136,7 @@ class HNPG(StepwiseRollouts):
         return self.improve(state, batch) if last else self.fit(state, batch)
 
     def fit(self, state: State, batch: Iteration) -> tuple[State, Metrics]:
-        """Update the critic of one step: first that of the last step."""
+        """Update the critic of one step. The critic of the last step is fitted first."""
         cfg, data, off = self.cfg, batch.rollout, batch.offline
         done = state.done % self.period
         state = reset_optimizer(state, "critic", done % cfg.critic_updates == 0)
@@ -158,7 +158,7 @@ class HNPG(StepwiseRollouts):
         return state, {"critic_loss": value}
 
     def td_target(self, state: State, batch: Iteration) -> Tensor:
-        """Return r + gamma Q(s', a') [H, M] of the data, with the networks of the next step."""
+        """Return r + gamma Q(s', a') [H, M] of data rows, with the networks of the next step."""
         off: Any = batch.offline
         s2 = off.next_observations.roll(1, 0)
         mean, log_std = state.policy.per_step(s2)

@@ -1,8 +1,8 @@
 """Proximal policy optimization (PPO): on-policy actor-critic with a Gaussian policy.
 
 An iteration collects steps of the current policy and computes generalized advantages. Several
-epochs of minibatches then raise or lower the density of each action; the clipped loss ignores
-ratios to the old density outside 1 +- `clip`. Policy and critic share one gradient norm.
+epochs of minibatch updates then minimize the clipped surrogate loss, which gives no incentive to
+move a probability ratio out of 1 +- `clip`. Gradients of policy and critic are clipped jointly.
 
 Paper:   Schulman et al., arXiv:1707.06347. Equation numbers refer to it.
 Differs: The update equals that of vwxyzjn/cleanrl:cleanrl/ppo_continuous_action.py
@@ -34,13 +34,13 @@ class Config(GaussianConfig):
 
     batch_size: Count = 64  # steps per update; must divide `decisions`
     epochs: Annotated[int, Range(1)] = 10  # passes over an iteration's steps
-    clip: Positive = 0.2  # PPO clip of ratios, and of the change of a value (value_clip)
-    value_clip: bool = True  # clip the change of values, too
+    clip: Positive = 0.2  # clip range of the ratio and, with value_clip, of the change of V
+    value_clip: bool = True  # also clip the change of V in an update
     policy_lr: Rate = 3e-4  # learning rate of the policy
     value_lr: Rate = 3e-4  # learning rate of the critic
-    value_weight: NonNegative = 0.5  # weight of the critic loss, for the joint gradient norm
+    value_weight: NonNegative = 0.5  # weight of the critic loss in the joint gradient norm
     entropy_weight: NonNegative = 0.0  # weight of the policy's entropy
-    max_grad_norm: Positive = 0.5  # joint gradient norm of policy and critic
+    max_grad_norm: Positive = 0.5  # maximum of the joint gradient norm of policy and critic
     scale_rewards: bool = True  # divide rewards by the standard deviation of running returns
 
     def __post_init__(self) -> None:

@@ -1,14 +1,16 @@
 """Sequence Reinforcement Learning: SAC whose actor emits a sequence of actions.
 
-A recurrent actor plans `horizon` actions from one observation. The critic values single steps. In
-training, a learned model predicts the observations at which the critic judges the later actions.
-Acting needs neither the model nor the critic, so that the policy can decide less often.
+A recurrent actor emits `horizon` actions from one observation, so the policy can act at a low
+decision frequency. The critic evaluates single steps. In training, a learned dynamics model
+predicts the later observations, at which the critic evaluates the later actions. Acting needs only
+the actor.
 
 Paper:   Patel, Siegelmann, ICLR 2025, arXiv:2410.08979.
 Differs: The model predicts the change of the observation (predict_change=false: the observation
-         itself, as in dee0512/Sequence-Reinforcement-Learning). The released code draws a second
-         batch for model and actor, starts with a fixed temperature, and adds 1e-6 inside the
-         logarithm of the log density. Episodes enter the replay buffer at their end.
+         itself, as in dee0512/Sequence-Reinforcement-Learning). The released code samples a
+         second batch for model and actor, uses a fixed temperature in the first update, and adds
+         1e-6 inside the logarithm of the log density. Here, an episode is added to the replay
+         buffer when it ends.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class SequenceRL(SoftActorCritic):
         return super().optimizers() | {"model": self.adam(self.cfg.model_lr)}
 
     def update(self, state: State, batch: Batch, i: int) -> tuple[State, Metrics]:
-        """Update the critics and the model, then the actor with both, temperature and targets."""
+        """Update critics, model, actor, temperature and target networks, in this order."""
         s, a, s2 = batch.observations, batch.actions, batch.next_observations
         alpha = state.log_alpha().exp().detach()
         next_a, next_log_pi = state.policy.sample(s2, a, state.random, 1)  # [B, 1, A], [B, 1]
@@ -107,9 +109,9 @@ def sequence_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return sum_k E[alpha log pi(a_k) - min_i Q_i(s_k, a_k)] and the mean log density, 0-d.
 
-    s_0 is the observation of the batch, and s_k+1 the prediction of the target model. No gradient
-    passes through the model: later values change earlier actions only through the inputs of the
-    recurrent network.
+    s_0 is the observation of the batch, and s_k+1 is predicted by the target model. No gradient
+    passes through the model. Q of later steps trains earlier actions only through the recurrent
+    inputs of the actor.
     """
     assert batch.previous_actions is not None
     s = batch.observations

@@ -1,13 +1,13 @@
 """Trust region policy optimization (TRPO): one natural-gradient step per iteration.
 
 An iteration collects steps of the current policy, fits a critic to their Monte Carlo returns, and
-changes the policy by a fixed KL divergence along the natural gradient. A line search halves steps
-that do not lower the loss.
+updates the policy along the natural gradient, by a fixed KL divergence. A line search halves the
+step until the loss decreases.
 
 Paper:   Schulman et al., ICML 2015, arXiv:1502.05477. Advantages: arXiv:1506.02438.
-Differs: It is `hnpg` without the data, as in YifeiZhou02/HNPG:trpo.py with HYBRID=False. The critic
-         is Q, and values are its mean over sampled actions; the paper's critic is V. The line
-         search does not check the divergence after the step.
+Differs: The method is `hnpg` without data, as in YifeiZhou02/HNPG:trpo.py with HYBRID=False. The
+         critic is Q, and V is its mean over sampled actions; the paper's critic is V. The line
+         search does not check the KL divergence after the step.
 """
 
 from __future__ import annotations
