@@ -1,12 +1,13 @@
 """The combination lock with continuous actions (Zhou et al., arXiv:2311.08384, section 6).
 
 An episode has H steps and starts in one of two good states. In each good state and step, one of ten
-choices keeps the agent in a good state; every other choice leads to a bad state for the rest of the
-episode. The last correct choice has reward 1. The correct choices are drawn once per task from a
-fixed seed, and the observation is a noisy, rotated code of step and state.
-Differs: from YifeiZhou02/HNPG:lock_continuous.py. Its actions have no bounds; here, the range
-[-1, 1] of actions is mapped to [0, 1], the range of its action space. Its reward of 0.1 in the last
-step is included; the one for earlier falls is computed there, but not returned, and is left out.
+choices leads to a good state. Every other choice leads to the bad state, in which the episode stays
+until it ends. The correct choice in the last step has reward 1. The correct choices are sampled
+once per task from a fixed seed. The observation is a noisy, rotated encoding of step and state.
+Differs: from YifeiZhou02/HNPG:lock_continuous.py. Actions are unbounded there; here, actions in
+[-1, 1] are mapped to [0, 1], the range of its action space. Its reward of 0.1 for a wrong choice in
+the last step is included. Its reward for earlier wrong choices is omitted, because its code
+computes it but does not return it.
 """
 
 from collections.abc import Callable
@@ -18,17 +19,17 @@ import numpy as np
 from envs.vector import VectorEnv
 
 NUM_CHOICES = 10
-TEMPERATURE = 0.1  # of the softmax from an action to the probabilities of the choices
-NOISE = 0.1  # standard deviation of the noise in the code
-ANTI_REWARD = 0.1  # reward, with probability 1/2, of a wrong choice in the last step
+TEMPERATURE = 0.1  # of the softmax that maps an action to probabilities of the choices
+NOISE = 0.1  # standard deviation of the noise in the encoding
+ANTI_REWARD = 0.1  # reward of a wrong choice in the last step, with probability 1/2
 BAD = 2  # the state after a wrong choice
 
 
 class Lock(VectorEnv):
     """Combination locks of `horizon` steps.
 
-    Observation: a Hadamard matrix times the code, which has H + 3 entries with noise, plus 1 at the
-    state and plus 1 at 3 + step. Action: 10 numbers, from which a softmax draws the choice.
+    Observation: a Hadamard matrix times the encoding. The encoding has H + 3 noisy entries; 1 is
+    added to the entry of the state and to entry 3 + step. Action: 10 logits of the choices.
     """
 
     action_dim = NUM_CHOICES
@@ -36,7 +37,7 @@ class Lock(VectorEnv):
     action_low, action_high = np.zeros(NUM_CHOICES), np.ones(NUM_CHOICES)
 
     def __init__(self, num_envs: int, *, max_episode_steps: int, num_threads: int = 1) -> None:
-        """Create the environments. num_threads: not used, because a step is a few array operations.
+        """Create the environments. num_threads: not used, because a step is cheap.
 
         max_episode_steps: the horizon H.
         """

@@ -36,7 +36,7 @@ def exchange() -> Iterator[None]:
     """Raise a SharedError if another rank ends during an exchange in the block."""
     try:
         yield
-    except RuntimeError as error:  # gloo raises no error of its own
+    except RuntimeError as error:  # gloo has no error class of its own
         raise SharedError(
             f"rank {dist.get_rank()} stops, because another rank has ended. Repeat the command to "
             "continue from the newest checkpoint."
@@ -45,7 +45,7 @@ def exchange() -> Iterator[None]:
 
 @torch.library.custom_op("offline_rl::average", mutates_args=())
 def average(x: Tensor) -> Tensor:
-    """Return the mean of `x` over all ranks, as one operation of an update's graph."""
+    """Return the mean of `x` over all ranks. It is one operator in the graph of an update."""
     total = x.clone()
     with exchange():
         dist.all_reduce(total)
@@ -58,20 +58,20 @@ def _(x: Tensor) -> Tensor:
 
 
 class Ranks:
-    """The ranks of a torchrun command, as one of them sees them."""
+    """The ranks of a torchrun command, from the side of one of them."""
 
     def __init__(self, rank: int, world_size: int) -> None:
-        """Store the number of this rank, from 0 on, and the number of ranks."""
+        """Store the index of this rank and the number of ranks."""
         self.rank, self.world_size = rank, world_size
         self.in_session = False
-        self.agreed = False  # all ranks have reached `agree`, without an error
+        self.agreed = False  # True once all ranks have passed `agree` without an error
 
     def random(self, seed: Tensor, update: Tensor) -> SlicedRandom:
         """Return the random numbers of this rank's slice of a batch."""
         return SlicedRandom(seed, update, self.rank, self.world_size)
 
     def average(self, tree: Any) -> Any:
-        """Return the mean over ranks of each tensor in a tree, by one exchange."""
+        """Return the mean over ranks of each tensor in a tree, with one all-reduce."""
         leaves, structure = tree_flatten(tree)
         mean = torch.ops.offline_rl.average(torch.cat([x.detach().reshape(-1) for x in leaves]))
         parts = mean.split([x.numel() for x in leaves])
@@ -90,7 +90,7 @@ class Ranks:
         return lambda: bool(self.largest(flag()))
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the `value` of each rank. They are sent as JSON."""
+        """Return the `value` of each rank. Values are sent as JSON."""
         content = bytearray(json.dumps(to_json_values(value)).encode())
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         with exchange():
@@ -115,7 +115,7 @@ class Ranks:
                 dist.broadcast(x, 0)
 
     def agree(self, facts: Mapping[str, Any], error: str | None = None) -> None:
-        """Raise a SharedError if a rank has an error, or if the facts of the ranks differ."""
+        """Raise a SharedError if a rank has an error or if the `facts` of the ranks differ."""
         reports = self.gather({"facts": facts, "error": error})
         errors = [report["error"] for report in reports]
         for rank, message in enumerate(errors):
@@ -127,9 +127,9 @@ class Ranks:
         self.agreed = True
 
     def check_equal(self, tensors: Mapping[str, Tensor], moment: object) -> None:
-        """Raise a SharedError if the tensors of the ranks differ in a checksum.
+        """Raise a SharedError if the checksum of a tensor differs between ranks.
 
-        moment: when, for the message.
+        moment: time of the check, for the message.
         """
         sums = torch.stack([x.contiguous().view(torch.int32).sum() for x in tensors.values()])
         first, *others = self.gather(sums.tolist())
@@ -137,13 +137,13 @@ class Ranks:
             for name, expected, actual in zip(tensors, first, other, strict=True):
                 if actual != expected:
                     raise SharedError(
-                        f"ranks 0 and {rank} differ in {name} after {moment}: their machines round "
-                        "differently. Use machines of one kind, or compile=never."
+                        f"ranks 0 and {rank} differ in {name} after {moment}, because their "
+                        "machines round differently. Use equal machines, or compile=never."
                     )
 
 
 def first_difference(facts: list[Mapping[str, Any]]) -> str | None:
-    """Describe the first fact in which a rank differs from rank 0; None if there is none."""
+    """Return a description of the first fact that differs from rank 0; None if none does."""
     for rank, other in enumerate(facts):
         for name in [*facts[0], *other]:
             mine, first = other.get(name), facts[0].get(name)
@@ -164,7 +164,7 @@ def join() -> Ranks:
         except (RuntimeError, ValueError) as error:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise UserError(
-                f"rank {os.environ['RANK']} cannot connect to the others through {address} "
+                f"rank {os.environ['RANK']} cannot connect to the other ranks at {address} "
                 f"({error}). Check torchrun's --nnodes and --rdzv-endpoint."
             ) from error
         atexit.register(leave)
@@ -181,8 +181,8 @@ def leave() -> None:
 def session() -> Iterator[Ranks]:
     """Run one command on all ranks. Only rank 0 prints.
 
-    An error before all ranks agree to start is raised by all of them. A session within another one
-    is the same session.
+    An error that occurs before all ranks have passed `agree` is raised on all ranks. A nested
+    session is part of the outer session.
     """
     ranks = join()
     if ranks.in_session:

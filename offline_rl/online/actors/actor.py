@@ -4,9 +4,10 @@ A learner starts its own actors. On another machine, start one with
 
     python -m offline_rl.online.actors address=<host>:<port> token_file=<file> task=<task>
 
-It acts with the learner's exploring policy, which it receives between episodes. Complete episodes
-are kept until the learner has them in a checkpoint. If the connection is lost, an actor on another
-machine connects again for up to `reconnect_s` seconds, and sends them again.
+An actor acts with the learner's exploring policy, which it receives between episodes. It keeps
+complete episodes until the learner has saved them in a checkpoint. If the connection is lost, an
+actor on another machine tries to reconnect for up to `reconnect_s` seconds, and sends the episodes
+again.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from policies.bundle import FORMAT as POLICY_FORMAT
 from policies.networks.defaults import torch_defaults
 
 T = TypeVar("T")
-ALWAYS = 1 << 62  # environment steps of a warm-up that does not end
-MAX_STEP = 1 << 31  # random numbers depend on a step below this number
+ALWAYS = 1 << 62  # number of environment steps of an endless warm-up
+MAX_STEP = 1 << 31  # upper bound of the step that random numbers depend on
 RETRY_S = 0.5  # time between two attempts to connect
 
 
@@ -61,8 +62,8 @@ class ActorCommand(Checked):
     max_episode_steps: Count | None = None  # time limit of env:…, as in the learner's command
     observation_keys: list[str] | None = None  # as in the learner's command
     success_timing: str | None = None  # as in the learner's command
-    reconnect_s: NonNegative = 600.0  # time in which a lost connection is made again
-    slot: int | None = None  # set by a learner that starts the actor
+    reconnect_s: NonNegative = 600.0  # how long to try to reconnect after a lost connection
+    slot: int | None = None  # for internal use: set by the learner that starts the actor
 
 
 class Stopped(Exception):
@@ -70,7 +71,7 @@ class Stopped(Exception):
 
 
 class Link:
-    """An actor's side of the connection. It holds episodes until the learner has saved them."""
+    """An actor's side of the connection. It keeps episodes until the learner has saved them."""
 
     def __init__(self, command: ActorCommand, task: Task) -> None:
         self.command, self.task = command, task
@@ -79,7 +80,7 @@ class Link:
         self._token = read_token(command.token_file)
         self._connection: Connection | None = None
         self._alive_s, self._last_s = 1.0, 0.0
-        self._welcome: Frame | None = None  # newest settings
+        self._welcome: Frame | None = None  # newest settings of the learner
 
     def start(self) -> Frame:
         """Connect, and return the learner's settings. Raises UserError if it refuses the actor."""
@@ -88,7 +89,7 @@ class Link:
         return self._welcome
 
     def _connect(self) -> Connection:
-        """Return a new connection, on which the held episodes are sent again."""
+        """Return a new connection, after sending the kept episodes again."""
         host, port = parse_address(self.command.address)
         connection = Connection(socket.create_connection((host, port), timeout=20))
         try:
@@ -117,7 +118,7 @@ class Link:
         return connection
 
     def request(self) -> Frame:
-        """Return the learner's grant of an episode."""
+        """Return the learner's permission to start an episode (GRANT)."""
 
         def ask(connection: Connection) -> Frame:
             connection.send(Kind.REQUEST)
@@ -128,19 +129,19 @@ class Link:
         return self._retried(ask)
 
     def deliver(self, episode: int, frame: bytes) -> None:
-        """Send an episode, and hold it until the learner has saved it."""
+        """Send an episode, and keep it until the learner has saved it."""
         self.held[episode] = frame
         if self._connection is None:
             return
         try:
             self._connection.send_bytes(frame)
-        except OSError:  # it is sent again after the next connection
+        except OSError:  # it is sent again on the next connection
             self._lose()
 
     def alive(self, note: str = "") -> None:
-        """Tell the learner that the environment makes progress, at most once in `alive_s`.
+        """Report the environment's progress to the learner, at most once per `alive_s`.
 
-        Frames of the learner are read, too. Raises Stopped if the run has ended.
+        Also reads the learner's frames. Raises Stopped if the run has ended.
         """
         now = time.monotonic()
         if self._connection is None:
@@ -155,7 +156,7 @@ class Link:
             self._lose()
 
     def fail(self, error: Exception) -> None:
-        """Tell the learner why the actor ends."""
+        """Report to the learner why the actor ends."""
         if self._connection is not None:
             with suppress(OSError):
                 self._connection.send(Kind.ERROR, {"error": str(error)})
@@ -166,7 +167,7 @@ class Link:
             self._connection.close()
 
     def _note(self, frame: Frame) -> None:
-        """Read a frame that the learner sends at any time."""
+        """Handle a frame that the learner may send at any time."""
         if frame.kind == Kind.STORED:
             for episode in frame.fields["episodes"]:
                 self.held.pop(episode, None)
@@ -176,14 +177,14 @@ class Link:
             raise UserError(frame.fields.get("error", "unknown error"))
 
     def _lose(self) -> None:
-        """Close a lost connection. Raises Stopped if the actor ends with its learner."""
+        """Close a lost connection. Raises Stopped if this actor must end with its learner."""
         self.close()
         self._connection = None
         if not self.command.reconnect_s:
             raise Stopped
 
     def _retried(self, work: Callable[[Connection], T]) -> T:
-        """Return the result of `work`, on a new connection if the present one is lost."""
+        """Return the result of `work`. Reconnects and repeats it if the connection is lost."""
         deadline: float | None = None
         while True:
             try:
@@ -202,7 +203,7 @@ class Link:
 
 
 class ActorEngine:
-    """The part of an `Engine` that a sink needs: seed, device and the exploring policy."""
+    """The parts of an `Engine` that a sink needs: seed, device and the exploring policy."""
 
     def __init__(self, settings: Mapping[str, Any], policy: np.ndarray) -> None:
         """Build the networks of the learner's algorithm, with the parameters in `policy`."""
@@ -226,13 +227,13 @@ class ActorEngine:
         )
 
     def load(self, policy: np.ndarray) -> None:
-        """Replace the parameters by those in `policy`, the bytes of a safetensors file."""
+        """Replace the parameters with those in `policy`, the bytes of a safetensors file."""
         for name, values in load_tensors(policy.tobytes()).items():
             self._params[name][0].copy_(torch.from_numpy(values))
 
 
 class Outbox:
-    """The columns of the learner's replay buffer, in place of a buffer."""
+    """Substitute for a replay buffer that has only the columns of the learner's buffer."""
 
     waits_for_episode_end = False  # the learner computes the columns of complete episodes
 
@@ -241,7 +242,7 @@ class Outbox:
 
 
 class ActorSink(ReplaySink):
-    """Sink that sends complete episodes to the learner. Each episode has one policy."""
+    """Sink that sends complete episodes to the learner. The policy is fixed during an episode."""
 
     engine: Any  # an `ActorEngine`
 
@@ -253,7 +254,7 @@ class ActorSink(ReplaySink):
         self._grant: Mapping[str, Any] = {}
 
     def next_number(self, started: int) -> int:
-        """Ask the learner for an episode, and load its newest policy."""
+        """Return the number of the next episode, and load the learner's newest policy."""
         grant = self.link.request()
         if "policy" in grant.arrays:
             self.engine.load(grant.arrays["policy"])
@@ -326,7 +327,7 @@ def collect(command: ActorCommand) -> None:
 
 
 def end_with_learner() -> None:
-    """Kill this process, and all that it has started, when its standard input closes."""
+    """Kill this process and its child processes when its standard input closes."""
     sys.stdin.buffer.read()
     os.killpg(0, signal.SIGKILL)
 

@@ -1,11 +1,12 @@
 """Frames: the messages between a learner and its actors. Nothing is pickled.
 
-    magic  format  kind  header length  body length  checksum of the rest  checksum of the above
+    start    magic, format, kind, header length, body length, checksum of header and body,
+             checksum of the start up to here
     header   JSON: {"fields": {…}, "arrays": {name: [dtype, shape]}}
     body     the bytes of the arrays, in the order of the header, little-endian
 
-Both checksums are CRC-32. The first one protects the lengths, so that a damaged length is noticed
-before anything of this length is read.
+Both checksums are CRC-32. The checksum of the start protects the lengths: a damaged length is
+detected before that many bytes are read.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ SCHEMA_ERRORS = (
 class Kind(IntEnum):
     """Kinds of frames. L: sent by the learner, A: sent by an actor."""
 
-    CHALLENGE = 1  # L: random number that the proof of the token depends on
+    CHALLENGE = 1  # L: nonce for the proof of the token
     HELLO = 2  # A: task, versions and proof
     WELCOME = 3  # L: algorithm, transform and first policy
-    REQUEST = 4  # A: asks for an episode
-    GRANT = 5  # L: number of an episode and version of the policy, and the policy if it is new
+    REQUEST = 4  # A: requests an episode
+    GRANT = 5  # L: number of an episode, version of the policy, and the policy if it is new
     ALIVE = 6  # A: the environment makes progress
     EPISODE = 7  # A: a complete episode
-    STORED = 8  # L: these episodes are in a checkpoint, so the actor may forget them
+    STORED = 8  # L: these episodes are in a checkpoint; the actor deletes them
     STOP = 9  # L: the run has ended
-    ERROR = 10  # either: why the connection ends
+    ERROR = 10  # L or A: reason for the end of the connection
 
 
 class Frame(NamedTuple):
@@ -111,7 +112,7 @@ def read_frame(read: Callable[[int], bytes], max_body: int = MAX_BODY) -> Frame 
     if CHECK.unpack(start[START.size :])[0] != zlib.crc32(start[: START.size]):
         raise FrameError("its start does not match its checksum")
     if version != FORMAT:
-        raise FrameError(f"its format is {version}, and this version reads format {FORMAT}")
+        raise FrameError(f"its format is {version}, but this version reads format {FORMAT}")
     if number not in {*Kind}:
         raise FrameError(f"its kind {number} is unknown")
     if header_size > MAX_HEADER or body_size > max_body:
@@ -149,7 +150,7 @@ def _decode(header: bytes, body: bytes) -> tuple[dict[str, Any], dict[str, np.nd
             raise TypeError("fields is not an object")
         for name, (dtype, shape) in schema.items():
             if dtype not in DTYPES or not all(type(n) is int and n >= 0 for n in shape):
-                raise ValueError(f"array {name} is {dtype} {shape}")
+                raise ValueError(f"array {name} has an invalid dtype or shape ({dtype}, {shape})")
             kind, count = np.dtype(dtype).newbyteorder("<"), prod(shape)
             values = np.frombuffer(body, kind, count, position).reshape(shape)
             arrays[name] = values.astype(dtype)
@@ -162,7 +163,7 @@ def _decode(header: bytes, body: bytes) -> tuple[dict[str, Any], dict[str, np.nd
         ArithmeticError,
         RecursionError,
     ) as error:
-        raise FrameError(f"its schema is wrong ({error})") from None
+        raise FrameError(f"its schema is invalid ({error})") from None
     if position != len(body):
-        raise FrameError(f"its arrays have {position:,} bytes, and its body has {len(body):,}")
+        raise FrameError(f"its arrays need {position:,} bytes, but its body has {len(body):,}")
     return fields, arrays

@@ -1,14 +1,14 @@
-"""The learner's side of `actors=`: it accepts the episodes of actor processes.
+"""The learner's side of `actors=`: receives the episodes of actor processes.
 
 An episode is in one of three states:
 
-    received  complete, in memory; the updates have not reached it
+    received  complete, in memory, not yet in the replay buffer
     stored    in the replay buffer
-    saved     in a checkpoint, with its identity. Only then the actor is told, and forgets it
+    saved     in a checkpoint, with its identity; the actor then deletes its copy
 
-An actor keeps its episodes until they are saved. After a lost connection, it sends them again. An
-episode whose identity is known is not stored again. So an episode that an actor may forget is never
-lost, and no episode counts twice, whichever process is killed.
+An actor keeps its episodes until they are saved, and sends them again after a lost connection. The
+learner ignores an episode whose identity it knows. No episode is therefore lost once its actor has
+deleted it, and none counts twice, whichever process is killed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from offline_rl.version import __version__
 from policies import channels
 from policies.bundle import FORMAT as POLICY_FORMAT
 
-START_S = 180.0  # time limit until a new actor process has connected
-GOODBYE_S = 2.0  # time limit in which actors elsewhere end with the run
+START_S = 180.0  # time limit for the connection of a new actor process
+GOODBYE_S = 2.0  # time that actors on other machines have to end with the run
 CHECK_S = 0.1  # time between two checks of the actors
-IDS = "buffer/actors/"  # names of the episodes' arrays in a checkpoint
-NUMBERS = 1 << 20  # an identity is (random number of the learner process) * NUMBERS + number
+IDS = "buffer/actors/"  # prefix of the names of the episodes' arrays in a checkpoint
+NUMBERS = 1 << 20  # identity = random number of the learner process * NUMBERS + number
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,15 @@ class ActorOptions:
 
     count: int  # processes that this learner starts
     address: str = "127.0.0.1:0"  # where actors connect; port 0: a free one
-    token_file: str | None = None  # file with the token that actors must know
-    env_timeout_s: float = 60.0  # an environment without progress for longer is restarted
+    token_file: str | None = None  # file with the secret token of learner and actors
+    env_timeout_s: float = 60.0  # an environment that makes no progress for this time is restarted
 
 
 class Episode(NamedTuple):
     """A complete episode, as received."""
 
     id: int
-    version: int  # updates of the policy that collected it
+    version: int  # number of updates of the policy that collected it
     fields: Mapping[str, Any]
     rows: dict[str, np.ndarray]  # columns of the replay buffer, [T, …], flat
 
@@ -80,9 +80,9 @@ class Peer:
 
     connection: Connection
     name: str  # for messages
-    slot: int | None  # its process; None if this learner has not started it
-    version: int  # policy that it has
-    busy_since: float | None = None  # last frame in an episode; None while it waits for one
+    slot: int | None  # index of its process; None if this learner did not start it
+    version: int  # version of its policy
+    busy_since: float | None = None  # time of the last frame; None between episodes
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Slot:
     process: Any = None  # subprocess.Popen, or an object with pid, poll and kill
     started_s: float = 0.0
     state: Literal["starting", "ready", "lost"] = "starting"
-    failures: int = 0  # since its last complete episode
+    failures: int = 0  # number of failures since its last complete episode
     reason: str = ""  # reason of the last failure, if the actor reported one
 
 
@@ -103,7 +103,7 @@ class Ledger:
     versions: dict[int, int] = field(default_factory=dict)  # stored: id -> policy version
     received: set[int] = field(default_factory=set)
     saved: set[int] = field(default_factory=set)
-    owners: dict[int, Peer] = field(default_factory=dict)  # not saved: id -> newest sender
+    owners: dict[int, Peer] = field(default_factory=dict)  # not saved: id -> last sender
 
     def knows(self, episode: int) -> bool:
         """Return True if the episode has arrived before."""
@@ -113,9 +113,9 @@ class Ledger:
 class RemoteCollector(Collector):
     """A collector whose environments run in actor processes. It trains one seed.
 
-    Work asks for one environment step at a time, as from a `Collector`. An episode is stored as a
-    whole, and then counted step by step, so that updates and evaluations follow the same schedule.
-    The last episode is cut at the number of steps of the run.
+    The trainer requests one environment step at a time, as from a `Collector`. A complete episode
+    is stored and then counted step by step, so the schedule of updates and evaluations is the same.
+    The last episode is cut at the number of environment steps of the run.
     """
 
     sink: ReplaySink
@@ -135,15 +135,15 @@ class RemoteCollector(Collector):
         """Listen for actors. The processes start with the first environment step.
 
         method: name and hyper-parameters of the algorithm. longest: time limit of an episode in
-        steps. start: starts an actor with these options; by default a process. Raises UserError if
-        the address is not available, or the token cannot be used.
+        steps. start: function that starts an actor with given options; default: a process. Raises
+        UserError if the address is not available or the token cannot be used.
         """
         engine = sink.engine
         if len(engine.seeds) != 1:
             raise ValueError(f"actors collect for one seed, not for {len(engine.seeds)}.")
         sink.check(longest)
         self.engine, self.sink, self.say, self.options = engine, sink, say, options
-        self.steps, self._credit = 0, 0  # counted steps; stored steps that are not counted yet
+        self.steps, self._credit = 0, 0  # counted steps; steps that are stored but not counted yet
         self.should_stop = lambda: False
         self.broken = set[int]()
         self.finished, self.success, self.costs = [[]], [[]], [[]]
@@ -174,7 +174,7 @@ class RemoteCollector(Collector):
         return 1
 
     def begin(self) -> None:
-        """Publish the policy at the start of an episode's steps; start the actors once."""
+        """Publish the policy before the steps of an episode; start the actors at the first call."""
         if not self._credit or self._policy is None:
             self._publish()
         if not self._started:
@@ -182,9 +182,9 @@ class RemoteCollector(Collector):
             self._threads[1].start()
 
     def end(self, *, adds: bool = True) -> None:
-        """Count a stored environment step. Store the next episode if all are counted.
+        """Count a stored environment step. If all are counted, store the next episode first.
 
-        Counts nothing if a stop is requested while it waits. Raises RepeatedFailure.
+        Counts nothing if a stop is requested during the wait. Raises RepeatedFailure.
         """
         if not self._credit:
             episode = self._next_episode()
@@ -199,7 +199,7 @@ class RemoteCollector(Collector):
         return self.steps >= batch_size and min(self.buffer.sizes) > 0
 
     def metrics(self) -> dict[str, float]:
-        """Return the age of policies and the rate of steps since the last call."""
+        """Return the mean policy age and the environment steps per second since the last call."""
         values = dict[str, float]()
         if self._ages:
             values["data/policy_age"] = float(np.mean(self._ages))
@@ -237,11 +237,14 @@ class RemoteCollector(Collector):
     def restore(
         self, states: Sequence[Mapping[str, Any]], tensors: Sequence[Mapping[str, Tensor]]
     ) -> None:
-        """Restore counts, replay buffer and identities. Raises UserError without actors' counts."""
+        """Restore counts, replay buffer and identities.
+
+        Raises UserError if the run was started without actors.
+        """
         state, stored = states[0], strip_prefix(IDS, tensors[0])
         if "credit" not in state:
             raise UserError(
-                "the run was started with actors=0, and its running episode cannot continue in "
+                "the run was started with actors=0, and its current episode cannot continue in "
                 "another process. Continue with actors=0, or give the new run another name=…"
             )
         self.steps, self._credit, self._run = state["steps"], state["credit"], state["run"]
@@ -252,7 +255,10 @@ class RemoteCollector(Collector):
         self.sink.load(0, {k: v for k, v in tensors[0].items() if not k.startswith(IDS)})
 
     def close(self) -> None:
-        """Stop the actors, and close the address. If the run is incomplete, others wait for it."""
+        """Stop the actors and close the socket.
+
+        Actors on other machines end if the run is complete; otherwise they wait for the learner.
+        """
         is_complete = self.steps >= self.buffer.capacity
         with self._state:
             self._closed = True
@@ -270,7 +276,7 @@ class RemoteCollector(Collector):
                 slot.process.wait()
 
     def _disconnect(self, grace_s: float) -> None:
-        """Give actors elsewhere time to read that they end, then close all connections."""
+        """Wait until actors on other machines have read the stop message, then disconnect all."""
         deadline = time.monotonic() + grace_s
         with self._state:
             while any(peer.slot is None for peer in self._peers) and time.monotonic() < deadline:
@@ -278,10 +284,10 @@ class RemoteCollector(Collector):
             for peer in self._peers:
                 peer.connection.close()
 
-    # the training thread
+    # called by the training thread
 
     def _publish(self) -> None:
-        """Make the current parameters the policy of the episodes that start from now on."""
+        """Set the current parameters as the policy of all episodes that start later."""
         version = self.engine.updates
         if self._policy is not None and self._policy[0] == version:
             return
@@ -311,7 +317,7 @@ class RemoteCollector(Collector):
         """Append an episode to the replay buffer."""
         buffer, rows, fields = self.buffer, dict(episode.rows), episode.fields
         length, room = len(rows["rewards"]), buffer.capacity - self.steps
-        if length > room:  # the run ends within it, so its return does not count
+        if length > room:  # the run ends within this episode, so its return is not recorded
             rows = {name: values[:room] for name, values in rows.items()}
             rows["truncated"][-1] = not rows["terminated"][-1]
         else:
@@ -326,7 +332,7 @@ class RemoteCollector(Collector):
         self._credit = count
         self._ages.append(self.engine.updates - episode.version)
 
-    # the threads of the connections
+    # threads of the connections
 
     def _listen(self) -> None:
         """Accept connections, each in a thread of its own."""
@@ -344,9 +350,9 @@ class RemoteCollector(Collector):
             peer = self._welcome(connection)
             while True:
                 frame = connection.receive()
-                if not self._closed:  # else it is about to end
+                if not self._closed:  # else the learner is about to end
                     self._answer(peer, frame)
-        except UserError as error:  # of the actor, or about its frames
+        except UserError as error:  # raised by the actor, or about its frames
             is_frame = isinstance(error, FrameError)
             text = f"a frame was refused, because {error}" if is_frame else str(error)
             self._report(peer, text)
@@ -364,7 +370,7 @@ class RemoteCollector(Collector):
                         self._slots[peer.slot].state = "lost"
 
     def _welcome(self, connection: Connection) -> Peer:
-        """Check a new actor and send it the settings. Raises UserError if it does not fit."""
+        """Check a new actor and send it the settings. Raises UserError if it is refused."""
         nonce = secrets.token_hex(16)
         connection.send(Kind.CHALLENGE, {"nonce": nonce, "needs_token": bool(self._token)})
         hello = connection.expect(Kind.HELLO).fields
@@ -386,33 +392,33 @@ class RemoteCollector(Collector):
         return peer
 
     def _problem(self, hello: Mapping[str, Any], nonce: str) -> str | None:
-        """Return why an actor cannot take part; None if it can."""
+        """Return the reason to refuse an actor; None if it is accepted."""
         if self._token and not secrets.compare_digest(
             str(hello.get("proof")), proof_of(self._token, nonce)
         ):
-            return "its token is not that of the learner. Give both the same token_file=."
+            return "its token differs from the learner's. Use the same token_file= for both."
         if hello.get("version") != __version__:
             return (
-                f"it runs offline_rl {hello.get('version')}, the learner {__version__}. Install "
-                "the same version."
+                f"it runs offline_rl {hello.get('version')}, but the learner runs {__version__}. "
+                "Install the same version."
             )
         if hello.get("policy_format") != POLICY_FORMAT:
             return (
-                f"it reads policies of format {hello.get('policy_format')}, the learner writes "
+                f"it reads policies of format {hello.get('policy_format')}, but the learner writes "
                 f"format {POLICY_FORMAT}. Install the same version."
             )
         expected = task_fields(self._task)
         if hello.get("task") != expected:
             return (
-                f"it runs the task {describe(hello.get('task'))}, the learner "
+                f"it runs the task {describe(hello.get('task'))}, but the learner trains on "
                 f"{describe(expected)}. Start it with the learner's task."
             )
         if hello.get("run") not in (None, self._run):
-            return "it holds episodes of another run. Start it again."
+            return "it holds episodes of another run. Restart it."
         return None
 
     def _settings(self) -> dict[str, Any]:
-        """Return what an actor needs to act as the learner's exploring policy."""
+        """Return the settings from which an actor builds the learner's exploring policy."""
         name, hyper = self._method
         algorithm, online = self.engine.algorithm, self.sink.online
         values = {
@@ -430,7 +436,7 @@ class RemoteCollector(Collector):
         return converted
 
     def _answer(self, peer: Peer, frame: Frame) -> None:
-        """Do what a frame asks for. Raises FrameError if the frame is wrong."""
+        """Handle a frame of an actor. Raises FrameError if the frame is invalid."""
         if frame.kind == Kind.REQUEST:
             self._grant(peer)
         elif frame.kind == Kind.EPISODE:
@@ -443,7 +449,7 @@ class RemoteCollector(Collector):
             self._report(peer, str(frame.fields.get("error")))
             raise ConnectionError
         else:
-            raise FrameError(f"an actor does not send {frame.kind.name}")
+            raise FrameError(f"actors do not send frames of kind {frame.kind.name}")
 
     def _touch(self, peer: Peer) -> None:
         with self._state:
@@ -451,7 +457,7 @@ class RemoteCollector(Collector):
                 peer.busy_since = time.monotonic()
 
     def _grant(self, peer: Peer) -> None:
-        """Let an actor start an episode, once the learner has not too many to catch up with."""
+        """Let an actor start an episode. Waits while the queue has more episodes than actors."""
         with self._state:
             peer.busy_since = None
             if peer.slot is not None:
@@ -476,7 +482,7 @@ class RemoteCollector(Collector):
         peer.connection.send(Kind.GRANT, fields, **arrays)
 
     def _accept(self, peer: Peer, episode: Episode) -> None:
-        """Queue an episode, unless it has arrived before."""
+        """Queue an episode, unless it is known already."""
         self._touch(peer)
         with self._state:
             if peer.slot is not None:
@@ -530,22 +536,22 @@ class RemoteCollector(Collector):
         return schema | {name: ("float32", tuple(columns[name])) for name in reported(columns)}
 
     def _tell(self, peer: Peer, kind: Kind, fields: Mapping[str, Any] | None = None) -> None:
-        """Send a short frame; an actor that has ended does not need it."""
+        """Send a short frame. Errors are ignored, because the actor has then ended."""
         with suppress(OSError):
             peer.connection.send(kind, fields)
 
     def _report(self, peer: Peer | None, text: str) -> None:
-        """Print why a connection ends. For an actor of this learner, its restart prints it."""
+        """Print why a connection ends. If this learner restarts the actor, `_restart` prints it."""
         if peer is None or peer.slot is None:
             self.say(f"an actor was refused: {text}" if peer is None else f"{peer.name}: {text}")
             return
         with self._state:
             self._slots[peer.slot].reason = text
 
-    # the thread that watches the processes
+    # thread that monitors the processes
 
     def _watch(self) -> None:
-        """Start the actors. Restart those that ended, and those whose environment hangs."""
+        """Start the actors. Restart an actor if its process has ended or its environment hangs."""
         while not self._closed:
             try:
                 for k, slot in enumerate(self._slots):
@@ -559,11 +565,11 @@ class RemoteCollector(Collector):
             time.sleep(CHECK_S)
 
     def _problem_of(self, k: int, slot: Slot) -> str | None:
-        """Return why an actor must be started; "" for the first start, None if it runs."""
+        """Return the reason to start an actor: "" for the first start; None if it runs."""
         if slot.process is None:
             return "" if self._failure is None else None
         if (code := slot.process.poll()) is not None:
-            return slot.reason or f"its process ended with the exit code {code}"
+            return slot.reason or f"its process ended with exit code {code}"
         with self._state:
             waits = slot.state == "starting" and time.monotonic() - slot.started_s > START_S
             hangs = any(self._is_silent(peer) for peer in self._peers if peer.slot == k)
@@ -578,7 +584,7 @@ class RemoteCollector(Collector):
         return since is not None and time.monotonic() - since > self.options.env_timeout_s
 
     def _restart(self, k: int, slot: Slot, problem: str) -> None:
-        """Kill an actor that has a problem, and start a new one unless it failed too often."""
+        """Kill an actor that has a problem. Start a new one unless it has failed too often."""
         if slot.process is not None:
             slot.process.kill()
             slot.process.wait()
@@ -597,7 +603,7 @@ class RemoteCollector(Collector):
                     )
                     self._state.notify_all()
                     return
-            self.say(f"actor {k}: {problem}; its episode is dropped and it is started again")
+            self.say(f"actor {k}: {problem}; dropped its episode and restarted it")
         host, _ = parse_address(self.options.address)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         options: dict[str, Any] = {
@@ -608,18 +614,18 @@ class RemoteCollector(Collector):
         slot.process, slot.started_s = self._start_actor(options), time.monotonic()
 
     def _drop_silent_peers(self) -> None:
-        """Close the connections to actors elsewhere whose environment hangs."""
+        """Close the connections to actors on other machines whose environment hangs."""
         with self._state:
             silent = [p for p in self._peers if p.slot is None and self._is_silent(p)]
         for peer in silent:
             self.say(
-                f"{peer.name}: no progress for {self.options.env_timeout_s:g} s; it is dropped"
+                f"{peer.name}: no progress for {self.options.env_timeout_s:g} s; disconnected it"
             )
             peer.connection.close()
 
 
 def task_options(task: Task) -> dict[str, Any]:
-    """Return the options that define the task together with its name."""
+    """Return the options that define a task, without its name."""
     return {
         "max_episode_steps": task.max_episode_steps,
         "observation_keys": list(task.observation_keys),
@@ -628,7 +634,7 @@ def task_options(task: Task) -> dict[str, Any]:
 
 
 def task_fields(task: Task) -> dict[str, Any]:
-    """Return name and options of a task, which an actor and its learner must have in common."""
+    """Return name and options of a task, which must be equal in actor and learner."""
     return {"name": task.name, **task_options(task)}
 
 

@@ -16,7 +16,7 @@ class Process:
     """An actor process in a process group of its own, with all processes that it starts."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """Start it. It ends when its standard input closes, which this process holds open."""
+        """Start the process. It ends when its standard input, a pipe, closes."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "offline_rl.online.actors", "--child"]
         self._process = subprocess.Popen(
@@ -36,12 +36,12 @@ class Process:
         return self._process.poll()
 
     def kill(self) -> None:
-        """Kill it and the processes that it has started."""
+        """Kill the process and its child processes."""
         with suppress(ProcessLookupError, PermissionError):  # it has ended
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the process."""
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()

@@ -19,8 +19,8 @@ from offline_rl.online.actors.frames import MAX_BODY, Frame, FrameError, Kind, e
 from offline_rl.utils.errors import UserError
 
 HANDSHAKE_S = 20.0  # time limit of the first frames of a connection
-HANDSHAKE_BYTES = 1 << 16  # maximum body of a frame before the token is proved
-MIN_TOKEN = 16  # characters
+HANDSHAKE_BYTES = 1 << 16  # maximum body of a frame before the token is verified
+MIN_TOKEN = 16  # minimum number of characters of a token
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -37,7 +37,7 @@ def is_loopback(host: str) -> bool:
     """Return True if only processes of this machine can connect to `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # a host name
         return host == "localhost"
 
 
@@ -61,12 +61,12 @@ def read_token(file: str | None) -> bytes:
 
 
 def proof_of(token: bytes, nonce: str) -> str:
-    """Return the proof that an actor knows the token, for the learner's random number `nonce`."""
+    """Return the proof that an actor knows the token, for the learner's `nonce`."""
     return hmac.new(token, nonce.encode(), hashlib.sha256).hexdigest()
 
 
 def listen(address: str) -> socket.socket:
-    """Return a listening socket. Raises UserError, for example if another learner has it."""
+    """Return a listening socket. Raises UserError, for example if the address is in use."""
     host, port = parse_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
@@ -95,7 +95,7 @@ class Connection:
         self._max_body = HANDSHAKE_BYTES
 
     def open(self) -> None:
-        """End the handshake: frames may be large, and take any time."""
+        """End the handshake: remove the limits on the size and time of frames."""
         self._socket.settimeout(None)
         self._max_body = MAX_BODY
 
@@ -127,7 +127,7 @@ class Connection:
         if frame.kind == Kind.ERROR:
             raise UserError(frame.fields.get("error", "unknown error"))
         if frame.kind != kind:
-            raise FrameError(f"its kind is {frame.kind.name}, and {kind.name} was expected")
+            raise FrameError(f"its kind is {frame.kind.name}, but {kind.name} was expected")
         return frame
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A head that selects the bins of an action one after the other, by soft advantages (ARSQ)."""
+"""A head that selects the bins of an action one after another, by soft advantages (ARSQ)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ Conditioning = Literal["decision", "level"]
 class AutoregressiveActor(Actor):
     """An auto-regressive policy over the bins of an action, from an ensemble of soft advantages.
 
-    An action has D = L * A decisions: one for each level and dimension. The soft advantages of
-    the K bins of a decision depend on the observation and on the earlier decisions, in the form of
-    the middles of the current intervals of all dimensions. The sum of exp(advantage / alpha) over
-    the bins is 1. A decision maximizes the minimum over the ensemble.
+    An action takes D = L * A decisions: one per level and dimension. The networks output the soft
+    advantages of the K bins of a decision. Their inputs are the observation and the midpoints of
+    the current intervals of all dimensions, which the earlier decisions determine. The sum of
+    exp(advantage / alpha) over the bins is 1. Acting selects the bin with the largest minimum
+    advantage over the ensemble.
 
     Liu et al., ICML 2025, arXiv:2502.00288.
     """
@@ -45,7 +46,8 @@ class AutoregressiveActor(Actor):
 
         levels, bins: see `policies.heads.discretized.bins`.
         alpha: temperature of the policy exp(advantage / alpha).
-        conditioning: decision: a decision depends on all earlier ones; level: on earlier levels.
+        conditioning: decision: a decision depends on all earlier decisions; level: only on those of
+            earlier levels.
         """
         super().__init__()
         self.arguments = {
@@ -72,7 +74,7 @@ class AutoregressiveActor(Actor):
     def forward(self, observations: Tensor, middles: Tensor, first: int = 0) -> Tensor:
         """Return the soft advantages of N decisions from `first` on, [E, B, N, K].
 
-        observations: [B, O].  middles: [B, N, A], middles of the intervals before each decision.
+        observations: [B, O].  middles: [B, N, A], midpoints of the intervals before each decision.
         """
         count = middles.shape[1]
         s = observations[:, None].expand(-1, count, -1)
@@ -88,7 +90,7 @@ class AutoregressiveActor(Actor):
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the soft advantages [E, B, D, K] and the mask of selected bins [B, D, K].
 
-        observations: [B, O].  actions: [B, A], whose bins are the decisions.
+        observations: [B, O].  actions: [B, A]; their bins are the decisions.
         """
         indices, middles = discretize(actions, self.levels, self.bins)
         before = middles[:, :-1, None]  # [B, L, 1, A]
@@ -100,7 +102,7 @@ class AutoregressiveActor(Actor):
         return self(observations, before), one_hot(indices.flatten(1), self.bins)
 
     def decide_bins(self, observations: Tensor, select: Callable[[Tensor, int], Tensor]) -> Tensor:
-        """Return the actions [B, A] of a walk through all decisions.
+        """Return the actions [B, A] after all decisions have been made in order.
 
         observations: [B, O].  select: function from minimum advantages [B, K] and the number of the
         decision to the selected bins [B].

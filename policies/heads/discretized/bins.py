@@ -1,8 +1,8 @@
 """Coarse-to-fine bins of actions in [-1, 1].
 
-Each of L levels divides the current interval of each action into K bins and selects one of them. It
-is the interval of the next level. The decoded action is the middle of the last interval, so that
-the resolution is 2 / K^L.
+Each of L levels divides the current interval of an action dimension into K bins and selects one of
+them. The selected bin is the interval of the next level. The decoded action is the midpoint of the
+last interval, so the resolution is 2 / K^L.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def zoom_in(low: Tensor, high: Tensor, index: Tensor, bins: int) -> tuple[Tensor
 
 
 def discretize(actions: Tensor, levels: int, bins: int) -> tuple[Tensor, Tensor]:
-    """Return the bins of actions [..., A], and the middles of the intervals on the way.
+    """Return the bins of actions [..., A], and the midpoints of the intervals before each level.
 
-    The bins are int64, [..., L, A]. The middles are [..., L + 1, A]: entry l is before level l, and
-    the last entry is the decoded action.
+    The bins are int64, [..., L, A]. The midpoints are [..., L + 1, A]: entry l is from before level
+    l, and the last entry is the decoded action.
     """
     low, high = torch.full_like(actions, -1), torch.ones_like(actions)
     indices, middles = list[Tensor](), [(low + high) / 2]
@@ -44,6 +44,6 @@ def one_hot(index: Tensor, bins: int) -> Tensor:
 
 
 def top_gap(values: Tensor) -> Tensor:
-    """Return by how much the largest of values [..., K] exceeds all others, [...]."""
+    """Return the largest of values [..., K] minus the second largest, [...]."""
     best, second = values.topk(2).values.unbind(-1)
     return best - second

@@ -1,4 +1,4 @@
-"""A head that selects the bins of all action dimensions at once, level by level (CQN)."""
+"""A head that selects the bins of all action dimensions together, level by level (CQN)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Stream(nn.Module):
     def __init__(
         self, observations: int, features: int, position: int, hidden: Sequence[int], outputs: int
     ) -> None:
-        """Create the networks. position: size of the description of a decision."""
+        """Create the networks. position: size of the inputs that describe the level."""
         super().__init__()
         init = orthogonal_init(1.0)
         self.encoder = MLP(observations, features, (), inner=True, init=init)
@@ -43,8 +43,8 @@ class CoarseToFineActor(Actor):
     """Greedy coarse-to-fine selection of bins by a distributional dueling critic.
 
     Each level selects one of K bins for each dimension, independently of the other dimensions. The
-    critic observes the middles of the current intervals and the level. The value of a bin is the
-    mean of a categorical distribution over `atoms` returns from v_min to v_max.
+    critic's inputs include the midpoints of the current intervals and the level. The value of a bin
+    is the mean of a categorical distribution over `atoms` returns from v_min to v_max.
 
     Seo, Uruc, James, CoRL 2024, arXiv:2407.07787.
     """
@@ -80,13 +80,13 @@ class CoarseToFineActor(Actor):
         self.advantage = Stream(*sizes, actions * bins * atoms)
 
     def support(self, like: Tensor) -> Tensor:
-        """Return the returns that the distributions are over, [M], on the device of `like`."""
+        """Return the atoms of the distributions, [M], on the device of `like`."""
         return torch.linspace(self.v_min, self.v_max, self.atoms, device=like.device)
 
     def forward(self, observations: Tensor, middles: Tensor, first: int = 0) -> Tensor:
         """Return the logits of the distributions of N levels from `first` on, [B, N, A, K, M].
 
-        observations: [B, O].  middles: [B, N, A], middles of the intervals before each level.
+        observations: [B, O].  middles: [B, N, A], midpoints of the intervals before each level.
         """
         count = middles.shape[1]
         level = torch.eye(self.levels, device=middles.device)[first : first + count]
@@ -103,13 +103,13 @@ class CoarseToFineActor(Actor):
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits [B, L, A, K, M] and the mask of selected bins [B, L, A, K].
 
-        observations: [B, O].  actions: [B, A], whose bins are selected.
+        observations: [B, O].  actions: [B, A]; their bins are the selected ones.
         """
         indices, middles = discretize(actions, self.levels, self.bins)
         return self(observations, middles[:, :-1]), one_hot(indices, self.bins)
 
     def select(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the greedy actions [B, A] and the values of all bins on the way, [B, L, A, K]."""
+        """Return the greedy actions [B, A] and the values of all bins per level, [B, L, A, K]."""
         low = observations.new_full((observations.shape[0], self.actions), -1.0)
         high, values = -low, list[Tensor]()
         for level in range(self.levels):
@@ -124,7 +124,7 @@ class CoarseToFineActor(Actor):
         return actions.reshape(*observations.shape[:-1], -1)
 
     def explore_action(self, observations: Tensor, random: Random) -> Tensor:
-        """Return the actions plus Gaussian noise, rounded to the middles of bins."""
+        """Return the actions plus Gaussian noise, rounded to the midpoints of bins."""
         actions = self.act(observations)
         actions = actions + self.noise * random.normal(actions.shape)
         return discretize(actions.clamp(-1, 1), self.levels, self.bins)[1][..., -1, :]

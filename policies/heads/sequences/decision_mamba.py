@@ -30,9 +30,9 @@ class StepPrediction(NamedTuple):
 class DecisionMamba(DecisionTransformer):
     """A return-conditioned policy with selective scans (Lv et al., arXiv:2406.05427).
 
-    With a running state, the memory holds the states of the scans. The time and memory of a
-    decision then do not depend on the number of past steps. Otherwise, the memory holds the last
-    `context_length` steps, as that of a `DecisionTransformer`.
+    With running_state=True, the memory holds the recurrent states of the scans. The time and memory
+    of a decision then do not depend on the number of past steps. Otherwise, the memory holds the
+    last `context_length` steps, as in a `DecisionTransformer`.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class DecisionMamba(DecisionTransformer):
     ) -> None:
         """Create the head.
 
-        state_size: numbers of state in each channel of a scan.
+        state_size: state size of each channel of a scan.
         fine: scan the steps as well as the tokens.
         running_state: keep the states of the scans for the complete episode.
-        as_released: see `MambaBlock`; it needs running_state=False.
+        as_released: see `MambaBlock`; needs running_state=False.
         Other arguments: see `DecisionTransformer`.
         """
         if running_state and as_released:

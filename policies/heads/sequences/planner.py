@@ -29,7 +29,7 @@ class SequenceActor(Head):
     holds the last chunk, from which this action is read. Without exploration, a_k = tanh(mean).
     """
 
-    memory_starts_anywhere = True  # the first a_-1 is then zero
+    memory_starts_anywhere = True  # a_-1 is zero if the start is within an episode
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class SequenceActor(Head):
     ) -> None:
         """Create the head.
 
-        hidden: hidden layers of the network of h_0; the last one is the size of h.
+        hidden: sizes of the hidden layers of the MLP of h_0; the last one is the size of h.
         horizon: number of actions in a chunk. All of them are executed.
         """
         super().__init__()
@@ -64,7 +64,7 @@ class SequenceActor(Head):
     def step(self, state: Tensor, previous: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the next state [B, hidden], and mean and log_std before the tanh, [B, A].
 
-        state: [B, hidden].  previous: [B, A], the action before.
+        state: [B, hidden].  previous: [B, A], the previous action.
         """
         x, h = self.gru_input(previous), self.gru_state(state)
         (reset, update), candidate = ((x + h).chunk(3, -1)[:2]), x.chunk(3, -1)[2]
@@ -77,7 +77,7 @@ class SequenceActor(Head):
     ) -> tuple[Tensor, Tensor]:
         """Return sampled chunks [B, steps, A] and the log densities of their actions, [B, steps].
 
-        observations: [B, O].  previous: [B, A], the actions before.  steps: default `chunk_size`.
+        observations: [B, O].  previous: [B, A], the previous actions.  steps: default `chunk_size`.
         """
         state, chunk, log_probs = self.start(observations), list[Tensor](), list[Tensor]()
         for _ in range(self.chunk_size if steps is None else steps):

@@ -127,7 +127,9 @@ def test_bins_wider_than_the_range_of_an_action_are_refused(cls: type[Algorithm]
     actions = np.random.default_rng(0).uniform(-1, 1, (60, 2)).astype(np.float32)
     actions[:, 1] *= 0.005
     algorithm, data = cls(Spec((3,), 2), cls.Config()), dataset(actions, 1.0)
-    with pytest.raises(UserError, match=r"action 1 is between -0\.0.* one of its 41 bins of width"):
+    with pytest.raises(
+        UserError, match=r"dimension 1 varies between -0\.0.* one of its 41 bins of width"
+    ):
         algorithm.prepare(data)
     cls(Spec((3,), 2), cls.Config(levels=3)).prepare(data)
     actions[:, 1] = 0.3  # a constant action needs no bins

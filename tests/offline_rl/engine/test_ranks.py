@@ -258,7 +258,7 @@ def test_ranks_with_other_parameters_are_named(
     group: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "gather", lambda sums: [sums, [sums[0], sums[1] + 1]])
-    words = r"ranks 0 and 1 differ in params/b after 1,000 updates: .* compile=never\."
+    words = r"ranks 0 and 1 differ in params/b after 1,000 updates, because .* compile=never\."
     with pytest.raises(SharedError, match=words):
         group.check_equal({"params/a": torch.ones(2), "params/b": torch.ones(3)}, "1,000 updates")
 

@@ -1,7 +1,7 @@
-"""Common parts of methods with discretized actions that imitate the rows of the data.
+"""Common parts of methods that discretize actions and imitate demonstrations.
 
-The data's rows are marked as demonstrations, and the steps of an environment are not. Online, half
-of each batch is from the demonstrations. The other half is from all rows, data and experience.
+Rows of the data are marked as demonstrations; online experience is not. Online, half of each batch
+is sampled from the demonstrations, and the other half from all rows, data and experience.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import Count, Range, frozen
 from policies.heads.discretized.bins import discretize
 
-MOST_BINS = 2**20  # bins of an action that float32 distinguishes near 1, with a margin
+MOST_BINS = 2**20  # maximum bins per action dimension; float32 distinguishes more
 MARK = "demonstrations"
 
 
@@ -30,13 +30,13 @@ MARK = "demonstrations"
 class DiscretizedConfig(BaseConfig):
     """Options of methods with discretized actions."""
 
-    levels: Annotated[int, Range(1), BUILT] = 1  # levels of bins (L); bins**levels per action
-    bins: Annotated[int, Range(2), BUILT] = 41  # bins of each level and action dimension (K)
+    levels: Annotated[int, Range(1), BUILT] = 1  # levels of bins (L); resolution: bins**levels
+    bins: Annotated[int, Range(2), BUILT] = 41  # bins per level and action dimension (K)
     discount: Discount = 0.99  # discount factor gamma
     tau: Tau = 0.005  # target update rate: share of the networks mixed into their targets
     lr: Rate = 3e-4  # learning rate
     batch_size: Count = 512  # transitions per update; `batch_size=` sets it too
-    clip_actions: ActionClip = 1 - 1e-5  # clip the data's actions to +- this, as the authors do
+    clip_actions: ActionClip = 1 - 1e-5  # bound on the magnitude of the data's actions
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,15 +56,15 @@ class Discretized(Algorithm):
 
     Online: type = schedule.HalfAndHalf
     mode = DATA_THEN_ONLINE
-    follows_card = False  # weights and temperatures are for raw rewards
+    follows_card = False  # weights and temperatures are for unscaled rewards
 
     def prepare(self, dataset: Dataset) -> tuple[Dataset, Any]:
-        """Raise UserError if the data's actions vary only within one bin."""
+        """Check that the bins resolve the data's actions. Raises UserError."""
         check_bins(dataset, self.cfg.levels, self.cfg.bins)
         return dataset, self.cfg
 
     def source(self, phase: str, sources: Sources) -> Source:
-        """Return a source with marks; online, its second part is from all rows."""
+        """Return a source that marks demonstrations; see the module docstring for the mixture."""
         marked = {
             name: Marked(source, MARK, float(name != schedule.ONLINE))
             for name, source in sources.items()
@@ -76,7 +76,7 @@ class Discretized(Algorithm):
 
 
 def check_bins(dataset: Dataset, levels: int, bins: int) -> None:
-    """Raise UserError if an action varies in the data, but only within one bin."""
+    """Raise UserError if an action dimension varies in the data, but only within one bin."""
     actions = torch.from_numpy(dataset.actions)
     ends = torch.stack([actions.amin(0), actions.amax(0)])  # [2, A]
     indices, _ = discretize(ends.clamp(-1, 1), levels, bins)  # [2, L, A]
@@ -84,14 +84,14 @@ def check_bins(dataset: Dataset, levels: int, bins: int) -> None:
     for k in is_useless.nonzero().flatten().tolist():
         low, high = ends[:, k].tolist()
         raise UserError(
-            f"{dataset.path or dataset.name}: action {k} is between {low:.3g} and {high:.3g}, "
-            f"within one of its {bins**levels} bins of width {2 / bins**levels:.3g}. Increase "
-            "algorithm.bins or algorithm.levels"
+            f"{dataset.path or dataset.name}: action dimension {k} varies between {low:.3g} and "
+            f"{high:.3g}, within one of its {bins**levels} bins of width {2 / bins**levels:.3g}. "
+            "Increase algorithm.bins or algorithm.levels."
         )
 
 
 def demonstration_mean(values: Tensor, batch: Batch) -> Tensor:
-    """Return the mean of values [..., B] over the demonstrations of a batch; 0 without any.
+    """Return the mean of values [..., B] over the demonstrations of a batch; 0 if there are none.
 
     Without marks, all rows are demonstrations.
     """

@@ -33,7 +33,7 @@ Built = Annotated[int, Range(1), BUILT]
 
 
 class OnPolicy(Algorithm):
-    """Method that learns from rollouts of its own policy, in iterations."""
+    """Base of methods that train on rollouts of the current policy, in iterations."""
 
     Online: type = schedule.OnPolicy
     follows_card = False
@@ -122,8 +122,8 @@ class GaussianConfig(BaseConfig):
 class GaussianRollouts(OnPolicy):
     """Base of on-policy methods with a Gaussian policy. Define `optimizers` and `update`.
 
-    The column `samples` has the actions before they are clipped to [-1, 1]: the policy's density is
-    that of the samples.
+    The column `samples` contains the actions before clipping to [-1, 1]. The policy's density is
+    the density of the samples.
     """
 
     mode = Mode(learns=("environment",))

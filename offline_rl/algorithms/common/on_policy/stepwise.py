@@ -21,7 +21,7 @@ NEXT = "next_observations"
 
 
 class StepwiseRollouts(GaussianRollouts):
-    """Base of on-policy methods with the networks `policy` and `critic`, an ensemble over steps."""
+    """Base of on-policy methods whose `policy` and `critic` have one member per episode step."""
 
     def columns(self) -> tuple[Shapes, Shapes]:
         return {**super().columns()[0], "timesteps": ()}, {}
@@ -32,7 +32,7 @@ class StepwiseRollouts(GaussianRollouts):
         return {"samples": samples, "actions": samples.clip(-1, 1)[:, None], "timesteps": t}
 
     def compute_advantages(self, state: State, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return Monte Carlo returns, which bootstrap where an episode was cut off."""
+        """Return Monte Carlo returns. They bootstrap where an episode was cut off."""
         advantages, values = self.rollout_advantages(state, data, 1.0)
         return {"returns": advantages + values}
 

@@ -321,7 +321,7 @@ def test_a_checkpoint_of_a_run_without_actors_is_not_continued_with_them(make: A
 @pytest.mark.parametrize(
     ("hello", "text"),
     [
-        ({"version": "0.0.1"}, "it runs offline_rl 0.0.1, the learner"),
+        ({"version": "0.0.1"}, "it runs offline_rl 0.0.1, but the learner runs"),
         ({"policy_format": FORMAT + 1}, "it reads policies of format"),
         ({"task": TASK | {"name": "hopper"}}, "it runs the task hopper .*the learner walk"),
         ({"task": TASK | {"max_episode_steps": 9}}, "max_episode_steps=9"),
@@ -343,7 +343,7 @@ def test_an_actor_needs_the_token(make: Any, tmp_path: Path) -> None:
     file.write_bytes(TOKEN + b"\n")
     file.chmod(0o600)
     learner, _ = make(capacity=1, token_file=str(file))
-    with pytest.raises(UserError, match="its token is not that of the learner"):
+    with pytest.raises(UserError, match="its token differs from the learner's"):
         Client(learner, proof="0" * 64)
     with pytest.raises(UserError, match=r"the learner needs a token. Set token_file="):
         collect(command(learner))
@@ -450,7 +450,7 @@ def test_an_environment_that_hangs_is_restarted(make: Any) -> None:
     assert len(Fake.started) == 2
     assert Fake.started[0].killed
     what = "actor 0: its environment made no progress for 0.4 s"
-    assert messages == [f"{what}; its episode is dropped and it is started again"]
+    assert messages == [f"{what}; dropped its episode and restarted it"]
 
 
 def test_a_process_that_ends_is_restarted_and_too_many_in_a_row_end_the_run(make: Any) -> None:
