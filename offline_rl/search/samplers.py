@@ -1,7 +1,7 @@
 """Samplers: grid and random search, and Optuna's samplers through ask and tell.
 
-A sampler proposes the same settings again if it receives the same values. A search that continues
-repeats all its proposals; settings that are trained already are not trained again.
+Samplers are deterministic: the same results lead to the same settings. A continued search repeats
+all proposals, and does not repeat the training of finished settings.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from offline_rl.search.space import Choices, Parameter, Setting, space_size
 from offline_rl.utils.errors import UserError
 
 OPTUNA = ("tpe", "gp", "cmaes", "qmc")
-LEARNING = ("tpe", "gp", "cmaes")  # samplers of Optuna that use the values of earlier settings
+LEARNING = ("tpe", "gp", "cmaes")  # samplers that use the results of earlier settings
 MAX_GRID = 100_000
 
 
 class Sampler(Protocol):
-    """A source of settings."""
+    """Protocol of a sampler, which proposes settings."""
 
     def ask(self) -> list[Setting]:
-        """Return the next settings, which do not depend on each other's values; [] at the end."""
+        """Return the next settings, which can be trained in parallel; [] at the end."""
 
     def tell(self, values: Sequence[float | None], violations: Sequence[float]) -> None:
         """Report the value of each setting of the last `ask`; None if the policy diverged.
 
-        violations: mean cost minus its limit, which is at most 0 for a safe policy.
+        violations: mean cost minus the cost limit; at most 0 for a safe policy.
         """
 
 
 class Fixed:
-    """Settings that are known before the first one is trained."""
+    """Sampler whose settings do not depend on results: a grid or random settings."""
 
     def __init__(self, settings: Sequence[Setting]) -> None:
         self._rest = list(settings)
@@ -50,12 +50,12 @@ class Fixed:
 
 
 def grid(space: Sequence[Parameter], trials: int | None) -> list[Setting]:
-    """Return all combinations, the last option varying fastest. Raises UserError."""
+    """Return all combinations; the last option varies fastest. Raises UserError."""
     axes = list[tuple[Any, ...]]()
     for parameter in space:
         if not isinstance(parameter, Choices):
             raise UserError(
-                f"sampler=grid: {parameter.key} is an interval, which has no list of values. Use "
+                f"sampler=grid: {parameter.key} is an interval, not a list of values. Use "
                 "choice(…), range(…) or another sampler."
             )
         axes.append(parameter.values)
@@ -74,8 +74,8 @@ def grid(space: Sequence[Parameter], trials: int | None) -> list[Setting]:
 def random_settings(space: Sequence[Parameter], trials: int, seed: int) -> list[Setting]:
     """Return up to `trials` different random settings.
 
-    Fewer are returned if no more exist. A longer list begins with the settings of a shorter one,
-    whatever the order of the options.
+    Fewer are returned if no more exist. A longer list starts with the settings of a shorter one,
+    for any order of the options.
     """
     size, settings, draw = space_size(list(space)), list[Setting](), 0
     while len(settings) < (trials if size is None else min(trials, size)):
@@ -101,7 +101,7 @@ def import_optuna() -> Any:
 
 
 class Study:
-    """Rounds of settings that a sampler of Optuna proposes."""
+    """Optuna sampler that proposes rounds of settings."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Study:
     ) -> None:
         """Create the study. For the arguments, see `SearchOptions`.
 
-        constrained: policies above a cost limit are worse than all others (tpe and gp).
+        constrained: policies above a cost limit rank below all others (tpe and gp).
         """
         self._optuna = import_optuna()
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
@@ -152,7 +152,7 @@ class Study:
         }
 
     def _distribution(self, parameter: Parameter) -> Any:
-        """Return Optuna's distribution: of the index for a list, else of the number."""
+        """Return Optuna's distribution of a number, or of the index into a list of values."""
         kinds = self._optuna.distributions
         if isinstance(parameter, Choices):
             last = len(parameter.values) - 1
@@ -166,7 +166,7 @@ class Study:
         samplers = self._optuna.samplers
         constraints = {"constraints_func": violation_of} if constrained else {}
         try:
-            if name == "tpe":  # settings of one round are kept apart from each other
+            if name == "tpe":  # spreads the settings of one round
                 return samplers.TPESampler(seed=seed, constant_liar=True, **constraints)
             if name == "gp":
                 return samplers.GPSampler(seed=seed, **constraints)
@@ -180,7 +180,7 @@ class Study:
             ) from None
 
     def _quiet(self) -> Any:
-        """Return a context without warnings of Optuna, whose options are experimental."""
+        """Return a context without Optuna's warnings of experimental options."""
         return warnings.catch_warnings(action="ignore")
 
 

@@ -1,12 +1,12 @@
-"""`offline-rl search`: trains many settings, side by side where possible, and ranks them.
+"""`offline-rl search`: trains many settings, stacked where possible, and ranks them.
 
-    <out>/<task>/<algorithm>/<name>/search.json     settings, values, use of the environment
+    <out>/<task>/<algorithm>/<name>/search.json     settings, values, environment usage
                                     search.md       the ranking
                                     best.yaml       experiment file that trains the best setting
     <out>/<task>/<algorithm>/<name>-<k>/seed_<n>    the run of setting k
 
-The selection uses training seeds and evaluation episodes of its own. A score in the selection is
-the highest of many and therefore biased upward; the run of best.yaml has fresh seeds and episodes.
+The search uses separate training seeds and evaluation episodes. Its best score is the maximum of
+many and therefore biased upward. The run of best.yaml uses fresh seeds and episodes.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def search(keys: Mapping[str, Any], space: Mapping[str, str], *, show: bool = Tr
 
 
 def types_of(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every option of a search with its type. Raises UserError without an algorithm."""
+    """Return the type of every option of a search. Raises UserError without an algorithm."""
     if "algorithm" not in keys:
         raise UserError("algorithm=… is missing. Add it.")
     hints = get_type_hints(SearchOptions)
@@ -146,7 +146,7 @@ def common_keys(keys: Mapping[str, Any], options: SearchOptions) -> dict[str, An
 
 
 def selection_seeds(seeds: int | list[int]) -> list[int]:
-    """Return the training seeds of each setting; a count stands for the highest seeds."""
+    """Return the training seeds of each setting; a number selects the highest seeds."""
     if isinstance(seeds, list):
         return seeds
     return [TRAINING_SEEDS - 1 - k for k in range(min(seeds, TRAINING_SEEDS))]
@@ -155,7 +155,7 @@ def selection_seeds(seeds: int | list[int]) -> list[int]:
 def check_values(
     common: Mapping[str, Any], first: Setting, parameters: Sequence[Parameter]
 ) -> None:
-    """Raise UserError if a value of an option is refused by `train`."""
+    """Raise UserError if `train` refuses a value of a searched option."""
     for parameter in parameters:
         for value in parameter.limits:
             runs_of({**common, **first, parameter.key: value})
@@ -192,7 +192,7 @@ def sampler_name(options: SearchOptions, parameters: Sequence[Parameter]) -> str
 def make_sampler(
     options: SearchOptions, parameters: Sequence[Parameter], *, constrained: bool
 ) -> Sampler:
-    """Return the sampler. Raises UserError if it does not fit the space or is not installed."""
+    """Return the sampler. Raises UserError if it cannot search the space or is not installed."""
     name, seed = sampler_name(options, parameters), options.sampler_seed
     if name == "grid":
         return Fixed(grid(parameters, options.trials))
@@ -210,7 +210,7 @@ def make_sampler(
 
 
 def side_by_side(options: SearchOptions) -> int:
-    """Return the largest number of settings in one program."""
+    """Return the maximum number of stacked settings."""
     learns = options.sampler in LEARNING
     return options.parallel or (SIDE_BY_SIDE_LEARNING if learns else SIDE_BY_SIDE)
 
@@ -218,9 +218,9 @@ def side_by_side(options: SearchOptions) -> int:
 def identity(
     options: SearchOptions, sampler: str, space: Mapping[str, str], objective: Objective
 ) -> dict[str, Any]:
-    """Return what defines the sequence of settings, and how they are compared.
+    """Return the options that define the sequence of settings and their comparison.
 
-    The other options are compared by the runs. More trials continue a search.
+    The runs check the other options. A larger `trials` continues a search.
     """
     return {
         **space,
@@ -241,7 +241,7 @@ def refuse_other(folder: Path, record: Mapping[str, Any]) -> None:
         return
     stored = read_json_object(path)
     if stored.get("version") != VERSION:
-        raise UserError(f"{path} is of another version. Give the new search another name=…")
+        raise UserError(f"{path} is from another version. Give the new search another name=…")
     before = stored.get("identity", {})
     for key in sorted({*before, *record}):
         old, value = before.get(key), to_json_values(record.get(key))
@@ -253,7 +253,7 @@ def refuse_other(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 class Search:
-    """Execution of a search: settings become runs, runs become trials."""
+    """Execution of a search: trains a run for each setting and reads its results."""
 
     def __init__(
         self,
@@ -343,7 +343,7 @@ class Search:
 
 
 def text_of(setting: Setting) -> str:
-    """Return a setting as text, equal for equal settings."""
+    """Return a setting as canonical text."""
     return json.dumps(to_json_values(setting), sort_keys=True)
 
 
@@ -373,7 +373,7 @@ def best_experiment(
 
 
 def note_on(trials: Sequence[Trial], objective: Objective) -> str:
-    """Return a sentence on what was compared and how much the environment was used."""
+    """Return a sentence that states the comparison and the environment usage."""
     seeds = {len(trial.values) for trial in trials}
     note = f"{objective.name}: mean over {min(seeds)} training seeds, " if min(seeds) > 1 else ""
     note += f"{objective.direction}d. " if note else f"{objective.name} is {objective.direction}d. "

@@ -37,7 +37,7 @@ class Choices:
 
     @property
     def limits(self) -> tuple[Any, ...]:
-        """Values that are checked before training: all of them."""
+        """Values to check before training: all of them."""
         return self.values
 
 
@@ -55,7 +55,7 @@ class Interval:
         """Return a random value, uniform in the interval or in its logarithm."""
         if self.integer and not self.log:
             return int(random.integers(int(self.low), int(self.high) + 1))
-        margin = 0.5 if self.integer else 0.0  # the ends are as probable as other integers
+        margin = 0.5 if self.integer else 0.0  # the ends are as likely as other integers
         low, high = self.low - margin, self.high + margin
         if self.log:
             value = math.exp(random.uniform(math.log(low), math.log(high)))
@@ -71,7 +71,7 @@ class Interval:
 
     @property
     def limits(self) -> tuple[Any, ...]:
-        """Values that are checked before training: both ends."""
+        """Values to check before training: both ends."""
         kind = int if self.integer else float
         return kind(self.low), kind(self.high)
 
@@ -82,8 +82,7 @@ Parameter = Choices | Interval
 def parse_space(texts: Mapping[str, str], types: Mapping[str, Any]) -> list[Parameter]:
     """Return the searched options. texts: option -> sweep. types: option of `train` -> its type.
 
-    Raises UserError for an option that cannot be searched, and for a sweep that is empty or not
-    understood.
+    Raises UserError for an option that cannot be searched, and for an empty or invalid sweep.
     """
     for key in texts:
         searchable = key.startswith(("algorithm.", "online.")) or key in ("batch_size", "utd")
@@ -114,13 +113,13 @@ def parse_sweep(key: str, text: str, hint: Any) -> Parameter:
     sweep = override.value()
     if not isinstance(sweep, ChoiceSweep | RangeSweep | IntervalSweep):
         raise UserError(
-            f"{shown} is no list of values. Use choice(a,b), range(start,stop,step), "
+            f"{shown} is not a sweep. Use choice(a,b), range(start,stop,step), "
             "interval(low,high) or tag(log,interval(low,high))."
         )
     is_interval = isinstance(sweep, IntervalSweep)
     if wrong := sweep.tags - ({"log"} if is_interval else set()):
         raise UserError(
-            f"{shown}: the tag {min(wrong)} has no meaning here. The only tag is log, of an "
+            f"{shown}: the tag {min(wrong)} is not supported here. The only tag is log, for an "
             "interval: tag(log,interval(low,high))."
         )
     if isinstance(sweep, IntervalSweep):
@@ -167,7 +166,7 @@ def make_interval(shown: str, key: str, sweep: Any, hint: Any) -> Interval:
     if not low < high:
         raise UserError(f"{shown} is an empty range. Use interval(low,high) with low < high.")
     if log and low <= 0:
-        raise UserError(f"{shown}: a logarithmic interval begins above 0. Raise {low:g}.")
+        raise UserError(f"{shown}: a logarithmic interval must start above 0. Increase {low:g}.")
     if integer and (low != int(low) or high != int(high)):
         raise UserError(f"{shown}: {key} is an integer. Use integers as the ends of the interval.")
     return Interval(key, low, high, log, integer)

@@ -1,4 +1,4 @@
-"""Results of a search: the value of each setting, their ranking, and the online evaluations."""
+"""Results of a search: value of each setting, ranking, and environment usage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIRECTIONS = {
     "success": "maximize",
     "cost": "minimize",
 }
-FROM_EPISODES = tuple(DIRECTIONS)  # objectives that evaluation episodes determine
+FROM_EPISODES = tuple(DIRECTIONS)  # objectives that are computed from evaluation episodes
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Trial:
     run: str  # folder of the setting's run
     values: list[float | None]  # value of each training seed; None: it diverged
     cost: float | None = None  # mean cost of an episode; None without costs
-    evaluations: int = 0  # evaluations in the environment, of all training seeds
+    evaluations: int = 0  # number of evaluations in the environment, over all training seeds
     episodes: int = 0  # episodes of these evaluations
     env_steps: int = 0  # environment steps of these episodes
     training_env_steps: int = 0  # environment steps of online training
@@ -104,9 +104,9 @@ def violation(trial: Trial, limit: float | None) -> float:
 
 
 def ranked(trials: Sequence[Trial], objective: Objective) -> list[Trial]:
-    """Return the trials, best first: safe ones by value, then unsafe ones by cost, then diverged.
+    """Return the trials, best first: safe by value, then unsafe by cost, then diverged.
 
-    Among equal trials the earlier one is first.
+    If two trials are equal, the earlier one is first.
     """
     sign = -1.0 if objective.direction == "maximize" else 1.0
 
@@ -120,9 +120,9 @@ def ranked(trials: Sequence[Trial], objective: Objective) -> list[Trial]:
 
 
 def online_use(trials: Sequence[Trial]) -> dict[str, int]:
-    """Return how much the search used the environment.
+    """Return the environment usage of the search.
 
-    The last evaluation of each training seed is the one that is compared.
+    The comparison uses the last evaluation of each training seed.
     """
     totals = {
         name: sum(getattr(trial, name) for trial in trials)
@@ -135,15 +135,15 @@ def online_use(trials: Sequence[Trial]) -> dict[str, int]:
 def expected_best(values: Sequence[float], direction: str) -> list[float]:
     """Return the expected best value of k = 1, …, n settings, chosen at random from n settings.
 
-    Expected online performance, Kurenkov and Kolesnikov, ICML 2022, arXiv:2110.04156: the value
-    that a practitioner can expect who evaluates k policies online.
+    It is the expected online performance (Kurenkov and Kolesnikov, ICML 2022, arXiv:2110.04156):
+    the expected value of the best of k policies that are evaluated online.
     """
     sign = 1.0 if direction == "maximize" else -1.0
     ordered = np.sort(sign * np.asarray(values, np.float64))
     n = len(ordered)
     best = list[float]()
     for k in range(1, n + 1):
-        # value i is the best of k if the other k - 1 settings are among the i lower ones
+        # value i is the best of k if the other k - 1 values are among the i lower ones
         weights = [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)]
         best.append(sign * float(np.dot(weights, ordered)))
     return best
@@ -171,7 +171,7 @@ def short_value(value: Any) -> str:
 
 
 def use_text(use: Mapping[str, int]) -> str:
-    """Return the use of the environment in words."""
+    """Return the environment usage as text."""
     if not use["evaluations"] and not use["training_env_steps"]:
         return "No environment was used."
     text = (

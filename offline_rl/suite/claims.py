@@ -1,13 +1,14 @@
-"""Claims: which process runs a cell, also on machines that share the folder.
+"""Claims: exclusive rights to run a cell, across machines that share the folder.
 
     <folder>/<cell>.lock        locked by the process that runs the cell
-    <folder>/<cell>.<n>.json    the n-th claim: machine and process; its time is the last heartbeat
+    <folder>/<cell>.<n>.json    the n-th claim: machine and process. Its mtime is the last heartbeat
 
-The lock excludes processes on one machine. File systems that several machines share often keep such
-locks to each machine, so a process also claims the cell: it creates the claim with the next number,
-which only one process can do. It may do so if the newest claim is released, has had no heartbeat
-for `stale_s`, or belongs to this machine, where the free lock shows that its process has ended.
-Claims are never removed. Thus two machines that find the same old claim cannot both replace it.
+The lock excludes other processes of the same machine. On many shared file systems, a lock has no
+effect on other machines, so a process also claims the cell: it creates the claim with the next
+number. Only one process can create it. It may do so if the newest claim is released, has had no
+heartbeat for `stale_s`, or belongs to this machine. In the last case, the free lock shows that the
+claim's process has ended. Claims are never removed, so two machines that read the same old claim
+cannot both replace it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 from offline_rl.utils.files import lock_now, make_folder, write_json
 
 HEARTBEAT_S = 10.0  # time between two heartbeats
-STALE_S = 120.0  # without a heartbeat for this long, a process on another machine counts as ended
+STALE_S = 120.0  # a process on another machine without a heartbeat for this long counts as ended
 CHECK_S = 0.5  # time between two attempts to claim a cell, and two checks of the parent process
 
 
@@ -34,7 +35,7 @@ class Claim(NamedTuple):
 
     path: Path
     number: int
-    content: dict[str, Any]  # empty if its process is just writing it
+    content: dict[str, Any]  # empty while its process writes it
     beat: float  # time of the last heartbeat, by the clock of the file system
 
 
@@ -48,7 +49,7 @@ def claim(
     lost: Callable[[], object] = lambda: None,
     check: Callable[[], object] = lambda: None,
 ) -> Iterator[bool]:
-    """Claim a cell within the block; False if another process runs it.
+    """Claim a cell for the duration of the block. Yield False if another process runs it.
 
     wait_s: how long to wait for that process to end. lost: called in another thread if this process
     was suspended for so long that another one has taken the cell. check: called there repeatedly.
@@ -69,7 +70,7 @@ def claim(
                 check()
                 if time.monotonic() - last >= min(HEARTBEAT_S, stale_s / 4):
                     last = time.monotonic()
-                    with contextlib.suppress(OSError):  # the file system may be away for a while
+                    with contextlib.suppress(OSError):  # temporary failure of the file system
                         if _number(newest_path(folder, cell)) > _number(own):
                             lost()
                         os.utime(own)
@@ -85,7 +86,7 @@ def claim(
 
 
 def _take(folder: Path, cell: str, stale_s: float, stack: contextlib.ExitStack) -> Path | None:
-    """Lock and claim the cell; return the claim's file, None if another process has the cell."""
+    """Lock and claim the cell. Return the claim's file, or None if another process has the cell."""
     with contextlib.ExitStack() as opened:
         file = opened.enter_context((folder / f"{cell}.lock").open("a"))
         locked = lock_now(file)
@@ -115,7 +116,7 @@ def read_claim(folder: Path, cell: str) -> Claim | None:
     path = newest_path(folder, cell)
     if path is None:
         return None
-    with path.open() as file:  # opened before its time is read: NFS then asks the server
+    with path.open() as file:  # opening the file first makes NFS read its time from the server
         beat = os.fstat(file.fileno()).st_mtime
         try:
             content = json.load(file)
@@ -151,12 +152,12 @@ def holder(folder: Path, cell: str) -> str | None:
 
 
 def describe_process(folder: Path) -> dict[str, Any]:
-    """Return what a claim says about this process."""
+    """Return the description of this process that a claim stores."""
     return {"host": platform.node(), "pid": os.getpid(), "machine": _machine(folder)}
 
 
 def _machine(folder: Path) -> str:
-    """Return a name of this machine and its mount of the folder, within which locks work."""
+    """Return an identifier of this machine and its mount of the folder; locks work within it."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     name = boot.read_text().strip() if boot.is_file() else platform.node()
     return f"{name} {folder.stat().st_dev}"

@@ -1,4 +1,4 @@
-"""Launchers: where the cells of a suite run. All of them write the same folders."""
+"""Launchers of the cells of a suite. Every launcher writes the same run folders."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NEEDS = {"address": ("ray",), "gpus": ("ray", "slurm"), "sbatch": ("slurm",)}  #
 
 
 class Launcher(Protocol):
-    """Runs the cells of a plan somewhere."""
+    """Protocol of a launcher, which runs the cells of a plan."""
 
-    where: str  # where cells run and how many at a time, for the plan
+    where: str  # where cells run and how many at a time, as text for the printed plan
 
     @property
     def places(self) -> int | None:
@@ -47,7 +47,7 @@ class LocalLauncher:
 
 
 def make_launcher(options: BenchmarkOptions) -> Launcher:
-    """Return the launcher that the options name. Raises UserError, also if there is no cluster."""
+    """Return the launcher that the options select. Raises UserError, e.g. without a cluster."""
     for key, launchers in NEEDS.items():
         if getattr(options, key) and options.launcher not in launchers:
             raise UserError(

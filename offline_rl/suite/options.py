@@ -13,16 +13,16 @@ class BenchmarkOptions(Checked):
     """Options of `offline-rl benchmark`."""
 
     suite: str | None = None  # name of a suite in configs/suite, or a YAML file
-    plan: str | None = None  # instead of suite: the plan.json that another command has written
+    plan: str | None = None  # alternative to suite: a plan.json that an earlier command wrote
     algorithms: list[str] = field(default_factory=list)  # run only these algorithms of the suite
     tasks: list[str] = field(default_factory=list)  # run only these tasks of the suite
-    seeds: int | list[int] | None = None  # a count or a list, instead of the suite's seeds
-    kept: str | None = None  # folder of a study (contains runs.csv); its seeds are not run again
+    seeds: int | list[int] | None = None  # number or list of seeds; default: the suite's
+    kept: str | None = None  # folder of a stored study (with runs.csv); seeds in it are skipped
     out: str | None = None  # folder of the runs; default: runs/<suite>
-    dry_run: bool = False  # print the runs and their estimated cost, run nothing
-    launcher: Literal["local", "ray", "slurm"] = "local"  # this machine, a Ray cluster, Slurm jobs
-    workers: Count | None = None  # cells at a time; default: one per core (local), as many as fit
+    dry_run: bool = False  # print the cells and their estimated cost; run nothing
+    launcher: Literal["local", "ray", "slurm"] = "local"  # where cells run
+    workers: Count | None = None  # parallel cells; default: one per core (local), or what fits
     cores: Count | None = None  # cores of each cell; default: all / workers (local), 1 (ray, slurm)
     gpus: NonNegative = 0.0  # GPUs of each cell, for ray (0.5: two cells share one) and slurm
     address: str | None = None  # host:port of the Ray cluster; default: the cluster of this machine
-    sbatch: str | None = None  # more options of sbatch, such as '--partition=gpu --time=08:00:00'
+    sbatch: str | None = None  # options of sbatch, such as '--partition=gpu --time=08:00:00'

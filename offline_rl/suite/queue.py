@@ -38,16 +38,16 @@ from offline_rl.utils.text import format_duration
 from offline_rl.version import __version__
 
 TRIES = 2
-LOSSES = 10  # how often a cell is started again because its machine was lost
+LOSSES = 10  # maximum number of restarts of a cell whose machine was lost
 NICENESS = 19  # of the workers; other work on the machine has priority
-POLL_S = 2.0  # time between two readings of the run folders
-MAX_BARS = 16  # progress bars of cells
+POLL_S = 2.0  # time between reads of the run folders
+MAX_BARS = 16  # maximum number of progress bars of cells
 MIN_FREE_BYTES = 256 << 20  # free disk space below which no cell is started
 
 
 @dataclass(frozen=True)
 class Request:
-    """Request for a cell, the standard input of its process (`offline_rl.suite.worker`)."""
+    """Request to run a cell: the standard input of its process (`offline_rl.suite.worker`)."""
 
     id: str
     keys: dict[str, Any]  # options of `train`, or of `finetune` if there is a `run`
@@ -68,11 +68,11 @@ class Ended(NamedTuple):
 
     code: int  # exit code, or minus the number of the signal that ended it
     stderr: str
-    lost: bool = False  # its machine was lost, which does not count as a try
+    lost: bool = False  # its machine was lost; this does not count as an attempt
 
 
 class Attempt(Protocol):
-    """A started process of a cell, on any machine."""
+    """Protocol of a started process of a cell, on any machine."""
 
     def wait(self) -> Ended:
         """Wait for the end of the process."""
@@ -153,7 +153,7 @@ def run_plan(
                 if time.monotonic() - last_poll >= POLL_S:
                     display.update(progress)
                     last_poll = time.monotonic()
-                # not thread.join(): Ctrl-C during join would mark the thread as ended
+                # thread.join() would mark the thread as ended after Ctrl-C
                 time.sleep(POLL_S / 10)
             display.update(progress)
     except BaseException:
@@ -171,7 +171,7 @@ def run_plan(
 
 
 def _worker(progress: Progress, out: Path, start: Start) -> None:
-    """Run cells until none is left. If none can start, wait for the cells that they build on."""
+    """Run cells until none remains. Wait if all of these build on unfinished cells."""
     while True:
         with progress.lock:
             if shutil.disk_usage(out).free < MIN_FREE_BYTES and progress.stopped is None:
@@ -182,7 +182,7 @@ def _worker(progress: Progress, out: Path, start: Start) -> None:
                 return
             cell = next((c for c in progress.left if c.can_start), None)
             if cell is None and not progress.running:
-                return  # the cells that the rest builds on failed, or another command runs them
+                return  # the cells that the remaining ones build on failed or run elsewhere
             if cell is not None:
                 progress.left.remove(cell)
                 progress.running[cell.id] = cell
@@ -227,9 +227,9 @@ def _run(cell: Cell, progress: Progress, out: Path, start: Start) -> str | None:
             return None
         lines = end.stderr.strip().splitlines() or [f"ended by signal {-end.code}"]
         tries, losses = tries + (not end.lost), losses + end.lost
-        if end.code == 2 or tries == TRIES or losses == LOSSES:  # 2: a UserError, certain to recur
+        if end.code == 2 or tries == TRIES or losses == LOSSES:  # 2: a UserError, which would recur
             return lines[-1]
-        # a part of the ended process may live on, for example on a machine that cannot be reached
+        # child processes of the ended one may still run, e.g. on an unreachable machine
         request = replace(request, wait_s=request.stale_s + 30)
 
 
@@ -289,7 +289,7 @@ class Display:
             )
 
     def eta(self) -> str:
-        """Return the remaining time as text: the cells' estimates times the measured pace."""
+        """Return the remaining time as text: the estimates of the cells times the measured pace."""
         rest = [c for c in self.plan if not c.finished]
         if not rest or any(c.seconds is None for c in rest):
             return "" if not rest else "time left unknown"
@@ -299,8 +299,9 @@ class Display:
     def pace(self) -> float:
         """Return the measured time divided by the estimated time; 1 before any measurement.
 
-        A cell is measured from its second reading on: before the first one it compiles, or it had
-        already started. It counts once 2 % of it is measured. Evaluations and pauses are included.
+        A cell is measured from the second read of its progress, because the time before the first
+        one includes compilation or earlier work. It counts once 2 % of it is measured. Evaluations
+        and pauses are included.
         """
         elapsed = estimated = 0.0
         for cell in self.plan:

@@ -1,6 +1,6 @@
-"""Cells on a Ray cluster: each is a Ray task that runs the cell's process on one of its machines.
+"""Launcher of cells on a Ray cluster. Each cell is a Ray task that starts the cell's process.
 
-The machines share the working folder and have this package installed. If a task or its machine is
+All machines share the working folder and have this package installed. If a task or its machine is
 lost, the cell starts again on another machine, from its last checkpoint.
 """
 
@@ -22,7 +22,7 @@ from offline_rl.utils.modules import import_extra
 from offline_rl.utils.text import format_count
 
 CONNECT_S = 5.0  # time to wait for an answer from the cluster's address
-PASSED = ("PYTHONPATH", "OFFLINE_RL_DATA", "WANDB_MODE", "MUJOCO_GL")  # variables of the command
+PASSED = ("PYTHONPATH", "OFFLINE_RL_DATA", "WANDB_MODE", "MUJOCO_GL")  # inherited
 
 
 class RayLauncher:
@@ -34,7 +34,7 @@ class RayLauncher:
         """Connect to the cluster. Raises UserError.
 
         workers: maximum number of cells at a time; None: as many as fit now. cores, gpus: of each
-        cell. address: None is the cluster of this machine.
+        cell. address: None: the cluster of this machine.
         """
         self.ray = connect(address)
         self.cores, self.gpus = cores or 1, gpus
@@ -60,7 +60,7 @@ class RayLauncher:
         task = self.ray.remote(
             num_cpus=self.cores,
             num_gpus=self.gpus,
-            max_retries=0,  # the queue starts lost cells again
+            max_retries=0,  # the queue restarts lost cells
             scheduling_strategy="SPREAD",
         )(task_function())
         # a cell without a GPU must not use those of other tasks
@@ -91,14 +91,14 @@ class RayAttempt:
             return Ended(1, f"the Ray worker was lost: {str(error).strip().splitlines()[0]}", True)
 
     def stop(self) -> None:
-        """Ask the process to write a checkpoint and end; a waiting task is removed."""
+        """Request that the process write a checkpoint and end; a waiting task is removed."""
         self.ray.cancel(self.result)
 
 
 def task_function() -> Callable[[str, str, dict[str, str]], tuple[int, str]]:
     """Return the function that Ray runs on a machine of the cluster.
 
-    It is defined here so that Ray sends its code, and refers to nothing in this package.
+    Its definition is nested, so that Ray sends its code. It must not refer to this package.
     """
 
     def run_cell(request: str, folder: str, variables: dict[str, str]) -> tuple[int, str]:
@@ -144,7 +144,7 @@ def connect(address: str | None) -> Any:
     start = "Start one with `ray start --head`, or correct the address."
     if address and not answers(address):
         raise UserError(f"address={address}: no Ray cluster answers there. {start}")
-    # else Ray announces a change of its handling of GPUs
+    # otherwise, Ray warns of a future change of its GPU handling
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")

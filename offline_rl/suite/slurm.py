@@ -6,7 +6,7 @@
     <out>/queue/slurm/jobs.json         cell -> job of the last submission
 
 The machines share the folders of data and results. Before its time limit, a job writes a
-checkpoint. The command does not wait: repeated, it submits the cells that have no job any more.
+checkpoint. The command does not wait for the jobs. Repeat it to submit cells without an active job.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from offline_rl.utils.files import make_folder, read_json_object, write_json, wr
 
 REQUEUE_S = (
     STALE_S + 30
-)  # a job that Slurm starts again waits until the claim of its machine is void
-GRACE_S = 120  # before its time limit, a job is told to write a checkpoint
+)  # a job that Slurm restarts waits until the claim of its earlier machine is void
+GRACE_S = 120  # time before the limit at which Slurm signals a job to write a checkpoint
 
 
 class SlurmLauncher:
@@ -61,7 +61,7 @@ class SlurmLauncher:
     def run(self, plan: Sequence[Cell], out: Path, *, show: bool) -> dict[str, str]:
         """Submit the unfinished cells that have no job; return an empty dictionary.
 
-        Cells that build on another cell start after its job. Raises UserError if sbatch refuses.
+        A cell that builds on another cell starts after its job. Raises UserError if sbatch fails.
         """
         folder = out / "queue" / "slurm"
         make_folder(folder)
@@ -151,5 +151,5 @@ def active_jobs(folder: Path) -> dict[str, str]:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError:
         return {}
-    active = {*done.stdout.split()}  # squeue fails if it has forgotten all of them
+    active = {*done.stdout.split()}  # squeue fails if it no longer knows any of them
     return {cell: job for cell, job in jobs.items() if job in active}

@@ -1,4 +1,4 @@
-"""Process that runs one cell, wherever a launcher starts it. Standard input: a request as JSON.
+"""Process that runs one cell, on any machine. Standard input: a request as JSON.
 
 Its exit code is that of the command line, or BUSY if another process runs the cell.
 """
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def run(keys: Mapping[str, Any]) -> None:
-    """Run the cell with these options. Raises UserError, also if it builds on an unfinished one."""
+    """Run the cell. Raises UserError, for example if it builds on an unfinished cell."""
     warnings.filterwarnings("ignore")
     from offline_rl.algorithms.common.registry import algorithm_class
     from offline_rl.training.train import distill, finetune, train
@@ -80,9 +80,9 @@ def run(keys: Mapping[str, Any]) -> None:
 
 
 def stop_with_parent() -> Callable[[], None]:
-    """Return a function that sends SIGTERM to this process once its parent process has ended.
+    """Return a function that sends SIGTERM to this process if its parent process has ended.
 
-    A checkpoint is then written.
+    SIGTERM makes the run write a checkpoint and end.
     """
     parents = [os.getppid()]
 
@@ -95,7 +95,7 @@ def stop_with_parent() -> Callable[[], None]:
 
 
 def end_now() -> NoReturn:
-    """End without a checkpoint, which would overwrite those of the process that has the cell."""
+    """End without a checkpoint; it would overwrite those of the process that runs the cell."""
     os._exit(BUSY)
 
 
