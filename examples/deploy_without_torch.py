@@ -3,8 +3,8 @@
 pip install numpy safetensors gymnasium    # and copy the folder policies/ of this repository
 python examples/deploy_without_torch.py policy.bundle Pendulum-v1
 
-MLP policies run in numpy. Export other policies first with `offline-rl export run=…`; they then run
-in onnxruntime.
+MLP policies run in numpy. For other policies, first add an ONNX graph with `offline-rl export
+run=…`; they then run in onnxruntime.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Train a residual policy on top of your own policy with ResFiT. Here, yours is a PyTorch module.
+"""Train a residual policy on top of your own policy with ResFiT. Here, it is a PyTorch module.
 
 python examples/own_base.py [environment steps, default 3,000]
 
@@ -36,7 +36,7 @@ class Swing(nn.Module):
 
 
 class Base:
-    """The adapter. It is created once, and training never changes the policy in it.
+    """Adapter of your policy. It is created once. Training does not change your policy.
 
     If your policy predicts chunks [B, chunk_size, A], set the attribute `n_action_steps` to the
     number of executed actions. If it uses an observation history, set `n_obs_steps`. If it is

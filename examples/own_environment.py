@@ -1,4 +1,4 @@
-"""Train in your own environment: a Gymnasium class in a file, here this one. Takes half a minute.
+"""Train in your own environment, here the Gymnasium class in this file. Takes half a minute.
 
 python examples/own_environment.py [environment steps, default 3,000]
 

@@ -1,10 +1,10 @@
-"""Adapter of your own robot. This one moves two joints that exist only in a file of six numbers.
+"""Adapter for your own robot. This example simulates two joints with a file of six numbers.
 
 offline-rl robot check robot=examples/own_robot.yaml
 offline-rl robot run robot=examples/own_robot.yaml bundle=<bundle>
 
-Control and the watchdog are processes of their own, each with an instance of this class. Replace
-the file by your robot's driver. `real_robot/robot.py` states what each method must do.
+The control loop and the watchdog are separate processes, each with an instance of this class.
+Replace the file with your robot's driver. `real_robot/robot.py` states what each method must do.
 """
 
 import tempfile
@@ -38,7 +38,7 @@ class Arm:
         start = time.monotonic_ns()
         try:
             q, goal, torque = np.load(self.path)
-        except (OSError, ValueError, EOFError):  # no exceptions once the robot is armed
+        except (OSError, ValueError, EOFError):  # must not raise while the robot is armed
             q = goal = torque = np.zeros(len(self.spec.joints))
             return self._reading(Code.LOST, start, q, q, torque)
         return self._reading(Code.OK, start, np.where(torque > 0, goal, q), 0 * q, torque)
@@ -50,7 +50,7 @@ class Arm:
     def hold(self, reason: str) -> list[str]:
         state = np.load(self.path)
         self._write(state[0], state[0], 1.0)
-        return []  # the joints that were not reached
+        return []  # the joints whose goal could not be set
 
     def disarm(self) -> None:
         state = np.load(self.path)

@@ -2,7 +2,7 @@
 
 python examples/train_on_own_arrays.py
 
-The data in this example come from a mediocre, hand-written controller that swings up a pendulum.
+The example data are from a mediocre hand-written controller that swings up a pendulum.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""`offline-rl doctor`: what this machine has, and what is missing for what."""
+"""`offline-rl doctor`: installed and missing parts of this machine, and what needs them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from envs.cards import Card
 
 PACKAGE = "offline-rl-suite"  # the name of this package for pip
-MODULES = {"hydra-core": "hydra", "pyyaml": "yaml"}  # modules that are not named like their package
-PURPOSES = {  # extra -> what needs it
+MODULES = {"hydra-core": "hydra", "pyyaml": "yaml"}  # package -> its module, if the names differ
+PURPOSES = {  # extra -> feature that needs it
     "box2d": "RocketRecovery of NeoRL-2",
     "docs": "the documentation site",
     "export": "export of ONNX graphs",
@@ -48,16 +48,16 @@ class DoctorOptions:
 
 
 class Finding(NamedTuple):
-    """A line of the table."""
+    """Row of the table."""
 
     part: str
     found: str
-    note: str = ""  # what is missing, for what, and the remedy
-    broken: bool = False  # True: nothing runs without it
+    note: str = ""  # missing part, the feature that needs it, and the remedy
+    broken: bool = False  # True: a mandatory part is missing
 
 
 def doctor(**keys: Any) -> tuple[str, list[str]]:
-    """Return a table of what this machine has, and the mandatory parts that are broken.
+    """Return the table of this machine's parts, and a list of broken mandatory parts.
 
     Raises UserError for wrong options.
     """
@@ -85,7 +85,7 @@ def requirements(extra: str | None = None) -> dict[str, str]:
 
 
 def problem(name: str, version: str) -> str:
-    """Return why an installed package does not fit the range; an empty string if it fits."""
+    """Return why a package does not satisfy the version range; an empty string if it does."""
     try:
         installed = metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -97,7 +97,7 @@ def problem(name: str, version: str) -> str:
 
 
 def numbers(version: str) -> list[int]:
-    """Return the leading numbers of a version, without zeros at the end."""
+    """Return the numbers at the start of a version, without trailing zeros."""
     found = re.match(r"\d+(\.\d+)*", version)
     parts = [int(part) for part in found[0].split(".")] if found else []
     while parts and not parts[-1]:
@@ -149,7 +149,7 @@ def machine(*, has_torch: bool) -> Iterator[Finding]:
 
 
 def gpu() -> Finding:
-    """Return the GPUs that torch can use, or why it can use none."""
+    """Return the GPUs that torch can use, or the reason why it can use none."""
     import torch
 
     if torch.cuda.is_available():
@@ -162,7 +162,7 @@ def gpu() -> Finding:
 
 
 def installed_gpu() -> str:
-    """Return the name of an NVIDIA GPU according to its driver; empty without one."""
+    """Return the name of an NVIDIA GPU as its driver reports it; empty if there is none."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -172,7 +172,7 @@ def installed_gpu() -> str:
 
 
 def extras() -> Iterator[Finding]:
-    """Yield each extra but dev, with the packages that it lacks."""
+    """Yield a row for each extra except dev, with its missing packages."""
     known = metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
     for extra in sorted({*known} - {"dev"}):
         purpose = PURPOSES.get(extra, extra)
@@ -185,7 +185,7 @@ def extras() -> Iterator[Finding]:
 
 
 def datasets(data_dir: str | None) -> Iterator[Finding]:
-    """Yield each suite of datasets, with the number of those that are on this machine."""
+    """Yield a row for each suite of data sets, with the number of sets on this machine."""
     from offline_rl.data.info import listed_cards, state_of
     from offline_rl.data.load import data_folder, recipe_of
 

@@ -1,4 +1,4 @@
-"""The folder of a policy for a model hub: model card, bundle, settings and evaluation."""
+"""Folder of a policy for a model hub: model card, bundle, settings and evaluation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from offline_rl.utils.text import table
 from policies import bundle
 
 CARD, EVALUATION, SETTINGS = "README.md", "evaluation.json", "config.json"
-REPOSITORY = "<owner>/<repository>"  # of the card's commands
+REPOSITORY = "<owner>/<repository>"  # placeholder in the commands of the card
 
 
 def write_hub_folder(source: Path, out: Path, license: str | None) -> None:
     """Write the folder of the policy in the bundle `source`.
 
-    license: identifier of the policy's license, such as `apache-2.0`. Raises UserError and
-    BundleError, and then writes nothing.
+    license: identifier of the policy's license, such as `apache-2.0`. Raises UserError or
+    BundleError before anything is written.
     """
     if not license:
         raise UserError(
@@ -47,7 +47,7 @@ def write_hub_folder(source: Path, out: Path, license: str | None) -> None:
 
 
 def facts_of(source: Path, policy: bundle.Bundle) -> dict[str, Any]:
-    """Return the run's result, without paths of this machine, for the card and evaluation.json."""
+    """Return the result of the run for card and evaluation.json, without local paths."""
     result = source.with_name("result.json")
     facts = dict(read_json_object(result) if result.is_file() else policy.provenance)
     facts.pop("last_checkpoint", None)
@@ -56,7 +56,7 @@ def facts_of(source: Path, policy: bundle.Bundle) -> dict[str, Any]:
 
 
 def card(policy: bundle.Bundle, facts: Mapping[str, Any], license: str) -> str:
-    """Return the model card: front matter of the hub, how to use the policy, and what it scored."""
+    """Return the model card: front matter, usage, evaluation and training settings."""
     algorithm, task = facts.get("algorithm") or policy.kind, facts.get("task") or "none"
     title = f"{algorithm} on {task}"
     rows = evaluation(facts)
@@ -89,18 +89,19 @@ def card(policy: bundle.Bundle, facts: Mapping[str, Any], license: str) -> str:
     settings = [[name, str(value)] for name, value in trained if value not in (None, "", 0)]
     parts = [
         f"# {title}",
-        f"A policy trained with offline_rl. Its bundle, `{bundle.BUNDLE}`, contains weights, "
-        "normalizers and a recorded output. Loading it runs no code from the file and loads no "
-        "pickle files.",
+        f"A policy trained with offline_rl. Its bundle, `{bundle.BUNDLE}`, contains the weights, "
+        "the normalizers and a recorded output for verification. Loading it runs no code from the "
+        "file and loads no pickle files.",
         "## Use",
         "```python\nimport policies\n\n"
         f'policy = policies.load("hub:{REPOSITORY}", units=True)\n```',
         f"Observations: {channels}, {spec.n_obs_steps} per decision. Actions: {spec.action_dim} "
-        f"numbers. Each decision predicts {spec.chunk_size} and executes {spec.n_action_steps}.",
+        f"numbers. Each decision predicts a chunk of {spec.chunk_size} actions and executes "
+        f"{spec.n_action_steps} of them.",
         "## Evaluation",
         table(["metric", "value"], [[k, f"{v:,}"] for k, v in rows.items()], markdown=True)
         if rows
-        else "The bundle has no evaluation.",
+        else "No evaluation is stored with this policy.",
         "## Training",
         table(["setting", "value"], settings, markdown=True),
     ]
@@ -109,7 +110,7 @@ def card(policy: bundle.Bundle, facts: Mapping[str, Any], license: str) -> str:
 
 
 def evaluation(facts: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of the last evaluation, by name, rounded."""
+    """Return the rounded metrics of the last evaluation, by name."""
     returns, costs = facts.get("returns") or [], facts.get("costs") or []
     values = {
         "episodes": len(returns) or None,

@@ -22,7 +22,7 @@ from offline_rl.utils.modules import import_extra
 from offline_rl.utils.text import format_count
 
 CONNECT_S = 5.0  # time to wait for an answer from the cluster's address
-PASSED = ("PYTHONPATH", "OFFLINE_RL_DATA", "WANDB_MODE", "MUJOCO_GL")  # inherited
+PASSED = ("PYTHONPATH", "OFFLINE_RL_DATA", "WANDB_MODE", "MUJOCO_GL")  # passed to cells
 
 
 class RayLauncher:
