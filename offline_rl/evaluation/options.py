@@ -21,11 +21,11 @@ class EvaluateOptions(Checked):
     eval_envs: Count | None = None  # environments open at a time; 1 if only one can exist
     target_return: Number | None = None  # target of return-conditioned policies; default: bundle's
     decision_every: Count | list[Count] | None = (
-        None  # environment steps between decisions, or a list of them, which adds their average
+        None  # environment steps between decisions; a list also reports their average (FAS)
     )
     decision_random: Count | None = None  # with decision_every: also random intervals up to this
     decision_delay: Count | None = (
-        None  # with decision_every: also observations this many steps old
+        None  # with decision_every: also observations delayed by this many steps
     )
     stl: str | None = None  # formula of signal temporal logic; adds its robustness per episode
     backup: str | None = None  # bundle that acts while the robustness of stl= is below margin=

@@ -1,1 +1,1 @@
-"""Evaluations of policies that decide less often, irregularly or late."""
+"""Evaluation of policies at lower decision frequencies, random intervals, or with a delay."""

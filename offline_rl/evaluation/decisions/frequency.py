@@ -1,4 +1,4 @@
-"""Decision frequency: scores of a policy that decides only every few steps.
+"""Decision frequency: scores of a policy at several decision intervals.
 
 `offline-rl evaluate decision_every=[1,2,4,8,16,30]` plays all episodes at each interval. The
 frequency-averaged score (FAS) is the mean of the score over the intervals, with linear
@@ -30,32 +30,33 @@ from offline_rl.utils.options import format_value
 from offline_rl.utils.text import format_mean_std, table, wrap_text
 
 OPTIONS = ("decision_every", "decision_random", "decision_delay")
-RESAMPLES = 2000  # of the bootstrap
+RESAMPLES = 2000  # number of bootstrap resamples
 LEGEND = (
-    "Columns: {what} if the policy decides every so many steps. In between, it executes the "
-    "actions of its chunk and then repeats the last one. {more}FAS: frequency-averaged score, the "
-    "mean over the intervals from {first} to {last} with linear interpolation, and its 95 % "
-    "bootstrap interval over episodes, and over bundles if there are several."
+    "Columns: {what} at each decision interval, in environment steps. Between decisions, the "
+    "policy executes the actions of its chunk and then repeats the last one. {more}FAS: "
+    "frequency-averaged score, the mean over intervals from {first} to {last} with linear "
+    "interpolation, and its 95 % bootstrap interval over episodes, and over bundles if there are "
+    "several."
 )
-Played = Mapping[Pace, Episodes]  # episodes of one policy at each pace
+Played = Mapping[Pace, Episodes]  # episodes of one policy for each `Pace`
 
 
 def paces_of(options: EvaluateOptions) -> list[Pace]:
-    """Return the paces of an evaluation: the intervals, then random ones and a delay.
+    """Return the paces of an evaluation: the intervals, the random intervals and the delay.
 
-    Raises UserError for options that contradict each other.
+    Raises UserError for invalid options.
     """
-    given = options.decision_every
-    if given is None:
+    value = options.decision_every
+    if value is None:
         for name in OPTIONS[1:]:
             if getattr(options, name) is not None:
-                raise UserError(f"{name}= adds to decision_every=. Add decision_every=[1,2,4,8].")
+                raise UserError(f"{name}= needs decision_every=. Add decision_every=[1,2,4,8].")
         return []
-    intervals = given if isinstance(given, list) else [given]
+    intervals = value if isinstance(value, list) else [value]
     if not intervals or len(set(intervals)) < len(intervals):
         raise UserError(
-            f"decision_every={format_value(intervals)} must name at least one interval, and each "
-            "interval once."
+            f"decision_every={format_value(intervals)} must have at least one interval, and each "
+            "interval only once."
         )
     if options.backup is not None:
         raise UserError("decision_every= does not work with backup=. Remove one of them.")
@@ -68,7 +69,7 @@ def paces_of(options: EvaluateOptions) -> list[Pace]:
 
 
 def check_lengths(paces: Sequence[Pace], task: str, env: VectorEnv) -> None:
-    """Raise UserError if an interval or a delay is longer than an episode of the task."""
+    """Raise UserError if an interval or the delay is longer than an episode of the task."""
     for pace in paces:
         steps = max(pace.every, pace.delay)
         if steps > env.max_episode_steps:
@@ -80,7 +81,7 @@ def check_lengths(paces: Sequence[Pace], task: str, env: VectorEnv) -> None:
 
 
 def saved_keys(options: EvaluateOptions) -> dict[str, Any]:
-    """Return the options that an evaluation saves."""
+    """Return the options to save with an evaluation."""
     return {name: getattr(options, name) for name in OPTIONS}
 
 
@@ -147,7 +148,7 @@ def bootstrap_interval(values: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def fas_cell(results: Sequence[Frequency | None]) -> str:
-    """Return the FAS of one or more policies with its interval; "" if it is unknown."""
+    """Return the FAS of one or more policies with its bootstrap interval; "" if there is none."""
     values = [r.fas for r in results if r is not None]
     known = [v for v in values if v is not None]
     if not known or len(known) < len(results):
@@ -182,8 +183,8 @@ def lines_of(
                 body.append([f"mean of {len(paths)} bundles{where}{suffix}", *cells(of_run)])
     header = ["bundle", *map(str, first.intervals), *first.others, "FAS"]
     more = {
-        "1 to": "1 to n: each interval is drawn from this range. ",
-        "delay": "delay n: decisions at every step, from the observation of n steps ago. ",
+        "1 to": "1 to n: each interval is sampled uniformly from this range. ",
+        "delay": "delay n: decisions at every step, from the observation n steps earlier. ",
     }
     shown = "".join(text for k, text in more.items() if any(o.startswith(k) for o in first.others))
     ends = {"first": first.intervals[0], "last": first.intervals[-1]}

@@ -154,8 +154,8 @@ def test_the_score_over_frequencies_is_printed_saved_and_in_reports(linear: Path
             "decision_every=101 is longer than an episode of neorl2/DMSD (100 steps). Use at most",
         ),
         ({"decision_every": 2, "decision_delay": 200}, "decision_delay=200 is longer than an"),
-        ({"decision_every": [2, 2]}, "decision_every=[2,2] must name at least one interval"),
-        ({"decision_random": 4}, "decision_random= adds to decision_every="),
+        ({"decision_every": [2, 2]}, "decision_every=[2,2] must have at least one interval"),
+        ({"decision_random": 4}, "decision_random= needs decision_every="),
         (
             {"decision_every": 2, "stl": "reward > 0", "backup": "none.bundle"},
             "decision_every= does not work with backup=",
