@@ -2,8 +2,8 @@
 
     python -m benchmarks.actors [actors=[1,2,4]] [steps=800] [out=benchmarks/results/online]
 
-The simulator sleeps 20 ms per step, like one that computes elsewhere, so few cores are enough. SAC
-trains with few updates (`utd`), so that the learner is not the limit.
+The simulator sleeps 20 ms per step, so a few cores are enough. SAC trains with few updates (`utd`),
+so the learner does not limit the rate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ units and {utd:g} updates per step. {machine}
 
 
 class Sleeper(gymnasium.Env):
-    """Simulator whose step takes STEP_S and needs no processor."""
+    """Simulator whose step sleeps STEP_S and uses no processor time."""
 
     observation_space = Box(-np.inf, np.inf, (11,), np.float32)
     action_space = Box(-1, 1, (3,), np.float32)

@@ -3,8 +3,8 @@
     python -m benchmarks.data_parallel <file.json> [algorithm=diffusion_policy] [processes=[1,2]]
         [images=true] [batch_size=256] [num_updates=100] [blocks=3] [device=auto] [algorithm.…=…]
 
-All process counts train the same policy on the same batches. They take turns, each in a command of
-its own, on random demonstrations in a temporary folder. Each process has one CPU thread, or one
+All process counts train the same policy on the same batches of random demonstrations in a temporary
+folder. Their commands run in turn. Each process has one CPU thread, or one
 GPU. Writes the results and a page next to them. Nothing else should run on the machine.
 """
 

@@ -1,4 +1,4 @@
-"""Measure a search over settings that train side by side, against single runs of the settings.
+"""Measure the speed of a search with stacked settings, compared with single runs.
 
     python -m benchmarks.search_speed [settings=16] [num_updates=5000] [algorithm=td3_bc]
 

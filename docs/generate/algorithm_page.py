@@ -23,18 +23,18 @@ from offline_rl.utils.text import format_mean_std, format_range, table
 HOME = "../.."  # from the pages' folder, docs/algorithms, to the repository
 ONLINE = """Each option is `online.<option>=` on the command line. Options above that define neither
 networks nor data also have this form; the value then applies to online training only."""
-COMPARED = f"""Each row compares updates of this code with public code, in float64 and with the same
-weights, batches and noise. Numbers are the largest relative differences.
+COMPARED = f"""Each row compares updates of this code with updates of public code, in float64, with
+equal weights, batches and noise. Numbers are the largest relative differences.
 [How to read the table]({HOME}/benchmarks/results/conformance.md)."""
-REMOVED = "Differences that were removed by changing the reference, original -> changed to:"
+REMOVED = "Changes of the reference code before the comparison, original -> changed to:"
 SCORES = """The score of the last checkpoint (or the return, if the task has no score), mean ±
-standard deviation over seeds. `*`: training was too short for the result to be compared with
-others. Runs whose critics have converged less than 50 % are not shown. The page of the study has
+standard deviation over seeds. `*`: training was too short to compare the result with others. Runs
+whose critics have converged less than 50 % are not shown. The page of the study has
 baselines and standard errors."""
 
 
 def page(name: str) -> str:
-    """Return the page of an algorithm, with links as in a file of docs/algorithms."""
+    """Return the page of an algorithm, with links relative to docs/algorithms."""
     cls = algorithm_class(name)
     title, parts = header(cls)
     method, _, idea = title.rstrip(".").partition(": ")
@@ -63,7 +63,7 @@ def page(name: str) -> str:
 
 
 def capitalized(text: str) -> str:
-    """Return a text whose first letter is a capital."""
+    """Return a text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -97,7 +97,7 @@ def body(cls: type[Algorithm]) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a text as Markdown that shows it; code in backticks is unchanged.
+    """Return a text with escaped Markdown; code in backticks is unchanged.
 
     arXiv numbers become links.
     """
@@ -126,7 +126,7 @@ def options_table(options: list[Option], values: dict[str, object] | None = None
 
 
 def settings(name: str) -> str:
-    """Return the algorithm's per-task table as it is, with the sources in its comments."""
+    """Return the text of the per-task table, including the sources in its comments."""
     path = table_path(name)
     if not path.is_file():
         return "No task has settings that differ from the defaults."

@@ -32,7 +32,7 @@ def is_code(paragraph: str) -> bool:
 
 
 def with_lists(paragraph: str) -> str:
-    """Return a paragraph with a list in place of lines `name: text` and of indented lines."""
+    """Return a paragraph with its `name: text` lines and indented lines as a list."""
     lines, in_list = list[str](), False
     for line in paragraph.splitlines():
         item = re.match(r"  (\S.*)|([a-z]\w*(?:, [a-z]\w*)*): (.*)", line)

@@ -2,9 +2,9 @@
 
 mkdocs build --strict
 
-The pages of docs/ and benchmarks/results are written for a code host: links are paths in the
-repository. On the site, a link to a file that the site has leads there. A link to another file
-leads to the repository if mkdocs.yml has `repo_url`, and is plain text if not.
+The pages of docs/ and benchmarks/results use paths in the repository as links, as GitHub does. On
+the site, a link to a file of the site becomes a link to its page. A link to another file becomes a
+link to the repository if mkdocs.yml has `repo_url`, and plain text otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 HOME = Path(__file__).resolve().parents[2]
-if sys.path[0] == str(HOME / "docs" / "generate"):  # MkDocs puts it there while it reads this file
+if sys.path[0] == str(HOME / "docs" / "generate"):  # MkDocs adds it while it loads this file
     sys.path[0] = str(HOME)
 
 import envs  # noqa: E402
@@ -33,9 +33,9 @@ FRONT = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
 }
-KINDS = (".md", ".png", ".csv", ".json")  # result files that the site has
+KINDS = (".md", ".png", ".csv", ".json")  # suffixes of result files on the site
 PACKAGES = (offline_rl, policies, envs, real_robot)
-# code, which stays as it is; or an image or link with its text and target
+# code, which is not changed, or an image or link with its text and target
 CODE_OR_LINK = re.compile(
     r"(?P<code>^```.*?^```$|`+[^`\n]+`+(?!\]))"
     r"|(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)",
@@ -68,7 +68,7 @@ def result_pages() -> list[Any]:
 
 
 def result_files() -> list[str]:
-    """Return the result files that the site has, as paths in the repository.
+    """Return the result files on the site, as paths in the repository.
 
     The notes of a study are part of its README.md.
     """
@@ -94,7 +94,7 @@ def on_files(files: Any, config: Any) -> None:
 
 
 def api_page(package: ModuleType) -> str:
-    """Return the page of a package's public names, whose texts mkdocstrings adds."""
+    """Return the page of a package's public names. mkdocstrings adds their documentation."""
     title = package.__name__
     parts = [f"# `{title}`", api_entry(title, show_root_toc_entry="false", members="false")]
     for name in package.__all__:
@@ -107,13 +107,13 @@ def api_page(package: ModuleType) -> str:
 
 
 def api_entry(path: str, **options: str) -> str:
-    """Return the lines that mkdocstrings replaces by the documentation of an object."""
+    """Return the lines that mkdocstrings replaces with the documentation of an object."""
     lines = (f"      {key}: {value}" for key, value in options.items())
     return "\n".join([f"::: {path}", "    options:", *lines])
 
 
 def uri_of(path: str) -> str:
-    """Return the place on the site of a path in the repository, or an empty string."""
+    """Return the site path of a path in the repository; an empty string if there is none."""
     if path in FRONT:
         return FRONT[path]
     if match := re.fullmatch(r"offline_rl/algorithms/(\w+)\.py", path):
@@ -133,13 +133,13 @@ def path_of(uri: str) -> str:
 
 
 def on_page_markdown(text: str, *, page: Any, config: Any, files: Any) -> str:
-    """Rewrite the links of a page, and what Python's Markdown reads in another way."""
+    """Rewrite the links of a page, and syntax that Python-Markdown parses differently."""
     uris = {file.src_uri for file in files}
     return as_python_markdown(with_site_links(text, page.file.src_uri, uris, config.repo_url or ""))
 
 
 def as_python_markdown(text: str) -> str:
-    """Return a page of the code host's Markdown as Python's Markdown.
+    """Convert GitHub's Markdown to Python-Markdown.
 
     Nested lists are indented by four columns. `<name>` outside code is text, not HTML. A diagram
     becomes a table.
@@ -172,7 +172,7 @@ def with_site_links(text: str, uri: str, uris: set[str], repository: str) -> str
             link = posixpath.relpath(place, posixpath.dirname(uri) or ".")
             return f"{match['image']}[{match['text']}]({link}{'#' * bool(anchor)}{anchor})"
         if not (HOME / path).exists():
-            return match[0]  # MkDocs reports it
+            return match[0]  # MkDocs reports the broken link
         if repository:
             return f"[{match['text']}]({repository.rstrip('/')}/blob/HEAD/{path})"
         return match["text"]
@@ -181,7 +181,7 @@ def with_site_links(text: str, uri: str, uris: set[str], repository: str) -> str
 
 
 def state_table(diagram: str) -> str:
-    """Return a Mermaid state diagram as a table. To draw it, a browser would load a program."""
+    """Return a Mermaid state diagram as a table, so that browsers need no script to draw it."""
     rows = ["| state | event | next state |", "| --- | --- | --- |"]
     for line in diagram.splitlines():
         if match := re.fullmatch(r"\s*(\S+) --> (\S+?)(?:: (.+))?", line):
@@ -192,5 +192,5 @@ def state_table(diagram: str) -> str:
 
 
 def on_post_page(output: str, *, page: Any, config: Any) -> str:
-    """Keep the theme from asking the repository's host for its number of stars."""
+    """Prevent the theme from requesting the number of stars from the repository's host."""
     return output.replace('data-md-component="source"', "")

@@ -46,7 +46,7 @@ def train(arguments: Sequence[str]) -> None:
     algorithm.alpha=[0.5,2.5] makes one run per value; all of them train in parallel.
     Repeat the command to continue an interrupted run. The last line printed is the run's folder.
 
-    Several GPUs or machines train one chunk policy (act, diffusion_policy, flow_policy) by
+    To train one chunk policy (act, diffusion_policy, flow_policy) on several GPUs or machines:
     torchrun --standalone --nproc-per-node=<GPUs> --no-python offline-rl train …
     """
     _hide_warnings()
@@ -70,17 +70,17 @@ def train(arguments: Sequence[str]) -> None:
 
 @takes_options("offline_rl.search.options:SearchOptions")
 def search(arguments: Sequence[str]) -> None:
-    """Search hyper-parameters: train many settings, side by side where possible, and rank them.
+    """Search hyper-parameters: train many settings, in parallel where possible, and rank them.
 
     usage: offline-rl search algorithm=<name> task=<task> algorithm.<name>=<sweep> [key=value …]
 
     A sweep is choice(a,b), a,b, range(start,stop,step), interval(low,high) or
-    tag(log,interval(low,high)); quote it in the shell. Sweeps of algorithm.<field>,
-    online.<field>, batch_size and utd are searched. Settings that differ in real-valued
-    hyper-parameters train in one program, others one after another.
-    The training seeds and evaluation episodes differ from those of `train`. best.yaml trains the
-    best setting: offline-rl train experiment=<folder>/best.yaml.
-    Repeat the command to continue an interrupted search; more trials= extend it. The last line
+    tag(log,interval(low,high)); quote it in the shell. algorithm.<field>, online.<field>,
+    batch_size and utd can be searched. Settings that differ only in real-valued hyper-parameters
+    train in one program, other settings one after another.
+    Training seeds and evaluation episodes differ from those of `train`. Train the best setting with
+    offline-rl train experiment=<folder>/best.yaml.
+    Repeat the command to continue an interrupted search; a larger trials= extends it. The last line
     printed is the folder of the search.
     """
     _hide_warnings()
@@ -241,11 +241,12 @@ def benchmark(arguments: Sequence[str]) -> None:
 
 @takes_options("offline_rl.cli.doctor:DoctorOptions")
 def doctor(arguments: Sequence[str]) -> None:
-    """Check this machine: cores, GPU, compiler, packages and data, and what is missing for what.
+    """Check this machine: hardware, compiler, packages, extras and data sets.
 
     usage: offline-rl doctor [data_dir=<folder>]
 
-    The exit code is 0 unless a part is broken without which nothing runs.
+    Missing parts are listed with the features that need them. The exit code is 0, or 2 if a
+    mandatory part is broken.
     """
     _hide_warnings()
     from offline_rl.cli.doctor import doctor as run
