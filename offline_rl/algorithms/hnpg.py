@@ -158,7 +158,7 @@ class HNPG(StepwiseRollouts):
         return state, {"critic_loss": value}
 
     def td_target(self, state: State, batch: Iteration) -> Tensor:
-        """Return r + gamma Q(s', a') [H, M] of data rows, with the networks of the next step."""
+        """Return r + gamma Q(s', a') [H, M] of the data, with the networks of the next step."""
         off: Any = batch.offline
         s2 = off.next_observations.roll(1, 0)
         mean, log_std = state.policy.per_step(s2)

@@ -96,8 +96,8 @@ def card(policy: bundle.Bundle, facts: Mapping[str, Any], license: str) -> str:
         "```python\nimport policies\n\n"
         f'policy = policies.load("hub:{REPOSITORY}", units=True)\n```',
         f"Observations: {channels}, {spec.n_obs_steps} per decision. Actions: {spec.action_dim} "
-        f"numbers. Each decision predicts a chunk of {spec.chunk_size} actions and executes "
-        f"{spec.n_action_steps} of them.",
+        f"numbers. Each decision predicts {spec.chunk_size} and executes {spec.n_action_steps} "
+        "actions.",
         "## Evaluation",
         table(["metric", "value"], [[k, f"{v:,}"] for k, v in rows.items()], markdown=True)
         if rows

@@ -32,11 +32,10 @@ from offline_rl.utils.text import format_mean_std, table, wrap_text
 OPTIONS = ("decision_every", "decision_random", "decision_delay")
 RESAMPLES = 2000  # number of bootstrap resamples
 LEGEND = (
-    "Columns: {what} at each decision interval, in environment steps. Between decisions, the "
-    "policy executes the actions of its chunk and then repeats the last one. {more}FAS: "
-    "frequency-averaged score, the mean over intervals from {first} to {last} with linear "
-    "interpolation, and its 95 % bootstrap interval over episodes, and over bundles if there are "
-    "several."
+    "Columns: {what} if the policy decides every so many steps. In between, it executes the "
+    "actions of its chunk and then repeats the last one. {more}FAS: frequency-averaged score, the "
+    "mean over the intervals from {first} to {last} with linear interpolation, and its 95 % "
+    "bootstrap interval over episodes, and over bundles if there are several."
 )
 Played = Mapping[Pace, Episodes]  # episodes of one policy for each `Pace`
 

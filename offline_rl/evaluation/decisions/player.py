@@ -20,7 +20,7 @@ class Pace:
 
     every: int = 1  # environment steps between decisions
     random: bool = False  # draw each interval uniformly from 1 to `every`
-    delay: int = 0  # age of the observation at a decision, in environment steps
+    delay: int = 0  # environment steps from an observation to the first action of its decision
 
     def __str__(self) -> str:
         """Return the name of the row or column of a table."""
@@ -32,10 +32,11 @@ class Pace:
 class PacedPlayer(Player):
     """A player whose policy decides at the times that a `Pace` defines.
 
-    Between decisions, it executes all `chunk_size` actions of the last chunk and then repeats the
-    last one. Observation histories contain every step. With a delay, a decision uses the
-    observation `delay` steps earlier, and the actions of the chunk before the current step are
-    skipped. Temporal ensembling is used only if the policy decides at every step without a delay.
+    Between decisions, it executes the actions of the last chunk, all `chunk_size` of them, and then
+    repeats the last one. The policy observes every step, but decides only at these times. With a
+    delay, a decision uses the observation of `delay` steps ago, and the actions of the chunk before
+    the present step are skipped. Temporal ensembling is active only if the policy decides at every
+    step without a delay.
     """
 
     def __init__(self, policy: BundlePolicy, pace: Pace) -> None:
@@ -67,7 +68,7 @@ class PacedPlayer(Player):
                 self._chunks = np.zeros((len(self._taken), *chunks.shape[1:]), chunks.dtype)
             self._chunks[due], self._taken[due] = chunks, 0
             self._remaining[due] = [self._interval(row) for row in due.tolist()]
-        late = len(self._recent) - 1  # 0 at the first observation
+        late = len(self._recent) - 1  # the first observation is not late
         index = np.minimum(self._taken + late, self._chunks.shape[1] - 1)
         self._taken += 1
         self._remaining -= 1
