@@ -9,8 +9,8 @@ Paper:   Zhou et al., ICLR 2024, arXiv:2311.08384, algorithms 1 and 2.
 Differs: The natural-gradient step and the order of critic fits are from YifeiZhou02/HNPG:trpo.py.
          Here, the step and its advantages are computed in float64, because conjugate gradients
          amplify rounding errors. The critic evaluates actions clipped to [-1, 1], as they are
-         executed. `num_steps=1`, for other tasks, is not in the authors' code: all steps share one
-         critic and one policy, TD targets use the same critic, and Monte Carlo returns bootstrap
+         executed. `num_steps=1` is the form for other tasks, which the authors' code does not have:
+         one critic and one policy, with a TD target of the same critic, and returns that bootstrap
          where a rollout is cut off.
 """
 

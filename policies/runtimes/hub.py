@@ -1,4 +1,4 @@
-"""Download of policy bundles from a model hub."""
+"""Bundles in a repository of a model hub."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ PREFIX = "hub:"
 
 
 def local_path(path: str | Path) -> str | Path:
-    """Return the path of a bundle. Download it if `path` is hub:<owner>/<name>[@<revision>].
+    """Return the path of a bundle; download it first if `path` is hub:<owner>/<name>[@<revision>].
 
-    The package huggingface_hub downloads the file to its cache. Its settings, such as HF_ENDPOINT
-    and HF_TOKEN, apply. Raises BundleError.
+    The package huggingface_hub downloads the file to its cache, and reads its settings, such as
+    HF_ENDPOINT and HF_TOKEN. Raises BundleError.
     """
     if not str(path).startswith(PREFIX):
         return path

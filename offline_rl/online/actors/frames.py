@@ -163,7 +163,7 @@ def _decode(header: bytes, body: bytes) -> tuple[dict[str, Any], dict[str, np.nd
         ArithmeticError,
         RecursionError,
     ) as error:
-        raise FrameError(f"its schema is invalid ({error})") from None
+        raise FrameError(f"its schema is wrong ({error})") from None
     if position != len(body):
         raise FrameError(f"its arrays need {position:,} bytes, but its body has {len(body):,}")
     return fields, arrays

@@ -29,7 +29,7 @@ class SequenceActor(Head):
     holds the last chunk, from which this action is read. Without exploration, a_k = tanh(mean).
     """
 
-    memory_starts_anywhere = True  # a_-1 is zero if the start is within an episode
+    memory_starts_anywhere = True  # the first a_-1 is then zero
 
     def __init__(
         self,
