@@ -122,7 +122,7 @@ class Study:
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._space, self._left, self._round_size = list(space), trials, round_size
         self._asked = list[Any]()
-        with self._quiet():
+        with self._without_warnings():
             sampler = self._make_sampler(name, seed, constrained)
             self._study = self._optuna.create_study(direction=direction, sampler=sampler)
 
@@ -131,7 +131,7 @@ class Study:
         count = min(self._round_size, self._left)
         self._left -= count
         distributions = {p.key: self._distribution(p) for p in self._space}
-        with self._quiet():
+        with self._without_warnings():
             self._asked = [self._study.ask(distributions) for _ in range(count)]
         return [self._setting(trial) for trial in self._asked]
 
@@ -139,7 +139,7 @@ class Study:
         """Report the values of the round to the sampler."""
         for trial, value, violation in zip(self._asked, values, violations, strict=True):
             trial.set_user_attr("violation", violation)
-            with self._quiet():
+            with self._without_warnings():
                 if value is None:
                     self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
                 else:
@@ -179,7 +179,7 @@ class Study:
                 "with `pip install 'offline-rl-suite[search]'`, or use sampler=tpe."
             ) from None
 
-    def _quiet(self) -> Any:
+    def _without_warnings(self) -> Any:
         """Return a context without Optuna's warnings of experimental options."""
         return warnings.catch_warnings(action="ignore")
 

@@ -57,7 +57,7 @@ def claim(
     make_folder(folder)
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as stack:
-        while (own := _take(folder, cell, stale_s, stack)) is None:
+        while (path := _try_claim(folder, cell, stale_s, stack)) is None:
             if time.monotonic() >= deadline:
                 yield False
                 return
@@ -71,9 +71,9 @@ def claim(
                 if time.monotonic() - last >= min(HEARTBEAT_S, stale_s / 4):
                     last = time.monotonic()
                     with contextlib.suppress(OSError):  # temporary failure of the file system
-                        if _number(newest_path(folder, cell)) > _number(own):
+                        if _claim_number(newest_path(folder, cell)) > _claim_number(path):
                             lost()
-                        os.utime(own)
+                        os.utime(path)
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -82,10 +82,10 @@ def claim(
         finally:
             done.set()
             thread.join()
-            write_json(own, {**describe_process(folder), "released": True})
+            write_json(path, {**describe_process(folder), "released": True})
 
 
-def _take(folder: Path, cell: str, stale_s: float, stack: contextlib.ExitStack) -> Path | None:
+def _try_claim(folder: Path, cell: str, stale_s: float, stack: contextlib.ExitStack) -> Path | None:
     """Lock and claim the cell. Return the claim's file, or None if another process has the cell."""
     with contextlib.ExitStack() as opened:
         file = opened.enter_context((folder / f"{cell}.lock").open("a"))
@@ -122,15 +122,15 @@ def read_claim(folder: Path, cell: str) -> Claim | None:
             content = json.load(file)
         except ValueError:
             content = {}
-    return Claim(path, _number(path), content if isinstance(content, dict) else {}, beat)
+    return Claim(path, _claim_number(path), content if isinstance(content, dict) else {}, beat)
 
 
 def newest_path(folder: Path, cell: str) -> Path | None:
     """Return the file of the newest claim of a cell; None if it was never claimed."""
-    return max(folder.glob(f"{cell}.*.json"), key=_number, default=None)
+    return max(folder.glob(f"{cell}.*.json"), key=_claim_number, default=None)
 
 
-def _number(path: Path | None) -> int:
+def _claim_number(path: Path | None) -> int:
     """Return the number in the name of a claim's file."""
     number = path.name.split(".")[-2] if path is not None else ""
     return int(number) if number.isdecimal() else 0

@@ -84,7 +84,7 @@ class Link:
 
     def start(self) -> Frame:
         """Connect, and return the learner's settings. Raises UserError if it refuses the actor."""
-        self._retried(lambda _: None)
+        self._with_reconnects(lambda _: None)
         assert self._welcome is not None
         return self._welcome
 
@@ -123,10 +123,10 @@ class Link:
         def ask(connection: Connection) -> Frame:
             connection.send(Kind.REQUEST)
             while (frame := connection.receive()).kind != Kind.GRANT:
-                self._note(frame)
+                self._handle_frame(frame)
             return frame
 
-        return self._retried(ask)
+        return self._with_reconnects(ask)
 
     def deliver(self, episode: int, frame: bytes) -> None:
         """Send an episode, and keep it until the learner has saved it."""
@@ -136,7 +136,7 @@ class Link:
         try:
             self._connection.send_bytes(frame)
         except OSError:  # it is sent again on the next connection
-            self._lose()
+            self._drop_connection()
 
     def alive(self, note: str = "") -> None:
         """Report the environment's progress to the learner, at most once per `alive_s`.
@@ -148,12 +148,12 @@ class Link:
             return
         try:
             while self._connection.has_frame():
-                self._note(self._connection.receive())
+                self._handle_frame(self._connection.receive())
             if note or now - self._last_s >= self._alive_s:
                 self._last_s = now
                 self._connection.send(Kind.ALIVE, {"note": note})
         except (OSError, FrameError):
-            self._lose()
+            self._drop_connection()
 
     def fail(self, error: Exception) -> None:
         """Report to the learner why the actor ends."""
@@ -166,7 +166,7 @@ class Link:
         if self._connection is not None:
             self._connection.close()
 
-    def _note(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         """Handle a frame that the learner may send at any time."""
         if frame.kind == Kind.STORED:
             for episode in frame.fields["episodes"]:
@@ -176,14 +176,14 @@ class Link:
         elif frame.kind == Kind.ERROR:
             raise UserError(frame.fields.get("error", "unknown error"))
 
-    def _lose(self) -> None:
+    def _drop_connection(self) -> None:
         """Close a lost connection. Raises Stopped if this actor must end with its learner."""
         self.close()
         self._connection = None
         if not self.command.reconnect_s:
             raise Stopped
 
-    def _retried(self, work: Callable[[Connection], T]) -> T:
+    def _with_reconnects(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work`. Reconnects and repeats it if the connection is lost."""
         deadline: float | None = None
         while True:
@@ -192,7 +192,7 @@ class Link:
                     self._connection = self._connect()
                 return work(self._connection)
             except (OSError, FrameError):
-                self._lose()
+                self._drop_connection()
                 deadline = deadline or time.monotonic() + self.command.reconnect_s
                 if time.monotonic() > deadline:
                     raise UserError(

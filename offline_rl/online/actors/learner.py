@@ -219,7 +219,7 @@ class RemoteCollector(Collector):
             self._ledger.saved |= new
             for episode in sorted(new):
                 if (peer := self._ledger.owners.pop(episode, None)) is not None:
-                    self._tell(peer, Kind.STORED, {"episodes": [episode]})
+                    self._send(peer, Kind.STORED, {"episodes": [episode]})
 
     def state(self, s: int) -> dict[str, Any]:
         """Return the counts for a checkpoint."""
@@ -263,7 +263,7 @@ class RemoteCollector(Collector):
         with self._state:
             self._closed = True
             for peer in self._peers if is_complete else ():
-                self._tell(peer, Kind.STOP)
+                self._send(peer, Kind.STOP)
             self._state.notify_all()
         close_socket(self._server)
         self._disconnect(GOODBYE_S if is_complete else 0.0)
@@ -351,7 +351,7 @@ class RemoteCollector(Collector):
             while True:
                 frame = connection.receive()
                 if not self._closed:  # else the learner is about to end
-                    self._answer(peer, frame)
+                    self._handle_frame(peer, frame)
         except UserError as error:  # raised by the actor, or about its frames
             is_frame = isinstance(error, FrameError)
             text = f"a frame was refused, because {error}" if is_frame else str(error)
@@ -374,7 +374,7 @@ class RemoteCollector(Collector):
         nonce = secrets.token_hex(16)
         connection.send(Kind.CHALLENGE, {"nonce": nonce, "needs_token": bool(self._token)})
         hello = connection.expect(Kind.HELLO).fields
-        if problem := self._problem(hello, nonce):
+        if problem := self._refusal_reason(hello, nonce):
             raise UserError(problem)
         slot = hello["slot"] if isinstance(hello.get("slot"), int) else None
         slot = slot if slot is not None and 0 <= slot < len(self._slots) else None
@@ -391,7 +391,7 @@ class RemoteCollector(Collector):
         connection.send(Kind.WELCOME, self._settings(), policy=to_array(policy))
         return peer
 
-    def _problem(self, hello: Mapping[str, Any], nonce: str) -> str | None:
+    def _refusal_reason(self, hello: Mapping[str, Any], nonce: str) -> str | None:
         """Return the reason to refuse an actor; None if it is accepted."""
         if self._token and not secrets.compare_digest(
             str(hello.get("proof")), proof_of(self._token, nonce)
@@ -435,23 +435,23 @@ class RemoteCollector(Collector):
         converted: dict[str, Any] = to_json_values(values)
         return converted
 
-    def _answer(self, peer: Peer, frame: Frame) -> None:
+    def _handle_frame(self, peer: Peer, frame: Frame) -> None:
         """Handle a frame of an actor. Raises FrameError if the frame is invalid."""
         if frame.kind == Kind.REQUEST:
             self._grant(peer)
         elif frame.kind == Kind.EPISODE:
-            self._accept(peer, self._episode(frame))
+            self._queue_episode(peer, self._episode(frame))
         elif frame.kind == Kind.ALIVE:
             if note := frame.fields.get("note"):
                 self.say(f"{peer.name}: {note}")
-            self._touch(peer)
+            self._record_progress(peer)
         elif frame.kind == Kind.ERROR:
             self._report(peer, str(frame.fields.get("error")))
             raise ConnectionError
         else:
             raise FrameError(f"actors do not send frames of kind {frame.kind.name}")
 
-    def _touch(self, peer: Peer) -> None:
+    def _record_progress(self, peer: Peer) -> None:
         with self._state:
             if peer.busy_since is not None:
                 peer.busy_since = time.monotonic()
@@ -481,14 +481,14 @@ class RemoteCollector(Collector):
         arrays = {"policy": to_array(policy)} if is_new else {}
         peer.connection.send(Kind.GRANT, fields, **arrays)
 
-    def _accept(self, peer: Peer, episode: Episode) -> None:
+    def _queue_episode(self, peer: Peer, episode: Episode) -> None:
         """Queue an episode, unless it is known already."""
-        self._touch(peer)
+        self._record_progress(peer)
         with self._state:
             if peer.slot is not None:
                 self._slots[peer.slot].failures = 0
             if episode.id in self._ledger.saved:
-                self._tell(peer, Kind.STORED, {"episodes": [episode.id]})
+                self._send(peer, Kind.STORED, {"episodes": [episode.id]})
                 return
             self._ledger.owners[episode.id] = peer
             if self._ledger.knows(episode.id):
@@ -535,7 +535,7 @@ class RemoteCollector(Collector):
         schema |= dict.fromkeys(("terminated", "truncated"), ("bool", ()))
         return schema | {name: ("float32", tuple(columns[name])) for name in reported(columns)}
 
-    def _tell(self, peer: Peer, kind: Kind, fields: Mapping[str, Any] | None = None) -> None:
+    def _send(self, peer: Peer, kind: Kind, fields: Mapping[str, Any] | None = None) -> None:
         """Send a short frame. Errors are ignored, because the actor has then ended."""
         with suppress(OSError):
             peer.connection.send(kind, fields)
@@ -555,7 +555,7 @@ class RemoteCollector(Collector):
         while not self._closed:
             try:
                 for k, slot in enumerate(self._slots):
-                    if (problem := self._problem_of(k, slot)) is not None:
+                    if (problem := self._restart_reason(k, slot)) is not None:
                         self._restart(k, slot, problem)
             except OSError as error:  # no process can be started
                 with self._state:
@@ -564,7 +564,7 @@ class RemoteCollector(Collector):
             self._drop_silent_peers()
             time.sleep(CHECK_S)
 
-    def _problem_of(self, k: int, slot: Slot) -> str | None:
+    def _restart_reason(self, k: int, slot: Slot) -> str | None:
         """Return the reason to start an actor: "" for the first start; None if it runs."""
         if slot.process is None:
             return "" if self._failure is None else None
