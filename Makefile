@@ -1,17 +1,17 @@
-# make setup | demo | test | test-all | lint | clean; PYTHON=python3.12 make … chooses another Python.
+# make setup | demo | test | test-all | lint | clean; PYTHON=python3.12 make … selects another Python.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
-# A process to a core; tests that share what is slow to make are told to run in one (xdist_group).
+# One process per core. Tests that share an expensive setup run in the same process (xdist_group).
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 
 .PHONY: setup demo test test-all lint clean
 
 setup: $(READY)
 
-# Made anew only when the pinned packages or the project's metadata change.
+# Installed again only if the pinned packages or the project's metadata change.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
 	@echo "installing the pinned packages into .venv (a few minutes the first time)"
@@ -20,14 +20,14 @@ $(READY): requirements.lock pyproject.toml
 	@$(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
 
-# The embedded data set, three seeds side by side; some three minutes on two cores, data, evaluations and plots with them.
+# Trains three seeds in parallel on the embedded data set: about three minutes on two cores, with evaluations and plots.
 demo: setup
 	$(BIN)/offline-rl train experiment=demo
 
 test: lint
 	$(PYTEST) -m "not slow"
 
-# Also what takes minutes: compiled equals eager for every algorithm, long runs.
+# Also runs the slow tests, such as compiled against eager updates of every algorithm, and long runs.
 test-all: lint
 	$(PYTEST)
 
