@@ -140,6 +140,7 @@ class Work:
             if after > before:
                 self.progress.position = Position(index, done + after - before)
                 evaluates = piece.evaluate or isinstance(piece, Interact)
+                evaluates &= piece.unit == self._axes[piece.phase]
                 if self._ended or (evaluates and passed(before, after, self.eval_every)):
                     self.progress.evaluate_at = self.progress.position
         if isinstance(piece, Learn) and piece.skips and self.progress.position.done == piece.size:

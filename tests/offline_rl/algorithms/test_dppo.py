@@ -21,6 +21,7 @@ from offline_rl.algorithms.dppo import DPPO, Config
 from offline_rl.engine.engine import COUNTS, Engine
 from offline_rl.replay.rollouts import Decisions, Rollouts
 from offline_rl.runs.folder import SeedFolder
+from offline_rl.training.work import Work
 from offline_rl.utils.random import Random
 from policies import Spec
 
@@ -279,7 +280,9 @@ def test_the_warm_up_starts_after_pretraining():
     assert moved == {"value", "update"}
 
 
-def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tmp_path: Path):
+def test_killed_within_an_iteration_and_resumed_equals_undisturbed(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Killed during collection, with running episodes, and between two minibatches."""
     run = run_of("diffusion_policy", line, tmp_path, **CLONE, **{"algorithm.sampler": "ddim"})
     whole = finetune(run=run, **TUNE, name="whole").path
@@ -292,21 +295,24 @@ def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tm
         last = load_file(files[max(files)])
         undisturbed = load_file(ends[0])
         assert all(torch.equal(last[k], v) for k, v in undisturbed.items())
-    # It resumes during collection, and after three updates.
-    for stop, every in (((24, 0), (24, 8)), ((48, 5), (5, 3))):
+    # It resumes during collection, and after four updates.
+    original = Work.advance
+    for stop, every in (((24, 0), (24, 8)), ((48, 4), (8, 2))):
         name, moments = f"from-{stop[1]}", list[tuple[int, int]]()
 
-        def quit_at(trainer: Any, stop: Any = stop, moments: list[Any] = moments) -> None:
-            counts = trainer.progress.counts("online")
+        def advance(work: Work, stop: Any = stop, moments: list[Any] = moments) -> bool:
+            counts = work.progress.counts("online")
             moments.append((counts.env_steps, counts.updates))
             if moments.count(stop) == 1 and moments[-1] == stop:
                 raise RuntimeError("the cable is out")
+            return original(work)
 
+        monkeypatch.setattr(Work, "advance", advance)
         keys = {**TUNE, "name": name, "eval_every": every[0], "checkpoint_every": every[1]}
         with pytest.raises(RuntimeError, match="cable"):
-            finetune(run=run, **keys, watch=quit_at)
+            finetune(run=run, **keys)
         assert SeedFolder(whole.parent / name, 0).checkpoints()
-        path = finetune(run=run, **keys, watch=quit_at).path
+        path = finetune(run=run, **keys).path
         assert (moments.count((0, 0)), moments.count(stop)) == (1, 2)  # not from the beginning
         for seed in range(2):
             one, two = (SeedFolder(p, seed).checkpoints() for p in (whole, path))
@@ -317,14 +323,19 @@ def test_killed_within_an_iteration_and_resumed_equals_undisturbed(line: str, tm
 
 
 def test_evaluations_due_within_a_phase_run_at_its_end(line: str, tmp_path: Path):
-    """48 steps, 8 at a time, and 6 updates, twice: the steps pass 44 at 48, and reach 88."""
+    """48 steps, 8 at a time, and 6 updates, twice: the steps pass 44 at 48, and reach 88.
+
+    Updates do not count, even if an evaluation is due every 8 steps and there are 12 updates.
+    """
     run = run_of("diffusion_policy", line, tmp_path, **CLONE, **{"algorithm.sampler": "ddim"})
-    path = finetune(run=run, **TUNE | {"name": "due", "eval_every": 44}).path
-    rows = (path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
-    told = [json.loads(row) for row in rows]
-    begun = told[0]["updates"]
-    moments = [(row["env_steps"], row["updates"] - begun) for row in told]
-    assert moments == [(0, 0), (48, 0), (88, 6), (96, 12)]
+    for every, expected in ((44, [0, 48, 88, 96]), (8, [*range(0, 97, 8), 96])):
+        path = finetune(run=run, **TUNE | {"name": f"due-{every}", "eval_every": every}).path
+        rows = (path / "seed_0" / "evaluations.jsonl").read_text().splitlines()
+        told = [json.loads(row) for row in rows]
+        begun = told[0]["updates"]
+        moments = [(row["env_steps"], row["updates"] - begun) for row in told]
+        updates = [6 * ((steps - 1) // 48) for steps in expected]
+        assert moments == list(zip(expected, [0, *updates[1:-1], 12], strict=True))
 
 
 def test_a_flow_is_fine_tuned_and_acts_from_its_bundle(line: str, tmp_path: Path):

@@ -142,6 +142,24 @@ def test_a_loop_within_a_loop() -> None:
     torch.testing.assert_close(*results)
 
 
+def test_the_body_may_differentiate_with_respect_to_other_tensors() -> None:
+    """The product of v and the second derivatives of sum p^4, 12 p^2 v, three times."""
+    p, v = torch.tensor([[0.5, 1.0], [2.0, -1.0]]), torch.ones(2)
+
+    def result(p: Tensor) -> Tensor:
+        def body(v: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            first = grad(lambda q: (q**4).sum())
+            return x * grad(lambda q: (first(q) * v).sum())(p.view_as(p)), x
+
+        carry: Tensor = scan(body, v, torch.tensor([1.0, 0.5, 0.25]))[0]
+        return carry
+
+    expected = 12**3 * p**6 / 8
+    assert torch.allclose(result(p[0]), expected[0])
+    assert torch.allclose(trace(vmap(result), p)(p), expected)
+    assert torch.allclose(trace(result, p[1])(p[1]), expected[1])
+
+
 def test_the_body_is_traced_once_and_its_cost_is_counted_for_every_step() -> None:
     calls, nodes, costs = list[int](), list[int](), list[float]()
     for length in (5, 50):

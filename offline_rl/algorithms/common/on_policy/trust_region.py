@@ -2,19 +2,21 @@
 
 Schulman et al., arXiv:1502.05477, appendix C. Parameters have the leading axis H, one policy for
 each step of the episode. Each policy has a step size of its own. Nothing depends on data on the
-host: the numbers of iterations and of trials are fixed, and masks select their results.
+host: the numbers of iterations and of trials are fixed, and masks select their results. Both are
+loops of the update's graph, so that its size does not depend on these numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from offline_rl.algorithms.common.base import Params
+from offline_rl.algorithms.common.scan import scan
 
 Objective = Callable[[Params], Tensor]  # parameters -> one number for each policy, [H]
 TOLERANCE = 1e-10  # squared residual below which conjugate gradients stop
@@ -46,42 +48,50 @@ def natural_step(
     descent = {k: -g for k, g in grad(lambda p: loss(p).sum())(params).items()}
 
     def fisher(v: Params) -> dict[str, Tensor]:
-        slope = grad(lambda p: dot(grad(lambda q: kl(q).sum())(p), v).sum())(params)
+        point = {k: value.view_as(value) for k, value in params.items()}  # see `scan`
+        slope = grad(lambda p: dot(grad(lambda q: kl(q).sum())(p), v).sum())(point)
         return {k: x + damping * v[k] for k, x in slope.items()}
 
     x = conjugate_gradients(fisher, descent)
     curvature = 0.5 * dot(x, fisher(x))
     size = torch.where(curvature > 0, (max_kl / curvature.clamp(min=1e-30)).sqrt(), 0)
     full, expected = scaled(x, size), size * dot(descent, x)
-    result, accepted = dict(params), torch.zeros_like(before)
-    for trial in range(TRIALS):
-        share = 0.5**trial
+
+    def search(carry: Any, share: Tensor) -> tuple[Any, Tensor]:
+        result, accepted = carry
         new = {k: value + share * full[k] for k, value in params.items()}
         gain = before - loss(new)
         is_good = (gain > ACCEPTED * share * expected) & (gain > 0) & (accepted == 0)
         result = {
             k: torch.where(along(is_good, value), new[k], value) for k, value in result.items()
         }
-        accepted = torch.where(is_good, 1.0, accepted)
+        return (result, torch.where(is_good, 1.0, accepted)), gain
+
+    shares = 0.5 ** torch.arange(TRIALS, dtype=before.dtype, device=before.device)
+    (result, accepted), _ = scan(search, (dict(params), torch.zeros_like(before)), shares)
     return NaturalStep(result, x, accepted)
 
 
 def conjugate_gradients(product: Callable[[Params], Params], b: Params) -> dict[str, Tensor]:
     """Return an approximate solution x of product(x) = b, for H systems at once."""
-    x = {k: torch.zeros_like(value) for k, value in b.items()}
-    residual, direction, square = dict(b), dict(b), dot(b, b)
-    active = square > 0
-    for _ in range(ITERATIONS):
+    square = dot(b, b)
+    start = {k: torch.zeros_like(value) for k, value in b.items()}, dict(b), dict(b), square
+
+    def iterate(carry: Any, _: Tensor) -> tuple[Any, Tensor]:
+        x, residual, direction, square, active = carry
         image = product(direction)
         curvature = dot(direction, image)
-        alpha = torch.where(active, square / torch.where(active, curvature, 1), 0)
+        alpha = torch.where(active > 0, square / torch.where(active > 0, curvature, 1), 0)
         x = add(x, scaled(direction, alpha))
         residual = add(residual, scaled(image, -alpha))
         new_square = dot(residual, residual)
-        beta = torch.where(active, new_square / torch.where(active, square, 1), 0)
-        direction, square = add(residual, scaled(direction, beta)), new_square
-        active = active & (new_square >= TOLERANCE)
-    return x
+        beta = torch.where(active > 0, new_square / torch.where(active > 0, square, 1), 0)
+        direction = add(residual, scaled(direction, beta))
+        active = active * (new_square >= TOLERANCE)
+        return (x, residual, direction, new_square, active), new_square
+
+    carry, _ = scan(iterate, (*start, (square > 0).to(square)), square.new_zeros(ITERATIONS))
+    return carry[0]
 
 
 def dot(a: Params, b: Params) -> Tensor:

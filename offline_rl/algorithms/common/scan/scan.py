@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import maybe_current_level, maybe_get_level
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 from torch.overrides import TorchFunctionMode, wrap_torch_function
@@ -30,9 +31,11 @@ def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tu
 
     carry, xs, y: trees of tensors. Steps are along axis 0 of xs and of the returned ys. The shapes
     and types of the carry stay the same. `body` may use other tensors, such as the parameters of
-    networks; gradients reach all of them. It must have no side effects, because the number of its
-    calls does not depend on the number of steps. It cannot draw random numbers: draw them for all
-    steps and pass them in xs. Raises ValueError if carry, xs or body do not obey these rules.
+    networks; gradients reach all of them. If it differentiates with respect to such a tensor, with
+    `torch.func.grad`, it must pass a view of it. It must have no side effects, because the number
+    of its calls does not depend on the number of steps. It cannot draw random numbers: draw them
+    for all steps and pass them in xs. Raises ValueError if carry, xs or body do not obey these
+    rules.
     """
     carry_leaves, carry_tree = tree_flatten(carry)
     xs_leaves, xs_tree = tree_flatten(xs)
@@ -96,13 +99,15 @@ class _FindTensors(TorchFunctionMode):
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()
         self.known = {id(x): x for x in known}  # tensors stay alive, so that ids stay unique
+        self.level = maybe_current_level() or 0  # number of transforms around the body
         self.tensors: dict[int, Tensor] = {}
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         for x in _tensors((args, kwargs)):
-            if id(x) not in self.known:
+            within = self.level < maybe_get_level(x) <= (maybe_current_level() or 0)
+            if id(x) not in self.known and not within:  # not made by a transform of the body
                 self.tensors[id(x)] = x
         results = function(*args, **(kwargs or {}))
         self.known.update((id(x), x) for x in _tensors(results) if id(x) not in self.tensors)
