@@ -1,9 +1,9 @@
 """The natural-gradient step of trust-region methods, for H policies at once.
 
 Schulman et al., arXiv:1502.05477, appendix C. Parameters have the leading axis H, one policy for
-each step of the episode. Each policy has a step size of its own. Nothing depends on data on the
-host: the numbers of iterations and of trials are fixed, and masks select their results. Both are
-loops of the update's graph, so that its size does not depend on these numbers.
+each step of the episode. Each policy has a separate step size. No control flow depends on tensor
+values: the numbers of iterations and of line-search trials are fixed, and masks select the results.
+Both are `scan` loops in the graph of the update, so its size does not depend on these numbers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from offline_rl.algorithms.common.scan import scan
 Objective = Callable[[Params], Tensor]  # parameters -> one number for each policy, [H]
 TOLERANCE = 1e-10  # squared residual below which conjugate gradients stop
 ITERATIONS, TRIALS = 10, 10
-ACCEPTED = 0.1  # minimum share of the expected improvement
+ACCEPTED = 0.1  # minimum improvement, as a share of the expected one
 
 
 class NaturalStep(NamedTuple):
     """Result of `natural_step`."""
 
     params: dict[str, Tensor]
-    direction: dict[str, Tensor]  # solution of the conjugate gradients
+    direction: dict[str, Tensor]  # natural gradient, from conjugate gradients
     accepted: Tensor  # [H], 1 where the line search found a step, else 0
 
 
@@ -40,9 +40,9 @@ def natural_step(
     max_kl: float | Tensor,
     damping: float | Tensor,
 ) -> NaturalStep:
-    """Return parameters after a step that lowers `loss` and changes `kl` by about max_kl.
+    """Return parameters after a step that lowers `loss` and increases `kl` by about max_kl.
 
-    kl: divergence from the policies of `params`, whose second derivatives are the Fisher matrix.
+    kl: KL divergence from the policies of `params`. Its Hessian is the Fisher matrix.
     """
     before = loss(params)
     descent = {k: -g for k, g in grad(lambda p: loss(p).sum())(params).items()}
@@ -95,7 +95,7 @@ def conjugate_gradients(product: Callable[[Params], Params], b: Params) -> dict[
 
 
 def dot(a: Params, b: Params) -> Tensor:
-    """Return the inner products of H vectors, [H]."""
+    """Return the inner products of H pairs of vectors, [H]."""
     return torch.stack([(a[k] * b[k]).flatten(1).sum(1) for k in a]).sum(0)
 
 

@@ -1,4 +1,4 @@
-"""Loops inside an update."""
+"""Loops inside an update, each of which is one node of its graph."""
 
 from offline_rl.algorithms.common.scan.loop import Loop
 from offline_rl.algorithms.common.scan.scan import scan

@@ -65,8 +65,8 @@ def find_residuals(
 ) -> list[Node]:
     """Return the results of the forward pass that the backward pass uses to compute `outputs`.
 
-    gradients: inputs of the backward pass alone. Its other inputs are xs and constants. Views, and
-    results of constants alone, are computed again.
+    gradients: inputs of the backward pass only. Its other inputs are xs and constants. Views, and
+    results that depend on constants only, are computed again.
     """
     backward, varying = set(gradients), {*carry, *xs}
     for node in outputs[0].graph.nodes:

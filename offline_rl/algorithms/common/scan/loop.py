@@ -34,7 +34,7 @@ class Loop:
     step: Any  # a function; in a traced graph, a GraphModule
     sizes: tuple[int, int]  # numbers of tensors of the carry and of xs
     length: int  # number of steps
-    reverse: bool = False  # the last step comes first
+    reverse: bool = False  # True: start at the last step
 
     __name__ = "loop"  # name of nodes
 
@@ -85,7 +85,7 @@ class LoopFunction(torch.autograd.Function):
             if not isinstance(loop.step, GraphModule):  # a batch of steps
                 carry, xs, constants = split(operands, n, m)
                 examples = [*(x.contiguous() for x in carry), *(x[0] for x in xs), *constants]
-                # make_fx identifies tensors: operands can be equal, arguments of a step cannot
+                # make_fx compares tensors by identity; operands may be the same tensor, arguments may not
                 step = trace(loop.step, [x.view_as(x) for x in examples])
                 loop = replace(loop, step=step)
             results = loop.run(*operands)

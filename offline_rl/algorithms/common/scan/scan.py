@@ -1,7 +1,7 @@
 """A loop inside an update whose body is traced once, for recurrent networks and model rollouts.
 
-A Python loop of H steps puts H copies of its body into the update's graph. `scan` puts in one node,
-a `Loop`, whatever H is. Its gradient is a second loop, over the steps in reverse order.
+A Python loop of H steps adds H copies of its body to the graph of the update. `scan` adds one node,
+a `Loop`, for any H. Its gradient is a second loop, over the steps in reverse order.
 
 `torch._higher_order_ops.scan` cannot be used: it has no rule for `torch.func.grad` (PyTorch 2.11 to
 2.13). Inductor's C++ wrapper cannot compile its loop in 2.11, and frees memory twice in 2.13 if an
@@ -31,11 +31,10 @@ def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tu
 
     carry, xs, y: trees of tensors. Steps are along axis 0 of xs and of the returned ys. The shapes
     and types of the carry stay the same. `body` may use other tensors, such as the parameters of
-    networks; gradients reach all of them. If it differentiates with respect to such a tensor, with
-    `torch.func.grad`, it must pass a view of it. It must have no side effects, because the number
-    of its calls does not depend on the number of steps. It cannot draw random numbers: draw them
-    for all steps and pass them in xs. Raises ValueError if carry, xs or body do not obey these
-    rules.
+    networks; gradients reach all of them. If `body` differentiates with respect to such a tensor, with
+    `torch.func.grad`, it must pass a view of it. It must have no side effects, because it is traced
+    and not called in every step. It cannot sample random numbers: sample them for all steps and
+    pass them in xs. Raises ValueError if carry, xs or body violate these rules.
     """
     carry_leaves, carry_tree = tree_flatten(carry)
     xs_leaves, xs_tree = tree_flatten(xs)
