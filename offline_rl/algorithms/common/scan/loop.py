@@ -85,7 +85,7 @@ class LoopFunction(torch.autograd.Function):
             if not isinstance(loop.step, GraphModule):  # a batch of steps
                 carry, xs, constants = split(operands, n, m)
                 examples = [*(x.contiguous() for x in carry), *(x[0] for x in xs), *constants]
-                # make_fx compares tensors by identity; operands may be the same tensor, arguments may not
+                # make_fx compares tensors by identity, and operands may be the same tensor
                 step = trace(loop.step, [x.view_as(x) for x in examples])
                 loop = replace(loop, step=step)
             results = loop.run(*operands)

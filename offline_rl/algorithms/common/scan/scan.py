@@ -31,10 +31,10 @@ def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tu
 
     carry, xs, y: trees of tensors. Steps are along axis 0 of xs and of the returned ys. The shapes
     and types of the carry stay the same. `body` may use other tensors, such as the parameters of
-    networks; gradients reach all of them. If `body` differentiates with respect to such a tensor, with
-    `torch.func.grad`, it must pass a view of it. It must have no side effects, because it is traced
-    and not called in every step. It cannot sample random numbers: sample them for all steps and
-    pass them in xs. Raises ValueError if carry, xs or body violate these rules.
+    networks; gradients reach all of them. If `body` differentiates with respect to such a tensor,
+    with `torch.func.grad`, it must pass a view of it. `body` must have no side effects, because it
+    is traced and not called in every step. It cannot sample random numbers: sample them for all
+    steps and pass them in xs. Raises ValueError if carry, xs or body violate these rules.
     """
     carry_leaves, carry_tree = tree_flatten(carry)
     xs_leaves, xs_tree = tree_flatten(xs)
