@@ -156,13 +156,13 @@ class ComputeOptions(Checked):
     )
     actors: Amount = 0  # processes that collect complete episodes online; 0: in this process
     env_timeout_s: Positive | None = (
-        None  # with actors: restart an environment without progress for longer; default: 60
+        None  # with actors: seconds without progress until an environment is restarted; default: 60
     )
     actor_address: str | None = (
-        None  # with actors: <host>:<port> where they connect; default: a free port of 127.0.0.1
+        None  # with actors: <host>:<port> of the learner; default: a free port of 127.0.0.1
     )
     token_file: str | None = (
-        None  # file with a secret that actors must know; required unless the host is loopback
+        None  # file with the secret of learner and actors; needed unless the host is loopback
     )
 
 
