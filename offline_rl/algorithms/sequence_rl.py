@@ -28,13 +28,14 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import BUILT, Rate, Sizes, Switch
-from offline_rl.algorithms.common.critics import reduce_q, regress
+from offline_rl.algorithms.common.critics import Critic, reduce_q, regress
 from offline_rl.algorithms.common.entropy import SoftActorCritic, SoftConfig, update_temperature
 from offline_rl.algorithms.common.models.dynamics import MeanDynamics
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Positive, Range, frozen
 from policies.heads.sequences.planner import SequenceActor
+from policies.networks.init import xavier_init
 
 
 @frozen
@@ -69,6 +70,9 @@ class SequenceRL(SoftActorCritic):
 
     def actor(self) -> nn.Module:
         return self.build(SequenceActor, horizon=self.cfg.horizon)
+
+    def critic(self) -> nn.Module:
+        return self.build(Critic, init=xavier_init)
 
     def networks(self) -> dict[str, nn.Module]:
         cfg = self.cfg
