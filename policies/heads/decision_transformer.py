@@ -29,8 +29,8 @@ class DecisionTransformer(Head):
     """A return-conditioned policy (Chen et al., arXiv:2106.01345).
 
     The three tokens of a step share a learned embedding of the timestep in the episode. There is no
-    other position embedding. The memory holds the last `context_length` steps. The return-to-go
-    starts at `target_return` and decreases by each reward.
+    other position embedding. The memory holds the last `context_length` decisions. The
+    return-to-go starts at `target_return` and decreases by each reward.
     """
 
     # entries of the memory that decrease by what the environment reports, and its name

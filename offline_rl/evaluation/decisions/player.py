@@ -92,7 +92,10 @@ class PacedPlayer(Player):
 
     def _next_of_chunks(self) -> np.ndarray:
         """Return the next actions of the chunks, [B, A]."""
-        rows, index = np.arange(len(self._index)), np.minimum(self._index, self._chunks.shape[1] - 1)
+        rows, index = (
+            np.arange(len(self._index)),
+            np.minimum(self._index, self._chunks.shape[1] - 1),
+        )
         if self.pace.delay and PLAN in self.episodes.memory:
             self._executed.append(self.episodes.memory[PLAN][rows, index])
         self._time += 1

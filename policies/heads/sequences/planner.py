@@ -18,7 +18,6 @@ from policies.networks.init import torch_init, xavier_init
 from policies.networks.mlp import MLP, Activation
 
 
-
 class SequenceActor(Head):
     """A GRU whose inputs are its own actions (Patel, Siegelmann, arXiv:2410.08979).
 

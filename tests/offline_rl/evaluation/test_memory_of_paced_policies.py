@@ -138,6 +138,8 @@ def test_sequence_models_receive_the_time_and_the_return_of_their_observation(
             rewards = None if t == 0 else np.full(2, float(t))
             player.step(np.tile(OBSERVATIONS[t], (2, 1)), rewards)
         memory = player.episodes.memory
-        time, to_go = (np.reshape(memory[name], (2, -1))[:, -1] for name in ("timesteps", "returns"))
+        time, to_go = (
+            np.reshape(memory[name], (2, -1))[:, -1] for name in ("timesteps", "returns")
+        )
         assert time.tolist() == [last] * 2
         np.testing.assert_allclose(to_go, 100 - last * (last + 1) / 2)
