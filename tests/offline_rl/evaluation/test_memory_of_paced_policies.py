@@ -24,7 +24,7 @@ OBSERVATIONS = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
 def policy_of(head: Head, runtime: str = "torch") -> BundlePolicy:
     """Return the policy with a copy of the head's parameters."""
     weights = {k: v.detach().numpy().copy() for k, v in head.state_dict().items()}
-    sizes = {"chunk_size": head.chunk_size, "n_action_steps": head.n_action_steps}
+    sizes: Any = {"chunk_size": head.chunk_size, "n_action_steps": head.n_action_steps}
     kind, identity = type(head).__name__, Normalizer.identity((5,))
     bundle = Bundle(Spec((5,), 2, **sizes), kind, head.arguments, weights, identity)
     return BundlePolicy(bundle, make_network(bundle, runtime))
@@ -77,8 +77,8 @@ def test_a_recurrent_plan_continues_beyond_its_horizon(runtime: str) -> None:
     for start in (0, 5, 10):
         expected += loop.plan(OBSERVATIONS[start], previous, 5)
         previous = expected[-1]
-    expected = torch.cat(expected).detach().numpy()[: len(actions)]
-    np.testing.assert_allclose(actions, expected, atol=1e-5)
+    planned = torch.cat(expected).detach().numpy()[: len(actions)]
+    np.testing.assert_allclose(actions, planned, atol=1e-5)
     assert np.abs(np.diff(actions[2:5], axis=0)).min() > 1e-4  # nothing is repeated
 
 

@@ -8,6 +8,7 @@ import pytest
 from offline_rl import UserError, finetune, train
 
 
+@pytest.mark.slow
 def test_no_algorithm_is_suggested_for_networks_that_none_can_load(tmp_path: Path) -> None:
     """The scans of a Decision Mamba are in no other algorithm."""
     draw, data = np.random.default_rng(0), tmp_path / "data.npz"
