@@ -13,7 +13,7 @@ Differs: The model predicts the change of the observation (predict_change=false:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,7 @@ class Online(schedule.RandomStart):
     """Defaults: the authors' code."""
 
     warmup_steps: Amount = 10_000
+    n_step: Literal[1] = 1  # not used: the model and the previous action are those of one step
 
 
 class SequenceRL(SoftActorCritic):
