@@ -1,4 +1,4 @@
-"""What policies with a memory receive if they decide every few steps, or late."""
+"""Memories of policies that decide every few steps, or late: time, returns and earlier actions."""
 
 from typing import Any
 
