@@ -115,7 +115,7 @@ def steps_of(pace: Pace) -> list[int]:
 
 
 def test_a_policy_for_each_step_counts_environment_steps() -> None:
-    """With a delay, the network is that of the step of the observation."""
+    """A late policy uses the network of the step of its observation."""
     assert steps_of(Pace()) == [0, 1, 2, 3, 4, 5, 6, 7]
     assert steps_of(Pace(3)) == [0, 0, 0, 3, 3, 3, 6, 6]
     assert steps_of(Pace(delay=2)) == [0, 0, 0, 1, 2, 3, 4, 5]
