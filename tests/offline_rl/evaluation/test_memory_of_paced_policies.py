@@ -12,8 +12,10 @@ from policies import Bundle, Normalizer, Spec
 from policies.heads.decision_transformer import DecisionTransformer
 from policies.heads.gaussian import StepGaussianActor
 from policies.heads.head import Head
+from policies.heads.safety.switching import SwitchingActor
 from policies.heads.sequences.decision_mamba import DecisionMamba
 from policies.heads.sequences.planner import SequenceActor
+from policies.networks.mlp import Critic
 from policies.policy import BundlePolicy
 from policies.runtimes.network import make_network
 
@@ -143,3 +145,19 @@ def test_sequence_models_receive_the_time_and_the_return_of_their_observation(
         )
         assert time.tolist() == [last] * 2
         np.testing.assert_allclose(to_go, 100 - last * (last + 1) / 2)
+
+
+@pytest.mark.parametrize("runtime", ["torch", "numpy"])
+def test_a_cost_limit_is_for_the_environment_steps_that_remain(runtime: str) -> None:
+    """The cost of each step is 1."""
+    actor = {"observations": 5, "actions": 4, "hidden": [8]}
+    critics = [Critic(5, 2, (8,)).arguments] * 2
+    limits: dict[str, Any] = {"target_cost": 9.0, "episode_steps": 20, "cost_discount": 0.9}
+    policy = policy_of(SwitchingActor(actor, *critics, num_heads=2, **limits), runtime)
+    for pace, last in ((Pace(), 9), (Pace(4), 8), (Pace(delay=3), 6)):
+        player = PacedPlayer(policy, pace)
+        player.reset([0, 1])
+        for t in range(10):
+            player.step(np.tile(OBSERVATIONS[t], (2, 1)), cost=None if t == 0 else np.ones(2))
+        assert player.episodes.memory["steps"].tolist() == [last] * 2
+        assert player.episodes.memory["spent"].tolist() == [last] * 2
