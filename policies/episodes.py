@@ -26,6 +26,7 @@ Memory = Mapping[str, Any]  # arrays or tensors [R, …] by name; see `policies.
 # entries of the memory: [R], sum of the raw rewards or costs since the last decision
 REWARDS, COSTS = "rewards", "costs"
 EXECUTED = "executed"  # entry of the memory: [R], number of steps since the last decision
+PLAN = "plan"  # entry of the memory: [R, chunk_size, A], the actions since the last decision
 # (observations [R, n_obs_steps, *obs], memory, noise [R, *noise_shape], episode indices [R]) ->
 # chunks [R, chunk_size, A], whose first action is for the present step, and the next memory
 Decide = Callable[

@@ -123,10 +123,14 @@ class DM(dt.DT):
         return state, metrics | {"policy_loss": loss, "snapshot_weight": share}
 
     def evolve(self, state: State) -> tuple[State, Tensor]:
-        """Return the state with a new snapshot if it is due, and the snapshot's weight."""
+        """Return the state with a new snapshot if it is due, and the snapshot's weight.
+
+        In period k of K, it is evolution * k / K. The first period has no earlier policy.
+        """
         cfg, old, new = self.cfg, state.params["snapshot"], state.params["policy"]
         count, total = state.done // cfg.snapshot_every, self.num_updates / cfg.snapshot_every
-        share = (cfg.evolution * count.float() / total).clamp(max=cfg.max_evolution)
+        share = (cfg.evolution * (count + 1).float() / total).clamp(max=cfg.max_evolution)
+        share = share * (count > 0)
         is_due = state.done % cfg.snapshot_every == 0
         snapshot = {k: torch.where(is_due, new[k], x) for k, x in old.items()}
         state = replace(state, params={**state.params, "snapshot": snapshot})

@@ -9,9 +9,9 @@ Paper:   Zhou et al., ICLR 2024, arXiv:2311.08384, algorithms 1 and 2.
 Differs: The natural-gradient step and the order of critic fits are from YifeiZhou02/HNPG:trpo.py.
          Here, the step and its advantages are computed in float64, because conjugate gradients
          amplify rounding errors. The critic evaluates actions clipped to [-1, 1], as they are
-         executed. `num_steps=1` is the form for other tasks, which the authors' code does not have:
-         one critic and one policy, with a TD target of the same critic, and returns that bootstrap
-         where a rollout is cut off.
+         executed. Evaluations use the mean action; there, a sampled one. `num_steps=1` is the form
+         for other tasks, which the authors' code does not have: one critic and one policy, with a
+         TD target of the same critic, and returns that bootstrap where a rollout is cut off.
 """
 
 from __future__ import annotations
@@ -158,12 +158,17 @@ class HNPG(StepwiseRollouts):
         return state, {"critic_loss": value}
 
     def td_target(self, state: State, batch: Iteration) -> Tensor:
-        """Return r + gamma Q(s', a') [H, M] of the data, with the networks of the next step."""
+        """Return r + gamma Q(s', a') [H, M] of the data, with the networks of the next step.
+
+        If the data does not terminate after the last step, its networks are used there too.
+        """
         off: Any = batch.offline
-        s2 = off.next_observations.roll(1, 0)
+        # [H, 2 M]: network h evaluates the observations after step h - 1, and those after step h
+        s2, noise = (torch.cat([x.roll(1, 0), x], 1) for x in (off.next_observations, batch.noise))
         mean, log_std = state.policy.per_step(s2)
-        a2 = mean + log_std.exp() * batch.noise.roll(1, 0)
-        q = state.critic.per_member(s2, a2.clip(-1, 1)).roll(-1, 0)
+        a2 = mean + log_std.exp() * noise
+        after_previous, after_own = state.critic.per_member(s2, a2.clip(-1, 1)).chunk(2, 1)
+        q = torch.cat([after_previous[1:], after_own[-1:]])
         target: Tensor = off.rewards + off.discount * q
         return target
 

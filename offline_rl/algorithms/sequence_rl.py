@@ -15,7 +15,7 @@ Differs: The model predicts the change of the observation (predict_change=false:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +30,14 @@ from offline_rl.algorithms.common.base import (
     update_targets,
 )
 from offline_rl.algorithms.common.config import BUILT, Rate, Sizes, Switch
-from offline_rl.algorithms.common.critics import reduce_q, regress
+from offline_rl.algorithms.common.critics import Critic, reduce_q, regress
 from offline_rl.algorithms.common.entropy import SoftActorCritic, SoftConfig, update_temperature
 from offline_rl.algorithms.common.models.dynamics import MeanDynamics
 from offline_rl.algorithms.common.optim import Adam
 from offline_rl.replay.batch import Batch
 from offline_rl.utils.options import Amount, Positive, Range, frozen
 from policies.heads.sequences.planner import SequenceActor
+from policies.networks.init import xavier_init
 
 
 @frozen
@@ -59,6 +60,7 @@ class Online(schedule.RandomStart):
     """Defaults: the authors' code."""
 
     warmup_steps: Amount = 10_000
+    n_step: Literal[1] = 1  # not used: the model and the previous action are those of one step
 
 
 class SequenceRL(SoftActorCritic):
@@ -71,6 +73,9 @@ class SequenceRL(SoftActorCritic):
 
     def actor(self) -> nn.Module:
         return self.build(SequenceActor, horizon=self.cfg.horizon)
+
+    def critic(self) -> nn.Module:
+        return self.build(Critic, init=xavier_init)
 
     def networks(self) -> dict[str, nn.Module]:
         cfg = self.cfg

@@ -151,6 +151,11 @@ def wrong_options(run: Any) -> Iterator[str]:
             f"online.n_step={n_step}: {method} needs n_step=1, because its cost critic has a "
             "discount of its own. Remove it."
         )
+    if steps and n_step > 1 and getattr(cfg, "bisimulation", 0):
+        yield (
+            f"online.n_step={n_step}: algorithm.bisimulation needs n_step=1, because its model "
+            "predicts the next step. Remove one of them."
+        )
     if not output.name.strip("."):
         yield f"name={output.name!r} cannot be the name of a folder. Use another name=."
     if not output.out.strip():

@@ -22,12 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from offline_rl.algorithms.common.config import structural_fields
-from offline_rl.algorithms.common.registry import algorithm_class, algorithm_names, run_label
+from offline_rl.algorithms.common.registry import (
+    algorithm_class,
+    algorithm_names,
+    rebuild_algorithm,
+    run_label,
+)
 from offline_rl.data.transform import Preprocessing
 from offline_rl.runs.folder import (
     Done,
     SeedFolder,
     common_checkpoint,
+    learner_tensors,
     named_task,
     run_folder,
     seed_numbers,
@@ -36,7 +42,8 @@ from offline_rl.runs.options import DataOptions, EvaluationOptions, aliases
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_json_object
 from offline_rl.utils.options import format_value, to_python
-from offline_rl.utils.trees import to_json_values
+from offline_rl.utils.trees import flatten, to_json_values
+from policies.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -194,6 +201,27 @@ def continued_keys(
     return {**keys, **passed}
 
 
+def suitable_algorithms(start: Start) -> list[str]:
+    """Return the online algorithms that can load the networks of the run."""
+    seed, (done, _) = next(iter(start.checkpoints.items()))
+    stored, progress = start.folder(seed).load(done)
+    tensors, spec = learner_tensors(stored), Spec.from_json(progress["spec"])
+    kinds = {name: algorithm_class(name) for name in algorithm_names()}
+    names = []
+    for name, kind in kinds.items():
+        if not kind.mode.online or kind.mode.start == "base":
+            continue
+        try:
+            needed = kind.config_from_run(start.algorithm, start.hyper)
+            hyper = network_settings(kind.Config, start.hyper) | needed
+            algorithm = rebuild_algorithm(name, hyper, spec)
+            algorithm.initialize_from(flatten(algorithm.initial()), tensors)
+        except (UserError, ValueError):
+            continue
+        names.append(name)
+    return names
+
+
 def finetune_keys(
     run: str | Path | None, passed: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Start | None]:
@@ -226,14 +254,15 @@ def finetune_keys(
     continued = continued_keys(config, keys, start)
     cls = algorithm_class(continued["algorithm"])
     if not cls.mode.online:
-        # only algorithms that start from a run can continue policies that predict action chunks
-        chunks = "horizon" in config["hyper"]
-        modes = {name: algorithm_class(name).mode for name in algorithm_names()}
-        modes = {k: v for k, v in modes.items() if v.online and v.start != "base"}
-        suitable = [name for name, mode in modes.items() if bool(mode.runs) == chunks]
+        name = continued["algorithm"]
+        if suitable := suitable_algorithms(start):
+            raise UserError(
+                f"{name} does not learn online. Choose an online algorithm with the same networks: "
+                f"algorithm={' or '.join(suitable)}."
+            )
         raise UserError(
-            f"{continued['algorithm']} does not learn online. Choose an online algorithm with the "
-            f"same networks: algorithm={' or '.join(suitable)}."
+            f"{name} does not learn online, and no online algorithm can load the networks of "
+            f"run={run}. Train one on the same data instead, such as algorithm=iql."
         )
     fraction = continued.get("online.offline_fraction", cls.Online().offline_fraction)
     if "dataset" in keys and not fraction:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from policies.episodes import COSTS, REWARDS
-from policies.heads.head import Head, Memory
+from policies.episodes import COSTS, EXECUTED, REWARDS
+from policies.heads.head import Head, Memory, steps_since
 from policies.networks.dropout import Random, hidden_dropout
 from policies.networks.init import normal_init
 from policies.networks.mlp import MLP, Activation, LayerNorm
@@ -29,8 +29,8 @@ class DecisionTransformer(Head):
     """A return-conditioned policy (Chen et al., arXiv:2106.01345).
 
     The three tokens of a step share a learned embedding of the timestep in the episode. There is no
-    other position embedding. The memory holds the last `context_length` steps. The return-to-go
-    starts at `target_return` and decreases by each reward.
+    other position embedding. The memory holds the last `context_length` decisions. The
+    return-to-go starts at `target_return` and decreases by each reward.
     """
 
     # entries of the memory that decrease by what the environment reports, and its name
@@ -164,17 +164,18 @@ class DecisionTransformer(Head):
             "timesteps": torch.full(shape, -1, dtype=torch.int64),
             "real": torch.zeros(shape, dtype=torch.bool),
             REWARDS: torch.zeros(batch),
+            EXECUTED: torch.zeros(batch),
         }
 
     def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
         """See `Head.decide`. Drops the oldest step of the memory and appends the present step."""
-        reported = {name: memory[name] for name in self.to_go.values()}
+        reported = {name: memory[name] for name in (*self.to_go.values(), EXECUTED)}
         steps = {name: values for name, values in memory.items() if name not in reported}
         last_step = {name: values[:, -1] for name, values in steps.items()}
         step = last_step | {
             "observations": observations[:, -1],
             "actions": torch.zeros_like(last_step["actions"]),  # placeholder, not used
-            "timesteps": last_step["timesteps"] + 1,
+            "timesteps": last_step["timesteps"] + steps_since(memory).long(),
             "real": torch.ones_like(last_step["real"]),
         }
         step |= {name: last_step[name] - reported[kind] for name, kind in self.to_go.items()}

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from policies.heads.head import Actor, Head, Memory
+from policies.episodes import EXECUTED
+from policies.heads.head import Actor, Head, Memory, steps_since
 from policies.networks.dropout import Random, hidden_dropout
 from policies.networks.init import Init, orthogonal_init, torch_init
 from policies.networks.mlp import MLP, Activation
@@ -129,26 +130,31 @@ class StepGaussianActor(Head):
         return mean + log_std.exp() * noise
 
     def initial_memory(self, batch: int) -> Memory:
-        """See `Head.initial_memory`."""
-        return {"steps": torch.zeros(batch)} if self.num_steps > 1 else {}
+        """See `Head.initial_memory`. `steps` is the step of the last decision."""
+        if self.num_steps == 1:
+            return {}
+        return {"steps": torch.full((batch,), -1.0), EXECUTED: torch.zeros(batch)}
 
-    def steps(self, observations: Tensor, memory: Memory) -> Tensor:
-        """Return the steps [B] of the episodes; 0 if all steps share one network."""
-        zeros = observations.new_zeros(observations.shape[0])  # an export would fix len()
-        return memory.get("steps", zeros)
+    def advance(self, observations: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Return the steps [B] of the episodes and the next memory; 0 if steps share a network."""
+        if not memory:
+            return observations.new_zeros(observations.shape[0]), {}  # an export would fix len()
+        steps = memory["steps"] + steps_since(memory)
+        return steps, memory | {"steps": steps}
 
     def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
         """See `Head.decide`."""
-        mean, _ = self.at(observations[:, -1], self.steps(observations, memory))
-        return mean.clamp(-1, 1)[:, None], {name: x + 1 for name, x in memory.items()}
+        steps, memory = self.advance(observations, memory)
+        mean, _ = self.at(observations[:, -1], steps)
+        return mean.clamp(-1, 1)[:, None], memory
 
     def explore(
         self, observations: Tensor, memory: Memory, noise: Tensor, random: Random
     ) -> tuple[Tensor, Memory]:
         """See `Head.explore`."""
         noise = random.normal((observations.shape[0], self.log_std.shape[-1]))
-        actions = self.sample(observations[:, -1], self.steps(observations, memory), noise)
-        return actions.clamp(-1, 1)[:, None], {name: x + 1 for name, x in memory.items()}
+        steps, memory = self.advance(observations, memory)
+        return self.sample(observations[:, -1], steps, noise).clamp(-1, 1)[:, None], memory
 
 
 def step_mask(steps: Tensor, num_steps: int) -> Tensor:

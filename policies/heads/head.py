@@ -28,7 +28,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from policies.channels import map_channels
-from policies.episodes import COSTS, REWARDS
+from policies.episodes import COSTS, EXECUTED, REWARDS
 from policies.heads.schedules import Table
 from policies.networks.dropout import Random
 from policies.networks.encoders import ObservationEncoder
@@ -50,6 +50,9 @@ class Head(nn.Module):
     # True if decisions may start within an episode, after actions that are not in the memory
     memory_starts_anywhere: bool = False
     temporal_ensemble_coeff: float | None = None  # see `policies.episodes.RunningEpisodes`
+    # Argument of the constructor that sets `chunk_size`, if a longer chunk begins with the shorter
+    # one, so that the policy can act longer without a decision; "" if not
+    chunk_argument: str = ""
     # Sampler table of a denoising head, see `heads.schedules`. Such a head also has the methods
     # `encode`, `predict` and `finish`, and the caller may run the loop over denoising steps.
     table: Table | None = None
@@ -76,7 +79,9 @@ class Head(nn.Module):
         Before each decision, the caller overwrites it with the sum of the raw rewards since the
         previous decision. A head that reads costs has the entry "costs", likewise. If it needs the
         cost of the complete episode, it keeps the sum in an entry of its own. The entry "executed",
-        [B] float, likewise becomes the number of steps since the previous decision.
+        [B] float, likewise becomes the number of steps since the previous decision. The entry
+        "plan", [B, chunk_size, A], is the chunk of the previous decision, whose first actions were
+        executed since then. A caller that executes other actions overwrites them.
         """
         return {}
 
@@ -127,6 +132,14 @@ class Actor(Head):
     ) -> tuple[Tensor, Memory]:
         """See `Head.explore`."""
         return self.explore_action(take_last(observations), random)[:, None], memory
+
+
+def steps_since(memory: Memory) -> Tensor:
+    """Return the number of steps since the last decision, [B]; 1 before the first one.
+
+    memory: with the entry "executed".
+    """
+    return memory[EXECUTED].clamp(min=1)
 
 
 def take_last(observations: Any) -> Any:

@@ -406,13 +406,15 @@ class SwitchingActor(NumpyNetwork):
 
     def initial_memory(self, batch: int) -> Memory:
         zeros = np.zeros(batch, np.float32)
-        return {"spent": zeros, "steps": np.zeros(batch, np.int64), COSTS: zeros}
+        steps = np.full(batch, -1, np.int64)
+        return {"spent": zeros, "steps": steps, COSTS: zeros, EXECUTED: zeros}
 
     def decide(
         self, observations: Inputs, memory: Memory, noise: np.ndarray
     ) -> tuple[np.ndarray, Memory]:
         assert isinstance(observations, np.ndarray)
-        spent, steps, rows = memory["spent"] + memory[COSTS], memory["steps"], len(noise)
+        spent, rows = memory["spent"] + memory[COSTS], len(noise)
+        steps = memory["steps"] + memory[EXECUTED].clip(1).astype(np.int64)
         left = np.maximum(self._steps - steps, 1).astype(np.float32)
         budget = np.maximum(self._target_cost - spent, 0)
         limit = discounted_limit(budget, left, self._discount)  # [B]
@@ -427,7 +429,7 @@ class SwitchingActor(NumpyNetwork):
         best = np.where(is_admissible, q, -np.inf).argmax(1)
         index = np.where(is_admissible.any(1), best, cost.argmin(1))
         chunk = actions[np.arange(rows), index][:, None]
-        return chunk, {"spent": spent, "steps": steps + 1, COSTS: memory[COSTS]}
+        return chunk, {**memory, "spent": spent, "steps": steps}
 
 
 class SequenceActor(NumpyNetwork):

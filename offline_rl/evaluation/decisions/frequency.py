@@ -33,7 +33,8 @@ OPTIONS = ("decision_every", "decision_random", "decision_delay")
 RESAMPLES = 2000  # number of bootstrap resamples
 LEGEND = (
     "Columns: {what} if the policy decides every so many steps. In between, it executes the "
-    "actions of its chunk and then repeats the last one. {more}FAS: frequency-averaged score, the "
+    "actions of its chunk and then repeats the last one; a recurrent plan continues instead. "
+    "{more}FAS: frequency-averaged score, the "
     "mean over the intervals from {first} to {last} with linear interpolation, and its 95 % "
     "bootstrap interval over episodes, and over bundles if there are several."
 )

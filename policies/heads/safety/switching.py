@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from policies.episodes import COSTS
+from policies.episodes import COSTS, EXECUTED
 from policies.heads.deterministic import DeterministicActor
-from policies.heads.head import Head, Memory, take_last
+from policies.heads.head import Head, Memory, steps_since, take_last
 from policies.heads.safety.limits import discounted_limit
 from policies.networks.dropout import Random
 from policies.networks.mlp import Critic
 
-SPENT, STEPS = "spent", "steps"  # entries of the memory: [B], cost and steps of the episode so far
+SPENT = "spent"  # entry of the memory: [B], cost of the episode so far
+STEPS = "steps"  # entry of the memory: [B], step of the last decision; -1 before the first one
 
 
 class SwitchingActor(Head):
@@ -71,18 +72,18 @@ class SwitchingActor(Head):
 
     def initial_memory(self, batch: int) -> Memory:
         """See `Head.initial_memory`."""
-        steps = torch.zeros(batch, dtype=torch.int64)
-        return {SPENT: torch.zeros(batch), STEPS: steps, COSTS: torch.zeros(batch)}
+        steps, zeros = torch.full((batch,), -1), torch.zeros(batch)
+        return {SPENT: zeros, STEPS: steps, COSTS: zeros.clone(), EXECUTED: zeros.clone()}
 
     def decide(self, observations: Tensor, memory: Memory, noise: Tensor) -> tuple[Tensor, Memory]:
         """See `Head.decide`."""
-        spent = memory[SPENT] + memory[COSTS]
+        spent, steps = memory[SPENT] + memory[COSTS], memory[STEPS] + steps_since(memory).long()
         actions, q, cost = self.evaluate(take_last(observations))
-        is_admissible = cost < self.limit(spent, memory[STEPS])[:, None]  # [B, H]
+        is_admissible = cost < self.limit(spent, steps)[:, None]  # [B, H]
         best = torch.where(is_admissible, q, -math.inf).argmax(1)
         index = torch.where(is_admissible.any(1), best, cost.argmin(1))
         chunk = actions.gather(1, index[:, None, None].expand(-1, 1, actions.shape[-1]))
-        return chunk, {SPENT: spent, STEPS: memory[STEPS] + 1, COSTS: memory[COSTS]}
+        return chunk, memory | {SPENT: spent, STEPS: steps}
 
     def explore(
         self, observations: Tensor, memory: Memory, noise: Tensor, random: Random
@@ -110,7 +111,7 @@ class SwitchingActor(Head):
     def selection_margins(self, observations: Tensor, memory: Memory, noise: Tensor) -> Tensor:
         """See `Head.selection_margins`. Two decisions count, the second one after a cost of 1."""
         _, q, cost = self.evaluate(take_last(observations))
-        spent, steps = memory[SPENT], memory[STEPS]
+        spent, steps = memory[SPENT], memory[STEPS] + 1
         limits = torch.stack([self.limit(spent + k, steps + k) for k in (0, 1)], 1)  # [B, 2]
         gaps = [x.sort(1).values.diff(dim=1).amin(1) for x in (q, cost)]
         return torch.stack([*gaps, (cost[..., None] - limits[:, None]).abs().amin((1, 2))]).amin(0)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from policies.episodes import REWARDS
+from policies.episodes import EXECUTED, REWARDS
 from policies.heads.decision_transformer import DecisionTransformer
-from policies.heads.head import Memory
+from policies.heads.head import Memory, steps_since
 from policies.networks.dropout import Random
 from policies.networks.mlp import MLP
 from policies.networks.sequences.mamba import BlockMemory, Carry, MambaBlock, RMSNorm
@@ -128,6 +128,7 @@ class DecisionMamba(DecisionTransformer):
             "returns": torch.full((batch,), float(self.target_return)),
             "timesteps": torch.full((batch,), -1, dtype=torch.int64),
             REWARDS: torch.zeros(batch),
+            EXECUTED: torch.zeros(batch),
         }
 
     def pack(self, memories: list[BlockMemory]) -> Memory:
@@ -154,7 +155,8 @@ class DecisionMamba(DecisionTransformer):
         """See `Head.decide`. Reads the three tokens of the present step."""
         if not self.running_state:
             return super().decide(observations, memory, noise)
-        returns, timesteps = memory["returns"] - memory[REWARDS], memory["timesteps"] + 1
+        returns = memory["returns"] - memory[REWARDS]
+        timesteps = memory["timesteps"] + steps_since(memory).long()
         tokens = self.condition_tokens(returns, observations[:, -1])
         x, memories, normed = self.embed(tokens, timesteps), self.unpack(memory), []
         for i, block in enumerate(self.mamba_blocks):
@@ -164,5 +166,6 @@ class DecisionMamba(DecisionTransformer):
         x = self.embed([self.embed_action(actions)], timesteps)
         for i, block in enumerate(self.mamba_blocks):
             x, memories[i] = block.finish(x, normed[i], memories[i])
-        reported = {"returns": returns, "timesteps": timesteps, REWARDS: memory[REWARDS]}
-        return actions[:, None], self.pack(memories) | reported
+        reported = {name: memory[name] for name in (REWARDS, EXECUTED)}
+        steps = {"returns": returns, "timesteps": timesteps}
+        return actions[:, None], self.pack(memories) | steps | reported

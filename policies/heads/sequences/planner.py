@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from policies.episodes import EXECUTED
+from policies.episodes import EXECUTED, PLAN
 from policies.heads.gaussian import tanh_normal
 from policies.heads.head import Head, Memory
 from policies.networks.dropout import Random
 from policies.networks.init import torch_init, xavier_init
 from policies.networks.mlp import MLP, Activation
-
-PLAN = "plan"  # entry of the memory: the last chunk, [B, chunk_size, A]
 
 
 class SequenceActor(Head):
@@ -30,6 +28,7 @@ class SequenceActor(Head):
     """
 
     memory_starts_anywhere = True  # the first a_-1 is then zero
+    chunk_argument = "horizon"
 
     def __init__(
         self,

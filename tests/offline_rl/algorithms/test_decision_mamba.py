@@ -87,19 +87,22 @@ def test_updates_equal_torchs_adamw_on_the_three_losses_over_valid_steps() -> No
 
 
 def test_targets_mix_the_datas_actions_with_those_of_the_last_snapshot() -> None:
-    """Snapshots are taken every 3 of 12 updates. The weight is 0.8 k / 4, at most 0.3."""
-    state, batch = begin(12, snapshot_every=3, evolution=0.8, max_evolution=0.3), windows()
+    """Snapshots are taken every 3 of 12 updates. The weight is 0.4 k / 4, at most 0.35.
+
+    k = 1, 2, 3, 4 is the period of three updates; the first has no earlier policy.
+    """
+    state, batch = begin(12, snapshot_every=3, evolution=0.4, max_evolution=0.35), windows()
     snapshot, shares = state.params["policy"], []
-    for done in range(8):
+    for done in range(10):
         before = state.params["policy"]
         snapshot = before if done % 3 == 0 else snapshot
-        share = min(0.8 * (done // 3) / 4, 0.3)
+        share = [0, 0.2, 0.3, 0.35][done // 3]
         target = (1 - share) * batch.actions + share * predict(snapshot, batch).actions
         error = (predict(before, batch).actions - target)[batch.valid]
         state, metrics = advance(replace(state, done=torch.tensor(done)), batch)
         close(metrics["action_loss"], error.square().mean())
         shares.append(round(metrics["snapshot_weight"].item(), 6))
-    assert shares == [0, 0, 0, 0.2, 0.2, 0.2, 0.3, 0.3]
+    assert shares == [0, 0, 0, 0.2, 0.2, 0.2, 0.3, 0.3, 0.3, 0.35]
 
 
 def test_with_the_snapshot_as_the_only_target_the_policy_converges_to_it() -> None:

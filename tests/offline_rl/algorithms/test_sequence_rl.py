@@ -75,3 +75,15 @@ def test_the_previous_action_is_zero_at_the_start_of_an_episode() -> None:
     )
     made = columns(["previous_actions"], data, lambda _: np.zeros(5))["previous_actions"]
     np.testing.assert_allclose(made[:, 0], [0, 0.1, 0.2, 0, 0.4], rtol=1e-6)
+
+
+def test_critics_and_model_have_the_authors_initialization() -> None:
+    """Xavier's uniform distribution, and biases of zero."""
+    params = start(SequenceRL, hidden=(64, 64), model_hidden=(64, 64)).params
+    for name in ("critic", "model"):
+        for key, value in params[name].items():
+            if "biases" in key:
+                assert not value.any()
+            else:
+                bound = (6 / sum(value.shape[-2:])) ** 0.5
+                assert 0.9 * bound < value.abs().max() <= bound

@@ -364,7 +364,7 @@ def test_runs_that_cannot_be_continued_are_refused(line: str, data: Path, tmp_pa
         with pytest.raises(UserError, match=match):
             finetune(run=run, **{**own, **given})
     with pytest.raises(
-        UserError, match=r"td3_bc does not learn online\. Choose .* algorithm=.* td3"
+        UserError, match=r"td3_bc does not learn online\. Choose .* same networks: algorithm=td3\.$"
     ):
         finetune(run=run, num_env_steps=5)
     for folder in (run / "seed_0" / "checkpoints", run / "seed_1" / "checkpoints"):
