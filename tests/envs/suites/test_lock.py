@@ -111,10 +111,10 @@ def test_a_correct_choice_leads_to_either_good_state_with_equal_probability():
     env = lock(2000)
     env.reset(range(2000))
     for t in range(3):
-        before = env.states.copy()
+        before = np.minimum(env.states, 1)  # hardly any choice is wrong
         env.step(np.eye(10)[env.correct[before, t]] * 2 - 1)
-        stays = env.states == before
-        assert stays.mean() == pytest.approx(0.5, abs=0.06)
+        assert (env.states < 2).mean() > 0.98
+        assert (env.states == before).mean() == pytest.approx(0.5, abs=0.06)
 
 
 def test_the_expert_in_the_bad_state_acts_as_in_the_second_good_state():

@@ -2,14 +2,15 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from offline_rl.runs.folder import SeedFolder
 from offline_rl.runs.run import runs_of
+from offline_rl.search import samplers
 from offline_rl.search.options import SearchOptions
-from offline_rl.search.samplers import Study
 from offline_rl.search.search import (
     Search,
     best_experiment,
@@ -110,46 +111,106 @@ def test_the_direction_is_that_of_the_objective_unless_it_is_set(
     assert (objective.direction, objective.limit) == (direction, limit)
 
 
-def best_of(options: SearchOptions, *, constrained: bool = False) -> float:
-    """Return the mean of the last proposals in [0, 1]. Values rise with x; costs, too.
+class Optuna:
+    """The functions of Optuna that a study calls. It stores their arguments."""
 
-    A policy above x = 0.4 is not safe.
-    """
-    space = [Interval("x", 0.0, 1.0, log=False, integer=False)]
-    sampler, proposals = make_sampler(options, space, constrained=constrained), list[float]()
-    while settings := sampler.ask():
-        xs = [s["x"] for s in settings]
-        sampler.tell(xs, [x - 0.4 for x in xs])
-        proposals += xs
-    return sum(proposals[-10:]) / 10
+    logging = SimpleNamespace(WARNING=0, set_verbosity=lambda level: None)
+    trial = SimpleNamespace(TrialState=SimpleNamespace(FAIL="failed"))
+
+    def __init__(self) -> None:
+        self.direction, self.sampler, self.told = "", dict[str, Any](), list[Any]()
+        self.asked: list[Any] = []
+        self.samplers = SimpleNamespace(TPESampler=lambda **options: options)
+        self.distributions = SimpleNamespace(
+            FloatDistribution=lambda low, high, log=False: ("float", low, high, log),
+            IntDistribution=lambda low, high, log=False: ("int", low, high, log),
+            CategoricalDistribution=lambda values: ("index", *values),
+        )
+
+    def create_study(self, *, direction: str, sampler: Any) -> Any:
+        self.direction, self.sampler = direction, sampler
+        return SimpleNamespace(ask=self.ask, tell=self.tell)
+
+    def ask(self, distributions: Any) -> Any:
+        self.asked.append(distributions)
+        attributes = dict[str, float]()
+        number = len(self.asked) - 1
+        return SimpleNamespace(
+            number=number,
+            params=dict.fromkeys(distributions, 1),
+            user_attrs=attributes,
+            set_user_attr=attributes.__setitem__,
+        )
+
+    def tell(self, trial: Any, value: float | None = None, state: str = "") -> None:
+        self.told.append((trial.number, value, state, *self.violations(trial)))
+
+    def violations(self, trial: Any) -> tuple[float, ...]:
+        """Return what the sampler learns about the constraint; Optuna accepts at most 0."""
+        function = self.sampler.get("constraints_func")
+        return () if function is None else function(trial)
 
 
-def test_optuna_receives_the_direction_and_the_violations_of_the_cost_limit() -> None:
-    pytest.importorskip("optuna", reason="needs the extra search")
-    common: dict[str, Any] = {"algorithm": "td3_bc", "task": "none", "sampler": "tpe"}
-    common |= {"trials": 40, "parallel": 5}
-    assert best_of(SearchOptions(**common)) > 0.7
-    assert best_of(SearchOptions(**common, objective="cost")) < 0.3
-    assert best_of(SearchOptions(**common, direction="minimize")) < 0.3
-    assert 0.2 < best_of(SearchOptions(**common), constrained=True) < 0.45
+@pytest.fixture
+def optuna(monkeypatch: pytest.MonkeyPatch) -> Optuna:
+    made = Optuna()
+    monkeypatch.setattr(samplers, "import_optuna", lambda: made)
+    return made
 
 
-def test_logarithms_and_indices_reach_optuna() -> None:
-    optuna = pytest.importorskip("optuna", reason="needs the extra search")
+@pytest.mark.parametrize(
+    ("changes", "direction"),
+    [
+        ({}, "maximize"),
+        ({"objective": "cost"}, "minimize"),
+        ({"objective": "critic_loss"}, "minimize"),
+        ({"objective": "critic_loss", "direction": "maximize"}, "maximize"),
+    ],
+)
+def test_optuna_receives_direction_and_seed(
+    optuna: Optuna, changes: dict[str, Any], direction: str
+) -> None:
+    options = SearchOptions(**KEYS, sampler="tpe", sampler_seed=3, **changes)
+    make_sampler(options, [Choices(ALPHA, (1.0, 2.0), ordered=False)], constrained=False)
+    assert optuna.direction == direction
+    assert optuna.sampler["seed"] == 3
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_optuna_receives_values_divergences_and_violations_of_the_cost_limit(
+    optuna: Optuna, constrained: bool
+) -> None:
+    options = SearchOptions(**KEYS, sampler="tpe", trials=3, parallel=2)
+    space = [Choices(ALPHA, (1.0, 2.0), ordered=False)]
+    sampler = make_sampler(options, space, constrained=constrained)
+    assert sampler.ask() == [{ALPHA: 2.0}] * 2  # the index 1
+    sampler.tell([7.0, None], [-2.0, 3.0])
+    assert len(sampler.ask()) == 1
+    sampler.tell([8.0], [0.5])
+    expected = [(0, 7.0, ""), (1, None, "failed"), (2, 8.0, "")]
+    costs = (-2.0, 3.0, 0.5)
+    assert optuna.told == [
+        (*row, cost) if constrained else row for row, cost in zip(expected, costs, strict=True)
+    ]
+    assert sampler.ask() == []
+
+
+def test_optuna_receives_intervals_logarithms_and_indices(optuna: Optuna) -> None:
     space = [
         Interval("a", 1e-4, 1.0, log=True, integer=False),
         Interval("b", 1, 64, log=False, integer=True),
         Choices("c", (4, 8, 16), ordered=True),
         Choices("d", ("x", "y"), ordered=False),
     ]
-    options: dict[str, Any] = {"trials": 4, "round_size": 2, "seed": 0, "constrained": False}
-    study = Study(space, "qmc", direction="maximize", **options)
-    kinds = optuna.distributions
-    assert [study._distribution(p) for p in space] == [
-        kinds.FloatDistribution(1e-4, 1.0, log=True),
-        kinds.IntDistribution(1, 64),
-        kinds.IntDistribution(0, 2),
-        kinds.CategoricalDistribution(range(2)),
+    options = SearchOptions(**KEYS, sampler="tpe", trials=1)
+    make_sampler(options, space, constrained=False).ask()
+    assert optuna.asked == [
+        {
+            "a": ("float", 1e-4, 1.0, True),
+            "b": ("int", 1, 64, False),
+            "c": ("int", 0, 2, False),
+            "d": ("index", 0, 1),
+        }
     ]
 
 
