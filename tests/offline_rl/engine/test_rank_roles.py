@@ -205,9 +205,7 @@ def test_all_ranks_stop_when_one_of_them_has_to(slices: list[int]) -> None:
     role = Role(0)
     role.stops = True
     with pytest.raises(KeyboardInterrupt):
-        train_stack(
-            prepare(runs_of(KEYS | {"num_updates": 20, "out": "zero"})), False, ranks=role
-        )
+        train_stack(prepare(runs_of(KEYS | {"num_updates": 20, "out": "zero"})), False, ranks=role)
     assert sum(slices) < 20
     assert list(Path("zero").rglob("checkpoints/*"))
 

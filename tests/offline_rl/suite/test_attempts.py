@@ -4,7 +4,6 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -244,7 +243,7 @@ class Cluster:
 
 
 @pytest.fixture
-def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Function that returns a launcher for a cluster of these machines, and the cluster."""
 
     def make(*machines: dict[str, float], **options: Any) -> tuple[RayLauncher, Cluster]:
@@ -253,7 +252,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         values = {"workers": None, "cores": None, "gpus": 0.0, "address": None} | options
         return RayLauncher(**values), cluster
 
-    yield make
+    return make
 
 
 def test_as_many_cells_run_as_fit_the_machines_of_a_cluster(launch: Any) -> None:

@@ -617,24 +617,23 @@ def test_an_actor_acts_with_the_newest_policy_after_its_warm_up(
     """
     last = engine.state["params"]["policy"]["trunk.biases.1"]
     kept = last.clone()
-    learner, _ = make(capacity=60, warmup=20)
+    learner, _ = make(capacity=100, warmup=20)
     thread = in_thread(lambda: collect(command(learner)))
     take(learner, 20)
     last.fill_(50.0)
     monkeypatch.setattr(engine, "_updates", 1)
-    take(learner, 20)  # the first of these steps are still of the policy before
-    newest = learner.steps + learner._credit + LIMIT
+    take(learner, 40)  # at most four episodes of at most six steps have an earlier policy
     assert learner.broken == set()
     last.fill_(float("nan"))
     monkeypatch.setattr(engine, "_updates", 2)
-    take(learner, 20)
+    take(learner, 40)
     last.copy_(kept)
     learner.close()
     thread.join(20)
-    actions = learner.buffer.all_rows(0).actions[:60, 0]
+    actions = learner.buffer.all_rows(0).actions[:100, 0]
     assert actions[:20].min() < -0.5
     assert actions[:20].max() > 0.5
-    assert actions[36:40].min() > 0
+    assert actions[50:60].min() > 0
     assert learner.broken == {0}
 
 
