@@ -687,7 +687,8 @@ def test_the_rest_of_a_stored_episode_is_counted_after_a_checkpoint(make: Any) -
     saved = [learner.state(0)], [learner.tensors(0)]
     resumed, _ = make()
     resumed.restore(*saved)
-    take(resumed, 3)  # needs no further episode
+    resumed.should_stop = lambda: True  # it does not wait for another episode
+    take(resumed, 3)
     assert (resumed.steps, resumed.buffer.sizes[0]) == (4, 4)
 
 
