@@ -124,3 +124,12 @@ def test_the_expert_in_the_bad_state_acts_as_in_the_second_good_state():
     actions = LockExpert(env, 0.0)(np.zeros((2, 16)), np.arange(2))
     assert actions.argmax(1).tolist() == [env.correct[1, 0]] * 2
     assert env.correct[0, 0] != env.correct[1, 0]
+
+
+def test_only_a_lock_that_opens_in_the_last_step_is_a_success():
+    env, everyone = lock(100), np.arange(100)
+    actor, observations = LockExpert(env, 0.0), env.reset(range(100))
+    for t in range(5):
+        step = env.step(actor(observations, everyone))
+        assert np.array_equal(step.infos["success"], step.rewards == 1)
+        assert step.infos["success"].any() == (t == 4)
