@@ -96,36 +96,3 @@ def test_returns_bootstrap_at_a_time_out_and_not_at_a_termination():
     mean = state.policy.sample(data["observations"][:, :, 0], torch.zeros(2, 2, 2))
     density = torch.distributions.Normal(mean, 1.0).log_prob(data["samples"]).sum(-1)
     torch.testing.assert_close(found["log_probs"][..., 0], density)
-
-
-def test_the_scale_of_rewards_is_that_of_all_returns_so_far():
-    """Two rollouts of one environment. The episode ends in the middle of the second one.
-
-    With discount 0.5, the returns so far are 2, 1 + 4 = 5, and then 2.5 + 1 = 3.5 and 6. The
-    statistics start with variance 1, with a weight of 1e-4.
-    """
-    algorithm, state = make(scale_rewards=True, discount=0.5, trace=0.0)
-    carried = {"so_far": torch.zeros(1), "moments": torch.zeros(3)}
-    blank = torch.zeros(2, 1, 1, 3)
-    rollouts = [((2.0, 4.0), (0.0, 0.0)), ((1.0, 6.0), (1.0, 0.0))]
-    seen = list[float]()
-    for (rewards, ends), so_far in zip(rollouts, ((2.0, 5.0), (3.5, 6.0)), strict=True):
-        data = {"observations": blank, "next_observations": blank} | carried
-        data |= {"samples": torch.zeros(2, 1, 2), "executed": torch.ones(2, 1, 1)}
-        data |= {"rewards": torch.tensor(rewards)[:, None, None]}
-        data |= {"terminated": torch.tensor(ends)[:, None], "truncated": torch.zeros(2, 1)}
-        found = algorithm.compute_advantages(state, data)
-        seen += so_far
-        values = torch.tensor([0.0, *seen])
-        weights = torch.tensor([1e-4, *[1.0] * len(seen)])
-        mean = (weights * values).sum() / weights.sum()
-        squares = weights * (values - mean).square() + torch.tensor([1e-4, *[0.0] * len(seen)])
-        scale = (squares.sum() / weights.sum()).sqrt()
-        v = state.value(torch.zeros(1, 3))
-        follows = 1 - torch.tensor(ends)
-        expected = torch.tensor(rewards) / scale + 0.5 * follows * v
-        torch.testing.assert_close(found["returns"][:, 0], expected, rtol=1e-4, atol=1e-5)
-        carried = {name: found[name] for name in carried}
-    assert carried["so_far"].tolist() == [6.0]
-    data["terminated"] = torch.tensor([[0.0], [1.0]])
-    assert algorithm.compute_advantages(state, data)["so_far"].tolist() == [0.0]  # it ended
