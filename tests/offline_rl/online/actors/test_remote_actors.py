@@ -93,6 +93,7 @@ def make(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         settings = ActorOptions(**{"count": 0, **options})
         more: Any = {"longest": LIMIT, "say": messages.append, "start": start}
         made = RemoteCollector(sink, envs.task("walk"), TRANSFORM, ("td3", HYPER), settings, **more)
+        made.should_stop = before(time.monotonic() + 100)
         learners.append(made)
         made.begin()  # publishes the policy
         return made, messages
@@ -164,6 +165,16 @@ def steps(number: int, length: int = 4, **changes: Any) -> dict[str, np.ndarray]
         "truncated": np.arange(length) == length - 1,
     }
     return rows | changes
+
+
+def before(deadline: float) -> Callable[[], bool]:
+    """Return a function that requests no stop, and fails after the deadline."""
+
+    def is_late() -> bool:
+        assert time.monotonic() < deadline, "no episode arrives"
+        return False
+
+    return is_late
 
 
 def take(learner: RemoteCollector, count: int) -> None:
