@@ -130,3 +130,11 @@ def test_bounds_of_returns_are_those_of_scaled_rewards() -> None:
     data = Dataset.from_arrays(np.zeros((20, 3)), actions, values, np.arange(20) % 5 == 4)
     _, cfg = CQN(Spec((3,), 2), Config(reward_scale=10.0)).prepare(data)
     assert (cfg.v_min, cfg.v_max) == pytest.approx((-2000, 500))
+
+
+def test_without_weights_no_loss_trains_the_critic() -> None:
+    weights = dict.fromkeys(("critic_weight", "margin_weight", "dominance_weight"), 0.0)
+    first = start(CQN, **SMALL, **weights)
+    state, _ = advance(first, made_batch())
+    for name, value in first.params["policy"].items():
+        assert state.params["policy"][name].equal(value)
