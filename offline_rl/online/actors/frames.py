@@ -32,8 +32,7 @@ DTYPES = {
     *("float32", "float64", "bool"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 }
-
-
+# errors of a header of another form
 SCHEMA_ERRORS = (
     LookupError,
     TypeError,
@@ -155,14 +154,7 @@ def _decode(header: bytes, body: bytes) -> tuple[dict[str, Any], dict[str, np.nd
             values = np.frombuffer(body, kind, count, position).reshape(shape)
             arrays[name] = values.astype(dtype)
             position += values.nbytes
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except SCHEMA_ERRORS as error:
         raise FrameError(f"its schema is wrong ({error})") from None
     if position != len(body):
         raise FrameError(f"its arrays need {position:,} bytes, but its body has {len(body):,}")

@@ -90,3 +90,46 @@ def test_data_and_environment_have_the_same_task():
         assert task.env_id == f"lock/{horizon}"
         assert task.max_episode_steps == horizon
         assert task.score([1.0])[0] == 100
+
+
+def test_each_step_has_its_own_code_and_noise():
+    """The code has 1 at the state and at 3 + step. The noise of two steps is uncorrelated."""
+    env, rows = lock(400), np.arange(400)
+    observed, noise = env.reset(range(400)), []
+    for t in range(5):
+        code = observed.astype(np.float64) @ hadamard(16) / 16
+        code[rows, env.states] -= 1
+        code[:, 3 + t] -= 1
+        assert code[:, :8].std() == pytest.approx(0.1, abs=0.01)
+        noise.append(code[:, :8].ravel())
+        observed = env.step(np.tile(np.eye(10)[env.correct[0, t]] * 2 - 1, (400, 1))).observations
+    correlation = np.corrcoef(noise) - np.eye(5)
+    assert np.abs(correlation).max() < 0.1
+
+
+def test_a_correct_choice_leads_to_either_good_state_with_equal_probability():
+    env = lock(2000)
+    env.reset(range(2000))
+    for t in range(3):
+        before = np.minimum(env.states, 1)  # hardly any choice is wrong
+        env.step(np.eye(10)[env.correct[before, t]] * 2 - 1)
+        assert (env.states < 2).mean() > 0.98
+        assert (env.states == before).mean() == pytest.approx(0.5, abs=0.06)
+
+
+def test_the_expert_in_the_bad_state_acts_as_in_the_second_good_state():
+    env = lock(2)
+    env.reset([0, 1])
+    env.states[:] = 2, 1
+    actions = LockExpert(env, 0.0)(np.zeros((2, 16)), np.arange(2))
+    assert actions.argmax(1).tolist() == [env.correct[1, 0]] * 2
+    assert env.correct[0, 0] != env.correct[1, 0]
+
+
+def test_only_a_lock_that_opens_in_the_last_step_is_a_success():
+    env, everyone = lock(100), np.arange(100)
+    actor, observations = LockExpert(env, 0.0), env.reset(range(100))
+    for t in range(5):
+        step = env.step(actor(observations, everyone))
+        assert np.array_equal(step.infos["success"], step.rewards == 1)
+        assert step.infos["success"].any() == (t == 4)

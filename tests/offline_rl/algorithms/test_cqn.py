@@ -122,3 +122,19 @@ def test_null_bounds_without_data_and_bounds_in_the_wrong_order_are_refused() ->
         CQN(Spec((3,), 2), Config()).networks()
     with pytest.raises(ValueError, match="v_min=1 is not below v_max=1"):
         Config(v_min=1.0, v_max=1.0)
+
+
+def test_bounds_of_returns_are_those_of_scaled_rewards() -> None:
+    values = np.resize(np.array([-2.0, 0.5], np.float32), 20)
+    actions = np.random.default_rng(0).uniform(-1, 1, (20, 2))
+    data = Dataset.from_arrays(np.zeros((20, 3)), actions, values, np.arange(20) % 5 == 4)
+    _, cfg = CQN(Spec((3,), 2), Config(reward_scale=10.0)).prepare(data)
+    assert (cfg.v_min, cfg.v_max) == pytest.approx((-2000, 500))
+
+
+def test_without_weights_no_loss_trains_the_critic() -> None:
+    weights = dict.fromkeys(("critic_weight", "margin_weight", "dominance_weight"), 0.0)
+    first = start(CQN, **SMALL, **weights)
+    state, _ = advance(first, made_batch())
+    for name, value in first.params["policy"].items():
+        assert state.params["policy"][name].equal(value)

@@ -147,3 +147,11 @@ def test_as_released_targets_are_the_datas_actions() -> None:
 def test_invalid_options_are_refused(values: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(DM.Config, values)
+
+
+def test_the_policy_has_the_options_of_the_method() -> None:
+    options = SMALL | {"state_size": 5, "num_layers": 2, "fine": False, "running_state": False}
+    options |= {"as_released": True}
+    policy = DM(Spec((3,), 2), DM.Config(**options), 10).networks()["policy"]
+    assert isinstance(policy, DecisionMamba)
+    assert {name: policy.arguments[name] for name in options} == options

@@ -109,6 +109,21 @@ def test_the_first_targets_of_a_step_use_the_fitted_critic_of_the_next_step():
     torch.testing.assert_close(target[0], off.rewards[0] + critic(s2, a2)[1])
 
 
+def test_the_loss_of_a_critic_is_the_mean_over_its_own_steps_plus_that_over_the_data():
+    """The first critic is that of the last step, whose targets are returns and rewards."""
+    algorithm = HNPG(SPEC, CFG)
+    state, (batch, _) = state_of(algorithm), iteration(algorithm)
+    last = batch.rollout["timesteps"] == STEPS - 1
+    s, a = (batch.rollout[name][last] for name in ("observations", "samples"))
+    assert a.abs().max() > 1  # the critic evaluates executed actions
+    error = state.critic(s[:, -1], a.clip(-1, 1))[-1] - batch.rollout["returns"][last]
+    off: Any = batch.offline
+    q = state.critic(off.observations[-1], off.actions[-1])[-1]
+    expected = error.square().mean() + (q - off.rewards[-1]).square().mean()
+    _, metrics = algorithm.update(replace(state, done=torch.tensor(0)), batch, 0)
+    torch.testing.assert_close(metrics["critic_loss"], expected)
+
+
 def test_rows_of_a_rollout_are_sorted_by_step_and_foreign_rows_are_masked():
     algorithm = HNPG(SPEC, CFG)
     _, rollouts = iteration(algorithm)

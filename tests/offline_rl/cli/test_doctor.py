@@ -107,3 +107,29 @@ def test_a_broken_mandatory_package_is_an_error(
     text = capsys.readouterr().out
     assert row(text, "packages") == "1 of 2"
     assert "pip install 'torch>=2.8'" in row(text, "torch")
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_memory_bf16_and_slurm_are_those_of_the_machine(
+    has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "free_memory", lambda device: 3e9)
+    monkeypatch.setattr(hardware, "total_memory", lambda device: 8e9)
+    monkeypatch.setattr(hardware, "has_bf16", lambda device: has)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if has:
+        (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+        (tmp_path / "sbatch").chmod(0o755)
+    found = {finding.part: finding for finding in page.machine(has_torch=True)}
+    assert found["memory"].found == "3 of 8 GB free"
+    assert found["bf16"].found == ("yes" if has else "no")
+    assert ("trains in fp32" in found["bf16"].note) != has
+    assert ("Slurm" in found) == has
+
+
+def test_an_old_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page.sys, "version_info", (3, 10, 4, "final", 0))
+    first = next(page.packages())
+    assert (first.part, first.found, first.broken) == ("Python", "3.10.4", True)
+    monkeypatch.setattr(page.sys, "version_info", (3, 11, 0, "final", 0))
+    assert not next(page.packages()).broken

@@ -169,3 +169,48 @@ def test_intervals_that_do_not_fit_are_refused_in_one_sentence(
         offline_rl.evaluate(run=str(linear), episodes=1, **keys)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_an_episode_has_the_intervals_of_its_seed_and_as_many_decisions_as_it_needs(
+    chunks: Path,
+) -> None:
+    """An episode of another seed that runs beside it has no effect."""
+
+    def starts(seeds: list[int]) -> tuple[np.ndarray, list[int]]:
+        player = PacedPlayer(load(chunks), Pace(3, random=True))
+        player.reset(np.array(seeds))
+        blank = np.zeros((len(seeds), 6), np.float32)
+        steps = [player.step(blank)[:, 0] for _ in range(40)]
+        return np.isclose(steps, CHUNK[0, 0]), player.episodes.decisions.tolist()
+
+    both, decisions = starts([4, 5])
+    assert decisions == both.sum(0).tolist()
+    for k, seed in enumerate((4, 5)):
+        np.testing.assert_array_equal(starts([seed])[0][:, 0], both[:, k])
+
+
+@pytest.mark.parametrize("pace", [Pace(4), Pace(delay=2)])
+def test_a_new_episode_starts_with_a_decision_on_its_first_observation(
+    linear: Path, pace: Pace
+) -> None:
+    player, draw = PacedPlayer(load(linear), pace), np.random.default_rng(1)
+    for _ in range(2):
+        player.reset(0)
+        first, *others = draw.normal(size=(3, 6)).astype(np.float32)
+        np.testing.assert_allclose(player.step(first), np.tanh(first @ GAIN), atol=1e-6)
+        for x in others:
+            player.step(x)
+
+
+def test_predictions_are_averaged_only_if_the_policy_decides_at_every_step(tmp_path: Path) -> None:
+    """With equal weights, the second action is the mean of two predictions."""
+    spec = Spec((6,), 2, chunk_size=3, n_action_steps=1, temporal_ensemble_coeff=0.0)
+    arguments, bias = {"horizon": 3, "n_action_steps": 1}, np.arctanh(CHUNK).ravel()
+    path = tmp_path / "policy.bundle"
+    policy = load(write(path, "ChunkActor", spec, arguments, np.zeros((6, 6)), bias))
+    second = {"1": (CHUNK[0] + CHUNK[1]) / 2, "2": CHUNK[1], "delay 1": CHUNK[1]}
+    for pace in (Pace(), Pace(2), Pace(delay=1)):
+        player = PacedPlayer(policy, pace)
+        player.reset(0)
+        actions = [player.step(np.zeros(6, np.float32)) for _ in range(2)]
+        np.testing.assert_allclose(actions, [CHUNK[0], second[str(pace)]], atol=1e-6)

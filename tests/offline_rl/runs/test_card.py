@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import policies
+from offline_rl.runs.card import card, evaluation, facts_of
 from offline_rl.runs.export import export
 from offline_rl.utils.errors import UserError
 from policies import BundleError, Normalizer, Spec, bundle
@@ -94,6 +95,20 @@ def test_a_card_needs_a_license_and_a_new_folder(run: Path) -> None:
     (second / "policy.bundle").write_bytes((run / "policy.bundle").read_bytes())
     with pytest.raises(UserError, match=r"has 2 bundles\. Give the folder of one seed"):
         export(run=str(run.parent), format="hub", license="mit")
+
+
+def test_the_card_names_chunks_costs_and_the_facts_of_the_run(tmp_path: Path) -> None:
+    """The bundle of another program has only its provenance."""
+    spec = Spec((4,), 2, n_obs_steps=2, chunk_size=8, n_action_steps=3)
+    normalizer = Normalizer.identity((4,))
+    policy = bundle.Bundle(spec, "ChunkActor", {}, {}, normalizer, {"task": "push", "seed": 6})
+    facts = facts_of(tmp_path / "policy.bundle", policy)
+    assert (facts["task"], facts["seed"]) == ("push", 6)
+    text = card(policy, facts | {"returns": [1.0], "costs": [2.0, 5.0], "target_cost": 4}, "mit")
+    assert "2 per decision" in text
+    assert "predicts 8 and executes 3" in text
+    assert evaluation({"costs": [2.0, 5.0], "target_cost": 4})["mean cost"] == 3.5
+    assert "| mean cost" in text
 
 
 @pytest.fixture

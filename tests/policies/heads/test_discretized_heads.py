@@ -147,3 +147,15 @@ def test_the_exported_bundle_acts_as_in_torch(name: str, tmp_path: Path) -> None
     exported, _ = export_bundle(bundle.read(path))
     bundle.write(path, exported)
     assert_equal_actions(path, "onnx")
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_margin_is_the_smallest_one_on_the_way_to_the_action(name: str) -> None:
+    """The training pass evaluates the bins along the greedy action."""
+    head, s = HEADS[name](), torch.randn(40, 5)
+    outputs, _ = head.evaluate(s, head.act(s))
+    values = head.mean(outputs) if name == "coarse_to_fine" else outputs.amin(0)
+    best = values.sort(-1, descending=True).values
+    expected = (best[..., 0] - best[..., 1]).flatten(1).amin(1)
+    margins = head.selection_margins(s[:, None], {}, torch.zeros(40, 0))
+    torch.testing.assert_close(margins, expected, atol=1e-5, rtol=0)

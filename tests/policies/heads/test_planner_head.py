@@ -120,3 +120,19 @@ def test_other_runtimes_give_the_actions_of_torch(tmp_path: Path, runtime: str) 
     ours, reference = (np.stack([player.step(row) for row in x]) for player in players)
     np.testing.assert_allclose(ours, reference, atol=1e-5)
     assert reference.std() > 0.1
+
+
+def test_exploration_continues_from_the_last_executed_action() -> None:
+    """It samples from the observation and this action, and remembers its own chunk."""
+    head, s = make_head(), torch.randn(3, 5)
+    plan = torch.rand(3, HORIZON, 2) * 2 - 1
+    memory = {"plan": plan, "executed": torch.tensor([1.0, 2.0, 4.0])}
+    arguments = s[:, None], memory, torch.zeros(3, 0)
+    chunk, following = head.explore(*arguments, Random(torch.tensor(1), torch.tensor(0)))
+    previous = plan[torch.arange(3), torch.tensor([0, 1, 3])]
+    sampled, _ = head.sample(s, previous, Random(torch.tensor(1), torch.tensor(0)))
+    torch.testing.assert_close(chunk, sampled)
+    assert following["plan"].equal(chunk)
+    greedy, following = head.decide(*arguments)
+    torch.testing.assert_close(greedy, head(s, previous))
+    assert following["plan"].equal(greedy)

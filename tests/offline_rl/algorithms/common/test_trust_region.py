@@ -72,3 +72,15 @@ def test_parameters_stay_where_no_step_lowers_the_loss():
     result = step(lambda p: (SLOPES * p["a"]).sum(1) + 1e6 * p["a"].abs().sum(1), start)
     assert torch.equal(result.params["a"], start)
     assert result.accepted.tolist() == [0, 0]
+
+
+def test_a_step_must_lower_the_loss_by_a_tenth_of_what_its_slope_predicts():
+    """The loss stops falling after 0.04 of the predicted decrease: enough for a quarter step."""
+    full = torch.from_numpy(full_step())
+    limit = -0.04 * (SLOPES * full).sum(1)
+
+    def loss(p: dict) -> torch.Tensor:
+        return -torch.minimum(-(SLOPES * p["a"]).sum(1), limit)
+
+    result = step(loss, torch.zeros(2, 4, dtype=torch.float64)).params["a"]
+    torch.testing.assert_close(result, full / 4)

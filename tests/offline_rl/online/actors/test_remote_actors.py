@@ -1,6 +1,7 @@
 """Episodes of actors: each counts once, whatever is killed; wrong actors and frames are refused."""
 
 import ast
+import hashlib
 import itertools
 import queue
 import random
@@ -25,13 +26,14 @@ from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.online.actors import learner as learner_module
 from offline_rl.online.actors.actor import ActorCommand, collect
-from offline_rl.online.actors.frames import Frame, Kind, encode
+from offline_rl.online.actors.frames import Frame, FrameError, Kind, encode
 from offline_rl.online.actors.learner import ActorOptions, RemoteCollector
 from offline_rl.online.actors.wire import (
     Connection,
     close_socket,
     is_loopback,
     parse_address,
+    proof_of,
     read_token,
 )
 from offline_rl.online.collector import RepeatedFailure
@@ -91,6 +93,7 @@ def make(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         settings = ActorOptions(**{"count": 0, **options})
         more: Any = {"longest": LIMIT, "say": messages.append, "start": start}
         made = RemoteCollector(sink, envs.task("walk"), TRANSFORM, ("td3", HYPER), settings, **more)
+        made.should_stop = before(time.monotonic() + 100)
         learners.append(made)
         made.begin()  # publishes the policy
         return made, messages
@@ -162,6 +165,16 @@ def steps(number: int, length: int = 4, **changes: Any) -> dict[str, np.ndarray]
         "truncated": np.arange(length) == length - 1,
     }
     return rows | changes
+
+
+def before(deadline: float) -> Callable[[], bool]:
+    """Return a function that requests no stop, and fails after the deadline."""
+
+    def is_late() -> bool:
+        assert time.monotonic() < deadline, "no episode arrives"
+        return False
+
+    return is_late
 
 
 def take(learner: RemoteCollector, count: int) -> None:
@@ -604,6 +617,166 @@ def test_the_learner_keeps_an_actor_waiting_if_it_does_not_keep_up(make: Any) ->
     take(learner, 4 * 6)
     thread.join(20)
     assert len(granted) == 6
+
+
+def test_an_actor_acts_with_the_newest_policy_after_its_warm_up(
+    make: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The actions of the warm-up are random. Later policies always go to the right.
+
+    A policy that returns NaN is reported.
+    """
+    last = engine.state["params"]["policy"]["trunk.biases.1"]
+    kept = last.clone()
+    learner, _ = make(capacity=100, warmup=20)
+    thread = in_thread(lambda: collect(command(learner)))
+    take(learner, 20)
+    last.fill_(50.0)
+    monkeypatch.setattr(engine, "_updates", 1)
+    take(learner, 40)  # at most four episodes of at most six steps have an earlier policy
+    assert learner.broken == set()
+    last.fill_(float("nan"))
+    monkeypatch.setattr(engine, "_updates", 2)
+    take(learner, 40)
+    last.copy_(kept)
+    learner.close()
+    thread.join(20)
+    actions = learner.buffer.all_rows(0).actions[:100, 0]
+    assert actions[:20].min() < -0.5
+    assert actions[:20].max() > 0.5
+    assert actions[50:60].min() > 0
+    assert learner.broken == {0}
+
+
+def test_a_warm_up_counts_all_received_steps(make: Any) -> None:
+    """Neither of them is counted or stored."""
+    learner, _ = make(warmup=8)
+    client = Client(learner)
+    for expected in (True, True, False):
+        granted = client.grant().fields
+        assert granted["warmup"] == expected
+        client.send(granted["episode"], steps(granted["number"]))
+        client.synchronize()
+        if len(learner._queue) == 2:
+            take(learner, 1)  # one is stored, the other one waits
+
+
+def test_a_policy_that_fails_is_noted(make: Any) -> None:
+    learner, _ = make()
+    client = Client(learner)
+    client.send(1, steps(1))
+    take(learner, 4)
+    assert learner.broken == set()
+    client.send(2, steps(2), broken=True)
+    take(learner, 1)
+    assert learner.broken == {0}
+
+
+def test_an_episode_in_a_checkpoint_is_confirmed_to_whoever_sends_it(make: Any) -> None:
+    """Also by a learner that has resumed, and before its next checkpoint."""
+    learner, _ = make()
+    Client(learner).send(1, steps(1))
+    take(learner, 1)
+    saved = [learner.state(0)], [learner.tensors(0)]
+    learner.saved()
+    other = Client(learner)
+    other.send(1, steps(1))
+    wait_for(lambda: other.stored == {1})
+    kill(learner)
+    resumed, _ = make()
+    resumed.restore(*saved)
+    again = Client(resumed, run=saved[0][0]["run"])
+    again.send(1, steps(1))
+    wait_for(lambda: again.stored == {1})
+    assert not resumed._queue
+
+
+def test_the_rest_of_a_stored_episode_is_counted_after_a_checkpoint(make: Any) -> None:
+    learner, _ = make()
+    Client(learner).send(1, steps(1))
+    take(learner, 1)
+    saved = [learner.state(0)], [learner.tensors(0)]
+    resumed, _ = make()
+    resumed.restore(*saved)
+    resumed.should_stop = lambda: True  # it does not wait for another episode
+    take(resumed, 3)
+    assert (resumed.steps, resumed.buffer.sizes[0]) == (4, 4)
+
+
+def test_a_resumed_learner_repeats_no_number_of_an_episode_that_it_receives(make: Any) -> None:
+    """The environment seed of an episode follows from its number."""
+    learner, _ = make()
+    saved = [learner.state(0)], [learner.tensors(0)]
+    client = Client(learner)
+    granted = [client.grant().fields for _ in range(3)]
+    assert [fields["number"] for fields in granted] == [0, 1, 2]
+    resumed, _ = make()
+    resumed.restore(*saved)
+    client = Client(resumed, run=saved[0][0]["run"])
+    client.send(granted[-1]["episode"], steps(2))
+    assert client.grant().fields["number"] == 3
+
+
+def test_an_actor_elsewhere_without_progress_is_dropped(make: Any) -> None:
+    learner, messages = make(env_timeout_s=0.2)
+    client, idle = Client(learner), Client(learner, name="idle")
+    client.grant()
+    wait_for(lambda: bool(messages))
+    assert messages == ["actor client: no progress for 0.2 s; it is dropped"]
+    with pytest.raises(ConnectionError):
+        client.receive(Kind.GRANT)
+    idle.grant()  # it had no episode, so it was not silent
+
+
+@pytest.mark.parametrize("capacity", [4, 5])
+def test_actors_end_with_a_complete_run_and_wait_for_the_rest_of_another(
+    make: Any, capacity: int
+) -> None:
+    learner, _ = make(capacity=capacity)
+    client = Client(learner)
+    client.send(1, steps(1))
+    take(learner, 4)
+    learner.close()
+    if capacity == 4:
+        assert client.receive(Kind.STOP)
+    else:
+        with pytest.raises(ConnectionError):
+            client.receive(Kind.STOP)
+
+
+def test_an_actor_elsewhere_runs_no_code_of_a_user(make: Any) -> None:
+    learner, _ = make()
+    learner._method = "mine.py", HYPER
+    with pytest.raises(UserError, match=r"the learner trains mine\.py, code of its user"):
+        collect(command(learner))
+
+
+def test_the_proof_of_a_token_is_its_hmac_of_the_challenge() -> None:
+    """HMAC-SHA-256 by its definition, RFC 2104. A proof cannot be used for another challenge."""
+    key, blocks = TOKEN.ljust(64, b"\0"), list[bytes]()
+    for pad in (0x36, 0x5C):
+        blocks.append(bytes(byte ^ pad for byte in key))
+    inner = hashlib.sha256(blocks[0] + b"a number").digest()
+    assert proof_of(TOKEN, "a number") == hashlib.sha256(blocks[1] + inner).hexdigest()
+    assert proof_of(TOKEN, "a number") != proof_of(TOKEN, "another")
+
+
+def test_a_frame_before_the_handshake_cannot_be_large() -> None:
+    frame = encode(Kind.HELLO, bytes=np.zeros((1 << 16) + 1, np.uint8))
+    for is_open in (False, True):
+        ends = socket.socketpair()
+        receiver, sender = map(Connection, ends)
+        if is_open:
+            receiver.open()
+        thread = in_thread(lambda sender=sender: sender.send_bytes(frame))
+        if is_open:
+            assert receiver.receive().kind == Kind.HELLO
+        else:
+            with pytest.raises(FrameError, match="more than"):
+                receiver.receive()
+        receiver.close()
+        thread.join(20)
+        sender.close()
 
 
 def command(learner: RemoteCollector, **changes: Any) -> ActorCommand:
