@@ -27,6 +27,7 @@ from offline_rl.utils.files import lock_now, make_folder, write_json
 
 HEARTBEAT_S = 10.0  # time between two heartbeats
 STALE_S = 120.0  # a process on another machine without a heartbeat for this long counts as ended
+PROBE_S = 0.05  # a lock that another process only tests is free after this time
 CHECK_S = 0.5  # time between two attempts to claim a cell, and two checks of the parent process
 
 
@@ -90,6 +91,9 @@ def _try_claim(folder: Path, cell: str, stale_s: float, stack: contextlib.ExitSt
     with contextlib.ExitStack() as opened:
         file = opened.enter_context((folder / f"{cell}.lock").open("a"))
         locked = lock_now(file)
+        if locked is False:
+            time.sleep(PROBE_S)  # `holder` may be testing the lock
+            locked = lock_now(file)
         if locked is False:
             return None
         os.utime(file.fileno())

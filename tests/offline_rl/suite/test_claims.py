@@ -15,6 +15,7 @@ import pytest
 
 from offline_rl.suite import claims
 from offline_rl.suite.claims import STALE_S, claim, holder, newest_path, read_claim
+from offline_rl.utils.files import lock_now
 
 CELL = "0123456789ab"
 HOLD = (
@@ -127,6 +128,16 @@ def test_a_heartbeat_keeps_the_claim_and_notices_that_it_was_taken(
         assert not lost.is_set()
         write_claim(tmp_path, 2, "there", 0.0)
         assert lost.wait(10)
+
+
+def test_a_lock_that_is_only_tested_does_not_refuse_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested = open(tmp_path / "cell.lock", "a")  # noqa: SIM115
+    assert lock_now(tested)
+    monkeypatch.setattr(claims.time, "sleep", lambda _: tested.close())
+    with claim(tmp_path, "cell") as is_claimed:
+        assert is_claimed
 
 
 def test_a_process_can_wait_for_the_cell(tmp_path: Path) -> None:
