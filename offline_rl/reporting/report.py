@@ -289,8 +289,9 @@ def hardware_text(seed: Seed) -> str:
     """Return device, precision and compilation, on which a seed's times depend."""
     o, machine = seed.outcome, seed.machine
     assert o is not None
-    unit = f"{machine.get('cores', '?')} cores" if o.device == "cpu" else machine.get("gpu")
-    return f"{o.device} ({unit}), {o.precision}, {'compiled' if o.compiled else 'eager'}"
+    cores = machine.get("cores")
+    unit = machine.get("gpu") if o.device != "cpu" else cores and format_count(cores, "core")
+    return f"{o.device} ({unit or '?'}), {o.precision}, {'compiled' if o.compiled else 'eager'}"
 
 
 report.__signature__ = options_signature(report, ReportOptions)  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ import numpy as np
 
 from offline_rl.search.space import Choices, Parameter, Setting, space_size
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.modules import import_extra
 
 OPTUNA = ("tpe", "gp", "cmaes", "qmc")
 LEARNING = ("tpe", "gp", "cmaes")  # samplers that use the results of earlier settings
@@ -88,16 +89,9 @@ def random_settings(space: Sequence[Parameter], trials: int, seed: int) -> list[
     return settings
 
 
-def import_optuna() -> Any:
+def import_optuna(sampler: str) -> Any:
     """Return the module optuna. Raises UserError if it is not installed."""
-    try:
-        import optuna
-    except ImportError:
-        raise UserError(
-            "the samplers tpe, gp, cmaes and qmc need Optuna. Install it with `pip install "
-            "'offline-rl-suite[search]'`, or use sampler=grid or sampler=random."
-        ) from None
-    return optuna
+    return import_extra("optuna", "search", f"sampler={sampler}")
 
 
 class Study:
@@ -118,7 +112,7 @@ class Study:
 
         constrained: policies above a cost limit rank below all others (tpe and gp).
         """
-        self._optuna = import_optuna()
+        self._optuna = import_optuna(name)
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._space, self._left, self._round_size = list(space), trials, round_size
         self._asked = list[Any]()
@@ -173,11 +167,9 @@ class Study:
             if name == "cmaes":
                 return samplers.CmaEsSampler(seed=seed)
             return samplers.QMCSampler(seed=seed, scramble=True)
-        except ImportError as error:
-            raise UserError(
-                f"sampler={name} needs the package {error.name or 'of this sampler'}. Install it "
-                "with `pip install 'offline-rl-suite[search]'`, or use sampler=tpe."
-            ) from None
+        except ImportError as error:  # a package that only this sampler needs
+            import_extra(error.name or "optuna", "search", f"sampler={name}")
+            raise
 
     def _without_warnings(self) -> Any:
         """Return a context without Optuna's warnings of experimental options."""

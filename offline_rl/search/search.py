@@ -230,7 +230,7 @@ def identity(
         "objective": objective.name,
         "direction": objective.direction,
         "seeds": selection_seeds(options.seeds),
-        "optuna": import_optuna().__version__ if sampler in OPTUNA else None,
+        "optuna": import_optuna(sampler).__version__ if sampler in OPTUNA else None,
     }
 
 

@@ -30,7 +30,7 @@ def headline(prepared: Prepared) -> str:
         notes = "\nnum_updates=0: only the dynamics model is fitted"
     elif run.data.dynamics is not None:
         notes += f"\nthe dynamics model is loaded from {run.data.dynamics}"
-    notes += too_few_steps_note(prepared) + warmup_note(prepared)
+    notes += too_few_steps_note(prepared) + warmup_note(prepared) + context_note(prepared)
     notes += "".join(f"\n{note}" for note in data.notes) if data is not None else ""
     notes += kept_note(prepared) + cost_notes(prepared)
     for dataset in (data, expert):
@@ -162,3 +162,15 @@ def range_note(prepared: Prepared) -> str | None:
     if spec is None or prepared.actions is None:
         return None
     return note_on_normalized_actions(spec, prepared.actions, f"task {run.task.name}")
+
+
+def context_note(prepared: Prepared) -> str:
+    """Return a note if the context of a sequence model exceeds all episodes; empty otherwise."""
+    context: int = getattr(prepared.run.method.cfg, "context_length", 0)
+    longest = 0 if prepared.dataset is None else int(prepared.dataset.episode_lengths().max())
+    if not 0 < longest < context:
+        return ""
+    return (
+        f"\nalgorithm.context_length={context} exceeds the longest episode of the data ({longest} "
+        "steps): the rest of a context is padding, which takes time and memory. Lower it"
+    )

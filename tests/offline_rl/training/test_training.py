@@ -164,6 +164,13 @@ def test_a_run_that_ends_within_the_learning_rate_warmup_prints_a_note(base_keys
         assert ("ends within the learning-rate warm-up" in headline(plan)) == said
 
 
+def test_a_context_longer_than_every_episode_prints_a_note(base_keys) -> None:
+    for context, said in ((100, False), (101, True)):  # the episodes have 100 steps
+        keys = {"algorithm": "decision_transformer", "algorithm.context_length": context}
+        plan = prepare({**base_keys, **keys})
+        assert ("exceeds the longest episode of the data (100 steps)" in headline(plan)) == said
+
+
 def test_the_headline_names_the_card_whose_settings_apply() -> None:
     """The card's settings are also named with task=none, if the data has a card."""
     for task in ({"task": "kitchen-mixed-v0"}, {"task": "none", "dataset": "kitchen-mixed-v0"}):
