@@ -617,11 +617,8 @@ def wrong_learner(
 
 def phase_updates(learner: Algorithm, schedule: Sequence[Piece], phase: str) -> int:
     """Return the number of updates of `phase` in the complete schedule."""
-    algorithm, total = learner.for_phase(phase), 0
-    for piece in schedule:
-        if piece.phase == phase and isinstance(piece, Learn):
-            total += piece.updates
-        if piece.phase == phase and isinstance(piece, Interact):
-            online = algorithm.interaction.online
-            total += online.updates_due(piece.env_steps, learner.cfg.batch_size, algorithm.period)
-    return total
+    algorithm, pieces = learner.for_phase(phase), [p for p in schedule if p.phase == phase]
+    steps = sum(piece.env_steps for piece in pieces if isinstance(piece, Interact))
+    online = algorithm.interaction.online
+    due = online.updates_due(steps, learner.cfg.batch_size, algorithm.period)
+    return due + sum(piece.updates for piece in pieces if isinstance(piece, Learn))

@@ -17,7 +17,7 @@ import envs
 from envs import VectorEnv
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.registry import source_file
-from offline_rl.algorithms.common.schedule import ONLINE, Interact, Learn, axes
+from offline_rl.algorithms.common.schedule import ONLINE, axes
 from offline_rl.data.transform import Transform, small_columns
 from offline_rl.engine.choices import Choices, choose, choose_precision
 from offline_rl.engine.cost import COMPILED_SPEEDUP
@@ -30,6 +30,7 @@ from offline_rl.replay.batch import Sources
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.runs.folder import Done, SeedFolder, common_checkpoint
+from offline_rl.runs.refusals import phase_updates
 from offline_rl.runs.run import Run, differing_values, refuse_other
 from offline_rl.training import checkpoint
 from offline_rl.training.continuation import load_dynamics, load_start, load_transform
@@ -388,11 +389,8 @@ def longest_phase(prepared: Prepared) -> tuple[int, str]:
 
 def updates_by_phase(prepared: Prepared) -> dict[str, int]:
     """Return the number of updates of each phase in the complete schedule."""
-    utd, updates = prepared.run.method.interaction.online.utd, dict[str, int]()
-    for piece in prepared.schedule:
-        factor = {Learn: 1.0, Interact: utd}.get(type(piece), 0.0)
-        updates[piece.phase] = updates.get(piece.phase, 0) + int(piece.size * factor)
-    return updates
+    phases = dict.fromkeys(piece.phase for piece in prepared.schedule)
+    return {phase: phase_updates(prepared.learner, prepared.schedule, phase) for phase in phases}
 
 
 @torch_defaults()

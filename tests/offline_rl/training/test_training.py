@@ -10,7 +10,7 @@ from small_data import save_small
 from offline_rl import Dataset, report
 from offline_rl.algorithms.common.registry import algorithm_config
 from offline_rl.runs.run import runs_of
-from offline_rl.training.assemble import longest_phase
+from offline_rl.training.assemble import longest_phase, updates_by_phase
 from offline_rl.training.headline import headline
 from offline_rl.training.prepare import Prepared
 from offline_rl.training.train import train
@@ -64,12 +64,16 @@ def test_a_preliminary_phase_must_be_a_multiple_of_the_period(base_keys):
 
 
 def test_choices_are_made_for_the_phase_with_the_most_updates(base_keys):
-    """Each environment step adds `utd` updates."""
+    """Each environment step after the warm-up adds `utd` updates."""
     spot = {**base_keys, "algorithm": "spot", "algorithm.vae_updates": 4}
     assert longest_phase(prepare(spot)) == (10, "update")
     assert longest_phase(prepare({**spot, "pretrain_updates": 40})) == (40, "fit_vae")
     online = {"algorithm": "sac", "task": "env:Pendulum-v1", "num_updates": 0}
-    assert longest_phase(prepare({**online, "num_env_steps": 30, "utd": 0.5})) == (15, "online")
+    online |= {"num_env_steps": 38, "utd": 0.5, "online.warmup_steps": 8, "batch_size": 8}
+    assert longest_phase(prepare(online)) == (15, "online")
+    online |= {"algorithm": "mbpo", "num_env_steps": 38, "utd": 2}
+    online |= {"algorithm.rollout_every": 10, "algorithm.holdout_share": 0.2}
+    assert updates_by_phase(prepare(online))["online"] == 60  # three rounds of the model
 
 
 @pytest.mark.parametrize(("algorithm", "updates"), [("iql", 100), ("cql", 0)])
