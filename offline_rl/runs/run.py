@@ -55,6 +55,7 @@ from policies import Bundle, Spec
 IN_MEMORY = "in memory"  # value of dataset= in the config if a Dataset object was passed
 GROUPS = ("algorithm.", "online.", "wandb.")  # prefixes of keys
 CHECKSUMS = {  # checksum in a config -> text for messages
+    "start": "another checkpoint of the run that it continues",
     "data": "other data",
     "expert_data": "another expert's data",
     "base_sha256": "another base policy",
@@ -518,4 +519,7 @@ def refuse_other(folder: SeedFolder, run: Run, *, extends: bool = False) -> None
     files = [config.get("dataset") for config in (stored, current)]
     if key == "data" and all(files) and files[0] != files[1]:
         text = f"other data ({files[0]}, now it is {files[1]})"
+    old_run, new_run = ((config.get("start") or {}).get("run") for config in (stored, current))
+    if key.startswith("start.") and old_run != new_run:
+        text = f"run={old_run or 'null'}, now it is {new_run or 'null'}"
     raise UserError(f"{folder.path} was started with {text}. Give the new run another name=…")

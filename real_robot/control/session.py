@@ -285,9 +285,11 @@ class Processes:
                 if path.exists()
                 else f"the process ended with code {child.returncode}"
             )
-            raise UserError(
-                f"{name}: {message}{self._describe_hold() if name == 'control' else ''}"
-            )
+            if name == "control":
+                message += self._describe_hold()
+            elif self.shared["armed"]:
+                message += "; control brings the robot to rest, and the run ends"
+            raise UserError(f"{name}: {message}")
 
     def _describe_hold(self) -> str:
         """Return what the watchdog did after control ended. Wait up to HOLD_S for its hold."""

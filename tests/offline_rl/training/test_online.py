@@ -1,6 +1,7 @@
 """Online training: sources, long periods, failures, and continuing from another run."""
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -276,7 +277,7 @@ def test_seeds_continued_by_two_commands_belong_to_one_run(line: str, tmp_path: 
     """Each seed stores its own start. A start of another run is still refused."""
     keys = small("td3", task=line, out=str(tmp_path), num_updates=0, num_env_steps=5)
     first = train(**keys | {"seeds": 2}).path
-    more = {"run": first, "tracker": "none", "num_env_steps": 5, "name": "more"}
+    more = {"run": first, "tracker": "none", "num_env_steps": 5, "out": str(tmp_path)}
     finetune(**more, seeds=[1])
     path = finetune(**more).path
     assert compact.pack([path], tmp_path / "study") == 2
@@ -291,8 +292,11 @@ def test_seeds_continued_by_two_commands_belong_to_one_run(line: str, tmp_path: 
     begun["start"]["sha256"]["1"] = "0"
     (path / "seed_1" / "config.json").write_text(json.dumps(begun))
     assert compact.pack([path], tmp_path / "study") == 2  # replaces the seed in the command
-    with pytest.raises(UserError, match=r"seed_1 was started with start\.sha256\.1"):
+    with pytest.raises(UserError, match="seed_1 was started with another checkpoint of the run"):
         finetune(**more)
+    other = shutil.copytree(first, first.with_name("other"))
+    with pytest.raises(UserError, match=f"started with run={first}, now it is {other}"):
+        finetune(**more | {"run": other})
 
 
 def test_with_overlap_a_step_runs_during_the_updates_of_the_step_before(
