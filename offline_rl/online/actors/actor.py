@@ -40,7 +40,15 @@ from offline_rl.online.collector import Collector
 from offline_rl.online.episodes import Episodes
 from offline_rl.online.sinks import ReplaySink
 from offline_rl.utils.errors import UserError, close_quietly
-from offline_rl.utils.options import Checked, Count, NonNegative, build, parse_options
+from offline_rl.utils.options import (
+    Checked,
+    Count,
+    NonNegative,
+    build,
+    describe_options,
+    format_value,
+    parse_options,
+)
 from offline_rl.version import __version__
 from policies import Spec, channels
 from policies.bundle import FORMAT as POLICY_FORMAT
@@ -107,7 +115,12 @@ class Link:
             }
             connection.send(Kind.HELLO, hello)
             connection.open()
-            welcome = connection.expect(Kind.WELCOME)
+            try:
+                welcome = connection.expect(Kind.WELCOME)
+            except FrameError:
+                raise
+            except UserError as error:
+                raise UserError(f"the learner refused this actor: {error}") from None
         except BaseException:
             connection.close()
             raise
@@ -332,10 +345,21 @@ def end_with_learner() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def usage() -> str:
+    """Return the text of `--help`."""
+    options = [option for option in describe_options(ActorCommand) if option.name != "slot"]
+    keys = (f"{option.name}={format_value(option.default)}" for option in options)
+    lines = [f"  {key:20s}{option.meaning}" for key, option in zip(keys, options, strict=True)]
+    return "\n".join([(__doc__ or "").strip(), "", *lines])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an actor, and return its exit code: 0, or 2 for a user error."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     is_child = arguments == ["--child"]
+    if any(a in ("-h", "--help") for a in arguments):
+        print(usage())
+        return 0
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     try:

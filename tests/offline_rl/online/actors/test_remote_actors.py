@@ -25,7 +25,7 @@ from offline_rl.algorithms.td3 import TD3, Config, Online
 from offline_rl.data.transform import Transform
 from offline_rl.engine.engine import Engine
 from offline_rl.online.actors import learner as learner_module
-from offline_rl.online.actors.actor import ActorCommand, collect
+from offline_rl.online.actors.actor import ActorCommand, collect, main
 from offline_rl.online.actors.frames import Frame, FrameError, Kind, encode
 from offline_rl.online.actors.learner import ActorOptions, RemoteCollector
 from offline_rl.online.actors.wire import (
@@ -349,6 +349,20 @@ def test_an_actor_that_does_not_fit_is_refused(make: Any, hello: Any, text: str)
     wait_for(lambda: len(messages) == 1)
     assert messages[0].startswith("an actor was refused: it")
     Client(learner).grant()  # others are not affected
+
+
+def test_an_actor_of_another_task_learns_why_it_is_refused(make: Any) -> None:
+    learner, _ = make()
+    envs.register("strolls", Walk, max_episode_steps=LIMIT)
+    with pytest.raises(UserError, match="the learner refused this actor: it runs the task strolls"):
+        collect(command(learner, task="strolls"))
+
+
+def test_help_lists_the_options_of_an_actor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "address=" in text
+    assert "reconnect_s=600.0" in text
 
 
 def test_an_actor_needs_the_token(make: Any, tmp_path: Path) -> None:
