@@ -18,6 +18,8 @@ from offline_rl.data.writers.lerobot import write_lerobot
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import checksum, read_json_object, write_json
+from offline_rl.utils.options import format_value
+from offline_rl.utils.trees import flatten
 from policies import channels
 from policies.channels import Observations
 
@@ -93,11 +95,17 @@ def is_stored(path: Path, card: Mapping[str, Any], show: bool) -> bool:
         return False
     file = path.with_suffix(".json")
     stored = read_json_object(file) if path.is_file() and file.is_file() else {}
-    same = all(stored.get(name) == value for name, value in json.loads(json.dumps(card)).items())
-    if not stored or not same or stored.get("size_bytes") != path.stat().st_size:
+    old, new = flatten(stored, "."), flatten(json.loads(json.dumps(card)), ".")
+    changed = next((name for name, value in new.items() if old.get(name) != value), None)
+    why = ""
+    if stored.get("size_bytes") != path.stat().st_size:
+        why = f"is damaged, or {file.name} is missing"
+    elif changed is not None:
+        option, value = changed.removeprefix("recipe."), format_value(old.get(changed))
+        why = f"was generated with {option}={value}, now it is {format_value(new[changed])}"
+    if why:
         raise UserError(
-            f"{path} already exists, but is damaged or was generated differently. Choose another "
-            "folder with out=, or remove the file."
+            f"{path} already exists and {why}. Choose another folder with out=, or remove the file."
         )
     if show:
         print(f"{path} already exists")

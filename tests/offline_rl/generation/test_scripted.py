@@ -160,14 +160,10 @@ def test_an_existing_set_is_kept_and_never_overwritten(
     generate(**keys, rows=40)
     assert capsys.readouterr().out.splitlines()[0] == f"{path} already exists"
     assert path.stat() == first
-    with pytest.raises(
-        UserError, match="already exists, but is damaged or was generated differently"
-    ):
+    with pytest.raises(UserError, match="exists and was generated with rows=40, now it is 60"):
         generate(**keys, rows=60)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(
-        UserError, match="already exists, but is damaged or was generated differently"
-    ):
+    with pytest.raises(UserError, match="exists and is damaged"):
         generate(**keys, rows=40)
 
 
