@@ -40,7 +40,7 @@ from offline_rl.utils.errors import UserError
 from offline_rl.utils.hardware import num_cores
 from offline_rl.utils.options import build, format_value, options_signature
 from offline_rl.utils.seeds import EVALUATION_SEED
-from offline_rl.utils.text import at_a_time, format_mean_std, table, wrap_text
+from offline_rl.utils.text import at_a_time, format_count, format_mean_std, table, wrap_text
 from offline_rl.utils.trees import to_json_values
 from policies import Bundle, Player, bundle, channels
 from policies.bundle import BUNDLE
@@ -322,7 +322,10 @@ def bundles(run: Path, file: str = BUNDLE) -> list[Path]:
 
     file: name of the bundles in the folder of a run.
     """
-    run = Path(local_path(run))
+    try:
+        run = Path(local_path(run))
+    except policies.BundleError as error:
+        raise UserError(str(error)) from None
     if run.is_file():
         return [run]
     of_seeds = sorted(run.glob(f"seed_*/{file}"), key=lambda f: (len(str(f)), f))
@@ -471,7 +474,7 @@ def as_text(
     """
     body = [cells for item in by_target.items() for cells in rows_of_target(task, *item, runs)]
     seeds = next(iter(next(iter(by_target.values())).values())).seeds
-    count = f"Mean ± standard deviation over {len(seeds)} episodes (ddof 0)"
+    count = f"Mean ± standard deviation over {format_count(len(seeds), 'episode')} (ddof 0)"
     how = STARTS[start_kind].format(first=seeds[0], last=seeds[-1])
     notes = [f"{count}, {'one from each initial state' if every else how}."]
     raw = "The task has no score references: these are raw returns."

@@ -530,13 +530,15 @@ def wrong_chunks(learner: Algorithm, head: Any, data: Dataset) -> Iterator[str]:
             f"history has {head.n_obs_steps}. Lower algorithm.n_obs_steps."
         )
     if head.chunk_size > longest:
-        remedy = (
-            "Lower algorithm.horizon." if hasattr(learner.cfg, "horizon") else "Shorten chunks."
-        )
         yield (
             f"{data.path or data.name}: the longest episode has {longest} steps, a chunk has "
-            f"{head.chunk_size}. {remedy}"
+            f"{head.chunk_size}. {shorter_chunk(learner)}"
         )
+
+
+def shorter_chunk(learner: Algorithm) -> str:
+    """Return the sentence that says how to shorten the chunks of an algorithm."""
+    return "Lower algorithm.horizon." if hasattr(learner.cfg, "horizon") else "Shorten chunks."
 
 
 def wrong_learner(
@@ -553,6 +555,11 @@ def wrong_learner(
         yield (
             f"an episode of {run.task.name} has {steps} steps, an observation history has "
             f"{head.n_obs_steps}. Lower algorithm.n_obs_steps."
+        )
+    if steps is not None and head.chunk_size > steps:
+        yield (
+            f"an episode of {run.task.name} has {steps} steps, a chunk has {head.chunk_size}. "
+            f"{shorter_chunk(learner)}"
         )
     if type(head) not in load_kinds().values():
         yield (

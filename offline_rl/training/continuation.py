@@ -24,6 +24,10 @@ from offline_rl.utils.trees import to_json_values
 from policies import Spec, channels
 from policies.networks.mlp import MLP
 
+OTHER_NETWORKS = (
+    "Its networks are of another kind. Use a run of an algorithm with the same networks"
+)
+
 
 def check_start(prepared: Prepared, start: Start) -> None:
     """Raise UserError if the run to continue from does not fit the data or the task."""
@@ -99,7 +103,7 @@ def load_start(engine: Engine, start: Start) -> None:
             )
             differing = {k: v for k, v in settings.items() if to_json_values(getattr(cfg, k)) != v}
             keys = " ".join(f"algorithm.{k}={format_value(v)}" for k, v in differing.items())
-            remedy = f"Set {keys}, as in that run" if keys else "Its networks are of another kind"
+            remedy = f"Set {keys}, as in that run" if keys else OTHER_NETWORKS
             raise UserError(f"cannot continue from {path}: {error}. {remedy}.") from None
     if (difference := network_difference(engine.algorithm, start)) is not None:
         raise UserError(f"cannot continue from run={start.run}: {difference}")

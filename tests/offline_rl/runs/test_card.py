@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import policies
+from offline_rl.evaluation.evaluate import evaluate
 from offline_rl.runs.card import card, evaluation, facts_of
 from offline_rl.runs.export import export
 from offline_rl.utils.errors import UserError
@@ -161,6 +162,8 @@ def test_a_policy_is_loaded_from_a_hub(run: Path, hub: list[str]) -> None:
         policies.load("hub:me/other")
     with pytest.raises(BundleError, match="could not be downloaded"):
         policies.load("hub:not a name")
+    with pytest.raises(UserError, match=r"hub:me/other: policy\.bundle could not be downloaded"):
+        evaluate(run="hub:me/other")
 
 
 def test_without_the_package_one_sentence_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

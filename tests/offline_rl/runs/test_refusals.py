@@ -89,6 +89,16 @@ def test_a_history_longer_than_every_episode_is_refused() -> None:
     assert "an episode of PointMaze-umaze-v1 has 300 steps" in sentences[0]
 
 
+def test_a_chunk_longer_than_an_episode_of_the_task_is_refused() -> None:
+    for horizon, refused in ((201, True), (200, False)):  # an episode has 200 steps
+        keys = {**ONLINE, "algorithm": "sequence_rl", "algorithm.horizon": horizon}
+        (run,) = runs_of({**keys, "algorithm.hidden": [8]})
+        learner = run.learner(Spec((3,), 1))
+        sentences = [*wrong_learner(run, learner, learner.acting_head(), [], None)]
+        expected = "an episode of env:Pendulum-v1 has 200 steps, a chunk has 201. Lower algorithm.h"
+        assert [expected in x for x in sentences] == [True] * refused
+
+
 def test_data_without_terminations_is_refused_if_the_task_ends_episodes() -> None:
     """The rule of the task ends episodes above 3.5. The next states are 0, 1, 2, 3, 4 and 5."""
     outcomes = envs.Outcomes({"task": lambda s, a, s2: s2[..., 0] > 3.5})
