@@ -311,9 +311,8 @@ class HistoryActor(NumpyNetwork):
         self._is_gru, self._features = encoder["kind"] == "gru", encoder["features"]
         part = "encoder.cell.linear." if self._is_gru else "encoder.trunk."
         self._network = Perceptron(subtree(weights, part), "relu")
-        if self._is_gru:
-            norm = subtree(weights, "encoder.cell.norm.")
-            self._gain, self._shift = norm["weight"], norm["bias"]
+        norm = subtree(weights, "encoder.cell.norm." if self._is_gru else "encoder.norm.")
+        self._gain, self._shift = norm["weight"], norm["bias"]
 
     def decide(
         self, observations: Inputs, memory: Memory, noise: np.ndarray
@@ -324,7 +323,8 @@ class HistoryActor(NumpyNetwork):
     def encode(self, observations: np.ndarray) -> np.ndarray:
         """Return the features [B, F] of histories [B, n_obs_steps, O]."""
         if not self._is_gru:
-            return self._network(observations.reshape(len(observations), -1))
+            features = self._network(observations.reshape(len(observations), -1))
+            return np.tanh(normalize_layer(features, self._gain, self._shift, 1e-5))
         state = np.zeros((len(observations), self._features), np.float32)
         for x in np.moveaxis(observations, 1, 0):  # see `GRUCell`
             parts = self._network(np.concatenate([x, state], -1))

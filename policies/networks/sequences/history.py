@@ -36,8 +36,11 @@ class GRUCell(nn.Module):
 class HistoryEncoder(nn.Module):
     """An encoder of observation histories: an MLP of the stacked observations, or a GRU.
 
-    mlp: one hidden ReLU layer of the size of the features, then a linear layer.
+    mlp: one hidden ReLU layer of the size of the features, then a linear layer, layer normalization
+    and tanh, as in SAC-AE (Yarats et al., arXiv:1910.01741).
     gru: the state after the newest observation, from a state of zero before the oldest one.
+    Both are bounded. Values of unbounded features can diverge, because the critics' loss trains the
+    features of their own targets.
     """
 
     def __init__(
@@ -55,11 +58,12 @@ class HistoryEncoder(nn.Module):
             self.cell = GRUCell(observations, features)
         else:
             self.trunk = MLP(n_obs_steps * observations, features, (features,), inner=True)
+            self.norm = LayerNorm(features)
 
     def forward(self, observations: Tensor) -> Tensor:
         """Return the features [..., F] of histories [..., n_obs_steps, O], the newest last."""
         if self.kind == "mlp":
-            return self.trunk(observations.flatten(-2))
+            return self.norm(self.trunk(observations.flatten(-2))).tanh()
         state = observations.new_zeros(*observations.shape[:-2], self.features)
         for x in observations.unbind(-2):
             state = self.cell(x, state)

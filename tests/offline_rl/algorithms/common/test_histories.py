@@ -51,6 +51,20 @@ class Mlp:
         return x
 
 
+class Encoder(Mlp):
+    """An MLP with layer normalization and tanh; `pairs` also contains the gain and the shift."""
+
+    def __init__(self, params: dict[str, Tensor]) -> None:
+        super().__init__(params, "trunk.")
+        self.norm = [nn.Parameter(params[f"norm.{k}"].double()) for k in ("weight", "bias")]
+        self.layers, self.pairs = self.pairs, [*self.pairs, *self.norm]
+
+    def __call__(self, x: Tensor, activation: Any = torch.relu) -> Tensor:
+        pairs, self.pairs = self.pairs, self.layers
+        x, self.pairs = super().__call__(x, activation), pairs
+        return nn.functional.layer_norm(x, x.shape[-1:], *self.norm).tanh()
+
+
 @pytest.mark.parametrize("weight", [0.0, 0.7])
 def test_the_critics_and_the_bisimulation_train_the_encoder_as_in_plain_pytorch(weight):
     """Two updates of TD3+BC in float64; the second one also updates the policy and the targets."""
@@ -63,7 +77,7 @@ def test_the_critics_and_the_bisimulation_train_the_encoder_as_in_plain_pytorch(
         state = replace(state, random=Recorded(count))
         state, metrics = state.algorithm.run_update("update", state, batch, count)
 
-    encoder, encoder_target = (Mlp(p["encoder"], "trunk.") for _ in range(2))
+    encoder, encoder_target = (Encoder(p["encoder"]) for _ in range(2))
     critics, targets = ([Mlp(p["critic"], "net.", k) for k in (0, 1)] for _ in range(2))
     policy, policy_target = (Mlp(p["policy"], "trunk.") for _ in range(2))
     critic_params = [x for net in critics for x in net.pairs] + encoder.pairs
@@ -116,7 +130,8 @@ def test_the_critics_and_the_bisimulation_train_the_encoder_as_in_plain_pytorch(
                 old.data = 0.9 * old.data + 0.1 * x.data
 
     def assert_equal(name: str, net: Mlp, prefix: str, member: int | None = None) -> None:
-        ours = Mlp(state.params[name], prefix, member)
+        new = state.params[name]
+        ours = Encoder(new) if isinstance(net, Encoder) else Mlp(new, prefix, member)
         for x, expected in zip(ours.pairs, net.pairs, strict=True):
             torch.testing.assert_close(x.data, expected.data, rtol=0, atol=1e-5)
 
@@ -235,7 +250,7 @@ def test_a_history_solves_what_a_single_observation_cannot(name):
     for steps in (1, 2):
         extra: Any = {"history_features": 16} if steps == 2 else {"history_features": 128}
         engine = engine_of(name, echo(), [0], n_obs_steps=steps, **config, **extra)
-        engine.run(1000)
+        engine.run(2000)
         policy = engine.stacked_policy(4)
         policy(histories[:, 0][None])
         errors[steps] = (policy(histories[:, 1][None])[0, :, 0] - best).abs().mean().item()
