@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -69,23 +70,68 @@ def run_ours(
     **sizes: int,
 ) -> None:
     """Run the engine's training loop. sizes: `obs` and `act` of `engine`."""
-    learner = engine(algorithm, seeds, precision, device, compile, **sizes)
+    if device == "cuda":
+        torch.cuda.CUDAGraph = CountedGraph  # type: ignore[misc,assignment]
+    build = partial(engine, algorithm, seeds, precision)
+    learner = build(device, compile, **sizes)
     learner.capture &= not profile
     period = learner.algorithm.period
     cost = learner.update_cost()
-    clock.facts = {"flops": cost.flops / seeds}
+    clock.facts = {"flops": cost.flops / seeds, "state_bytes": state_bytes(learner)}
     if device == "cpu":
         clock.facts["threads"] = cost.threads(hardware.num_cores(), precision)
         torch.set_num_threads(clock.facts["threads"])
     learner.programs()
     clock.facts["compile_seconds"] = learner.compile_seconds
     clock.fault = partial(fault, learner)
+    if device == "cuda":
+        clock.facts["kernels"] = sum(CountedGraph.kernels) / period
+        if compile and seeds == 1 and precision == "fp32":
+            clock.facts["cpu_difference"] = difference(learner, build("cpu", False, **sizes))
     if profile:
         clock.facts["profile"] = profile_shares(learner)
     wait = synchronizer(device)
     while True:
         learner.run(period)
         clock.tick(period, wait)
+
+
+class CountedGraph(torch.cuda.CUDAGraph):
+    """CUDA graph whose kernels and copies are counted when it is captured."""
+
+    kernels: ClassVar[list[int]] = []  # of all graphs
+
+    def __new__(cls) -> CountedGraph:
+        return super().__new__(cls, keep_graph=True)
+
+    def capture_end(self) -> None:
+        super().capture_end()
+        count = ctypes.c_size_t()
+        graph = ctypes.c_void_p(self.raw_cuda_graph())
+        ctypes.CDLL(None).cudaGraphGetNodes(graph, None, ctypes.byref(count))
+        self.kernels.append(count.value)
+
+
+def state_bytes(learner: Engine) -> float:
+    """Return how many bytes of a seed's training state an update replaces, on average."""
+    positions = learner._position_groups("update")
+    graphs = [learner._trace("update", group)[0].graph for group in positions]
+    replaced = [
+        node.args[0].meta["val"].nbytes
+        for graph in graphs
+        for node in graph.nodes
+        if node.target is torch.ops.aten.copy_.default
+    ]
+    return sum(replaced) / learner.algorithm.period / len(learner.seeds)
+
+
+def difference(learner: Engine, other: Engine) -> float:
+    """Return the largest difference of the states after two periods; relative if above 1."""
+    for one in (learner, other):
+        one.run(2 * one.algorithm.period)
+    states = zip(learner.seed_states(), other.seed_states(), strict=True)
+    pairs = [(a[k].double(), b[k].double()) for a, b in states for k in a]
+    return max(((x - y).abs().max() / y.abs().max().clamp(min=1)).item() for x, y in pairs)
 
 
 def fault(learner: Engine) -> str | None:
