@@ -91,10 +91,10 @@ def run(end: float, keep: Callable[[dict[str, Any]], None]) -> bool:
         reading = [pool.submit(read, process) for process in processes]
         while time.monotonic() < end and not all(future.done() for future in reading):
             time.sleep(0.1)
-        finished = all(process.poll() == 0 for process in processes)
-        for process in processes:
+        on_time = all(future.done() for future in reading)
+        for process in [] if on_time else processes:
             process.kill()
-    return finished
+    return on_time and all(process.wait() == 0 for process in processes)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -67,14 +67,19 @@ def run_ours(
     device: str,
     profile: bool = False,
     compile: bool = True,
+    combine: bool = True,
     **sizes: int,
 ) -> None:
-    """Run the engine's training loop. sizes: `obs` and `act` of `engine`."""
+    """Run the engine's training loop. sizes: `obs` and `act` of `engine`.
+
+    combine: on a GPU, combine kernels that do not depend on each other.
+    """
     if device == "cuda":
         torch.cuda.CUDAGraph = CountedGraph  # type: ignore[misc,assignment]
     build = partial(engine, algorithm, seeds, precision)
     learner = build(device, compile, **sizes)
     learner.capture &= not profile
+    learner.fallbacks |= {} if combine else {"update": "separate"}
     period = learner.algorithm.period
     cost = learner.update_cost()
     clock.facts = {"flops": cost.flops / seeds, "state_bytes": state_bytes(learner)}
@@ -83,7 +88,7 @@ def run_ours(
         torch.set_num_threads(clock.facts["threads"])
     learner.programs()
     clock.facts["compile_seconds"] = learner.compile_seconds
-    clock.fault = partial(fault, learner)
+    clock.fault = partial(fault, learner, {} if combine else {"update": "separate"})
     if device == "cuda":
         clock.facts["kernels"] = sum(CountedGraph.kernels) / period
         if compile and seeds == 1 and precision == "fp32":
@@ -103,6 +108,9 @@ class CountedGraph(torch.cuda.CUDAGraph):
 
     def __new__(cls) -> CountedGraph:
         return super().__new__(cls, keep_graph=True)
+
+    def __init__(self) -> None:
+        super().__init__(keep_graph=True)  # otherwise its nodes cannot be counted
 
     def capture_end(self) -> None:
         super().capture_end()
@@ -134,9 +142,12 @@ def difference(learner: Engine, other: Engine) -> float:
     return max(((x - y).abs().max() / y.abs().max().clamp(min=1)).item() for x, y in pairs)
 
 
-def fault(learner: Engine) -> str | None:
-    """Return why the speed of `learner` is meaningless; None if it is meaningful."""
-    if learner.fallbacks:
+def fault(learner: Engine, requested: Mapping[str, str] | None = None) -> str | None:
+    """Return why the speed of `learner` is meaningless; None if it is meaningful.
+
+    requested: fallbacks that are measured on purpose.
+    """
+    if learner.fallbacks != (requested or {}):
         return f"compiled updates are wrong on this machine; fallbacks used: {learner.fallbacks}"
     if not learner.finite_seeds().all():
         return f"the parameters are not finite after {learner.updates} updates"
@@ -176,6 +187,11 @@ def shares(events: Iterable[Any], device: str) -> dict[str, float]:
 def run_uncompiled(clock: Clock, **job: Any) -> None:
     """Run our update as a sequence of PyTorch operations, for algorithms without a baseline."""
     run_ours(clock, **job, compile=False)
+
+
+def run_separate(clock: Clock, **job: Any) -> None:
+    """Run our update with separate kernels on a GPU, to measure what combining them gains."""
+    run_ours(clock, **job, combine=False)
 
 
 def run_eager(clock: Clock, algorithm: str, device: str) -> None:

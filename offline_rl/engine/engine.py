@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_map_with_path,
+    tree_unflatten,
+)
 
 from offline_rl.algorithms.common.base import Algorithm, State
 from offline_rl.algorithms.common.config import check_stackable
@@ -284,8 +290,11 @@ class Engine:
         tree: the state. values, data: tensors [S, …], or [1, …] if all seeds share them.
         """
         if len(self.seeds) == 1:
+            only = tree_map(lambda x: x[0], (tree, values, data))
+            leaves = zip(tree_leaves(only), tree_leaves((tree, values, data)), strict=True)
+            unchanged = {id(x): stacked for x, stacked in leaves}
             return tree_map(
-                lambda x: x[None], function(*tree_map(lambda x: x[0], (tree, values, data)))
+                lambda x: unchanged[id(x)] if id(x) in unchanged else x[None], function(*only)
             )
         # COUNTS are equal for all seeds and are passed without a seed axis. The bias correction of
         # an optimizer step then has no seed axis either, so the step is a single pass over memory.
