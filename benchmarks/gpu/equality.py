@@ -77,7 +77,6 @@ def run(end: float, keep: Callable[[dict[str, Any]], None]) -> bool:
             [*module, str(k), str(count)],
             env=environment,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
         )
         for k in range(count)

@@ -30,18 +30,19 @@ NOTE = f"""
 def page(result: Mapping[str, Any]) -> str:
     """Return the results as Markdown."""
     parts = [f"# Results on {result['machine']['gpu']}", "`python -m benchmarks.gpu`"]
-    if result.get("equality"):
-        parts += ["## Equality", *equality_text(result["equality"], result["all_compared"])]
+    parts += ["## Equality", *equality_text(result["equality"], result["all_compared"])]
     limits = [[name, f"{value:.3g}"] for name, value in result["limits"].items()]
-    parts += ["## Speed", table(["limit", "value"], limits, markdown=True)]
+    parts += ["## Speed"] + [table(["limit", "value"], limits, markdown=True)] * bool(limits)
     parts += [*speed_text(result["rows"], result["limits"])]
     if result.get("evidence"):
         parts += ["## Runs", *result["evidence"]]
-    return "\n\n".join(parts + result.get("remarks", [])) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def equality_text(rows: Sequence[Mapping[str, Any]], complete: bool) -> list[str]:
     """Return paragraphs on the comparison of every phase with a CPU."""
+    if not rows:
+        return ["No phase was compared in time. Use more minutes."]
     equal = sum(map(equality.is_equal, rows))
     names = len({row["algorithm"] for row in rows})
     text = (
@@ -94,4 +95,4 @@ def speed_text(rows: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -
         for row in rows
         if "error" in row
     ]
-    return [table(HEADER, sorted(body), markdown=True), NOTE.strip(), *late]
+    return [table(HEADER, sorted(body), markdown=True), NOTE.strip()] * bool(body) + late
