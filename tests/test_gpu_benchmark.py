@@ -92,6 +92,7 @@ def test_phases_are_compared_with_a_cpu():
     equality.compare(["bc"], "cpu", rows.append)
     [row] = rows
     assert (row["algorithm"], row["phase"]) == ("bc", "update")
+    assert [row[k] for k in ("repeated", "uncaptured", "cpu", "actions")] == [0, 0, 0, 0]
     assert equality.is_equal(row)
 
 
