@@ -74,7 +74,8 @@ def describe(suite: str, out: Path) -> list[str]:
 
 def score(cell: Cell) -> str:
     """Return the score of a finished run as text; else an empty text."""
-    scores = [folder.outcome().get("score") for folder in cell.folders] if cell.finished else []
-    if not scores or None in scores:
+    outcomes = [folder.outcome() for folder in cell.folders] if cell.finished else []
+    scores = [value for outcome in outcomes if (value := outcome.get("score")) is not None]
+    if not scores:
         return ""
     return f"{statistics.mean(scores):.1f} ± {statistics.pstdev(scores):.1f}"

@@ -56,10 +56,10 @@ def jobs(jax_corl: str | None) -> list[dict[str, Any]]:
         for name in ("td3_bc", "iql", "cql", "edac", "diffusion_policy")
     ]
     result = eager[:2] + of("ours", "td3_bc iql", (1, 8, 64), "fp32", "bf16")
-    result += peers("td3_bc iql", (1, 8, 64)) + eager[2:] + of("ours", "cql edac", (1, 8), "bf16")
+    result += peers("td3_bc iql", (1, 8, 64)) + eager[2:] + of("ours", "cql", (1, 8), "bf16")
     result += peers("cql", (1, 8)) + of("ours", "diffusion_policy", (1,), "fp32", "bf16")
     result += of("separate", "td3_bc iql", (1,), "fp32")  # what combined kernels gain
-    result += of("ours", "bc", (1, 64), "fp32") + of("ours", "sac rlpd fql", (1, 8), "fp32")
+    result += of("ours", "bc", (1, 64), "fp32") + of("ours", "sac rlpd fql edac", (1, 8), "tf32")
     return result + of("uncompiled", "td3_bc iql", (1, 64), "fp32")
 
 

@@ -374,8 +374,8 @@ class Engine:
         on_cpu = self.device.type == "cpu"
         codes: list[Code] = ["default", "avx2" if on_cpu else "separate"]
         match self.fallbacks.get(name):
-            case "avx2" | "separate" as code:
-                codes = [code]
+            case "avx2" | "separate" as replacement:
+                codes = [replacement]
             case "uncompiled":
                 return graph
         arguments = enumerate([*leaves, *inputs])
