@@ -80,7 +80,9 @@ def speed_text(rows: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -
         eager = rates.get(("eager", row["algorithm"], 1))
         jax = rates.get(("jax_corl", row["algorithm"], seeds))
         limit = floor_s(row, limits)
-        body.append([row["algorithm"], NAMES.get(row["kind"], row["kind"]), row["precision"]])
+        name = NAMES.get(row["kind"], row["kind"])
+        name += ", separate kernels" if row.get("fallbacks") and name == "ours" else ""
+        body.append([row["algorithm"], name, row["precision"]])
         body[-1] += [
             str(seeds),
             per_second(rate),

@@ -393,13 +393,15 @@ class Engine:
         for code in codes:
             run = compile_graph(graph, counts, len(self.seeds), code)
             outputs = [*paths, *graph.meta["metrics"]]
+            problem = "The compiled update is wrong on this machine"
             try:
                 actual = verify.call(run, leaves, inputs)
                 fault = verify.difference(expected, actual, rounded, outputs)
             except Exception as error:
                 if on_cpu or code == codes[-1] or hardware.is_out_of_memory(error):
                     raise
-                fault = f"it raised {type(error).__name__}"
+                problem = "Combined kernels do not compile"
+                fault = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")
             if self.ranks is not None and self.ranks.largest(fault is not None):
                 fault = fault or "on another rank"  # all ranks must run the same code
             if fault is None:
@@ -408,7 +410,7 @@ class Engine:
                 return run
             again = code != codes[-1]
             remedy = f"Compiling again {REMEDIES[codes[-1]]}" if again else "Updates run uncompiled"
-            self.log(f"The compiled update is wrong on this machine: {name}, {fault}. {remedy}.")
+            self.log(f"{problem}: {name}, {fault}. {remedy}.")
         self.fallbacks[name] = "uncompiled"
         return graph
 
