@@ -81,9 +81,9 @@ class Contender:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
+            code = self.process.wait()  # it may write its error after it has closed its output
             self.errors.seek(0)
             last = "\n".join(self.errors.read().strip().splitlines()[-4:])
-            code = self.process.wait()
             why = last or f"exit status {code}" + (": out of memory?" if code == -9 else "")
             raise UserError(f"bench: {self.job} stopped: {why}")
         return json.loads(line)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -66,20 +67,33 @@ def run_ours(
     device: str,
     profile: bool = False,
     compile: bool = True,
+    combine: bool = True,
     **sizes: int,
 ) -> None:
-    """Run the engine's training loop. sizes: `obs` and `act` of `engine`."""
-    learner = engine(algorithm, seeds, precision, device, compile, **sizes)
+    """Run the engine's training loop. sizes: `obs` and `act` of `engine`.
+
+    combine: on a GPU, combine kernels that do not depend on each other.
+    """
+    if device == "cuda":
+        torch.cuda.CUDAGraph = CountedGraph  # type: ignore[misc,assignment]
+    build = partial(engine, algorithm, seeds, precision)
+    learner = build(device, compile, **sizes)
     learner.capture &= not profile
+    learner.fallbacks |= {} if combine else {"update": "separate"}
     period = learner.algorithm.period
     cost = learner.update_cost()
-    clock.facts = {"flops": cost.flops / seeds}
+    clock.facts = {"flops": cost.flops / seeds, "state_bytes": state_bytes(learner)}
     if device == "cpu":
         clock.facts["threads"] = cost.threads(hardware.num_cores(), precision)
         torch.set_num_threads(clock.facts["threads"])
     learner.programs()
     clock.facts["compile_seconds"] = learner.compile_seconds
+    clock.facts["fallbacks"] = learner.fallbacks
     clock.fault = partial(fault, learner)
+    if device == "cuda":
+        clock.facts["kernels"] = sum(CountedGraph.kernels) / period
+        if compile and seeds == 1 and precision == "fp32":
+            clock.facts["cpu_difference"] = difference(learner, build("cpu", False, **sizes))
     if profile:
         clock.facts["profile"] = profile_shares(learner)
     wait = synchronizer(device)
@@ -88,10 +102,51 @@ def run_ours(
         clock.tick(period, wait)
 
 
+class CountedGraph(torch.cuda.CUDAGraph):
+    """CUDA graph whose kernels and copies are counted when it is captured."""
+
+    kernels: ClassVar[list[int]] = []  # of all graphs
+
+    def __new__(cls) -> CountedGraph:
+        return super().__new__(cls, keep_graph=True)
+
+    def __init__(self) -> None:
+        super().__init__(keep_graph=True)  # otherwise its nodes cannot be counted
+
+    def capture_end(self) -> None:
+        super().capture_end()
+        count = ctypes.c_size_t()
+        graph = ctypes.c_void_p(self.raw_cuda_graph())
+        ctypes.CDLL(None).cudaGraphGetNodes(graph, None, ctypes.byref(count))
+        self.kernels.append(count.value)
+
+
+def state_bytes(learner: Engine) -> float:
+    """Return how many bytes of a seed's training state an update replaces, on average."""
+    positions = learner._position_groups("update")
+    graphs = [learner._trace("update", group)[0].graph for group in positions]
+    replaced = [
+        node.args[0].meta["val"].nbytes
+        for graph in graphs
+        for node in graph.nodes
+        if node.target is torch.ops.aten.copy_.default
+    ]
+    return sum(replaced) / learner.algorithm.period / len(learner.seeds)
+
+
+def difference(learner: Engine, other: Engine) -> float:
+    """Return the largest difference of the states after two periods; relative if above 1."""
+    for one in (learner, other):
+        one.run(2 * one.algorithm.period)
+    states = zip(learner.seed_states(), other.seed_states(), strict=True)
+    pairs = [(a[k].double(), b[k].double()) for a, b in states for k in a]
+    return max(((x - y).abs().max() / y.abs().max().clamp(min=1)).item() for x, y in pairs)
+
+
 def fault(learner: Engine) -> str | None:
     """Return why the speed of `learner` is meaningless; None if it is meaningful."""
-    if learner.fallbacks:
-        return f"compiled updates are wrong on this machine; fallbacks used: {learner.fallbacks}"
+    if wrong := {name: x for name, x in learner.fallbacks.items() if x != "separate"}:
+        return f"compiled updates are wrong on this machine; fallbacks used: {wrong}"
     if not learner.finite_seeds().all():
         return f"the parameters are not finite after {learner.updates} updates"
     return None
@@ -130,6 +185,11 @@ def shares(events: Iterable[Any], device: str) -> dict[str, float]:
 def run_uncompiled(clock: Clock, **job: Any) -> None:
     """Run our update as a sequence of PyTorch operations, for algorithms without a baseline."""
     run_ours(clock, **job, compile=False)
+
+
+def run_separate(clock: Clock, **job: Any) -> None:
+    """Run our update with separate kernels on a GPU, to measure what combining them gains."""
+    run_ours(clock, **job, combine=False)
 
 
 def run_eager(clock: Clock, algorithm: str, device: str) -> None:

@@ -11,7 +11,7 @@ from benchmarks.speed.clock import Clock
 def main() -> None:
     clock, job = Clock(), json.loads(sys.argv[1])
     kind = job.pop("kind")
-    if kind in ("ours", "eager", "uncompiled", "products"):
+    if kind in ("ours", "eager", "separate", "uncompiled", "products"):
         from benchmarks.speed import contenders
 
         getattr(contenders, f"run_{kind}")(clock, **job)

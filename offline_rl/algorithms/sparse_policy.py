@@ -100,6 +100,7 @@ class SparsePolicy(Algorithm):
     extra_columns = ("held_out",)
     follows_card = False  # the preprocessing of dataset cards is for methods that learn values
     imitation_phases = ("update",)
+    needs_fp32 = True  # normal equations
 
     @classmethod
     def uses_rewards(cls, cfg: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from offline_rl.algorithms.common.registry import algorithm_yaml
+from offline_rl.algorithms.common.registry import algorithm_class, algorithm_yaml
 from offline_rl.engine.cost import COMPILE_SECONDS, is_worth_compiling
 from offline_rl.engine.engine import Engine, Fallback, Precision
 from offline_rl.utils import hardware
@@ -45,13 +45,17 @@ def choose_precision(
 ) -> Precision:
     """Return the precision of matrix multiplications.
 
-    `auto` is bf16 if a stored result shows no loss of score and the device supports bf16, else
+    `auto` is bf16 if a stored result shows no loss of score and the device supports bf16. Otherwise
+    it is tf32 on a GPU that supports it, as in JAX, unless the algorithm needs float32. The rest is
     fp32.
     """
     if precision != "auto":
         return precision
     passed = algorithm_yaml(algorithm).get("parity") or {}
-    return "bf16" if "bf16" in passed and hardware.has_bf16(device) else "fp32"
+    if "bf16" in passed and hardware.has_bf16(device):
+        return "bf16"
+    inexact = hardware.has_tf32(device) and not algorithm_class(algorithm).needs_fp32
+    return "tf32" if inexact else "fp32"
 
 
 def choose(compile: str, engine: Engine, updates: int, phase: str = "update") -> Choices:

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_flatten
 
 from offline_rl.algorithms.common.scan import Loop
 
-Code = Literal["default", "avx2"]  # instruction set of the generated code
+# Kind of generated code. avx2: a CPU's instruction set. separate: no combined kernels on a GPU.
+Code = Literal["default", "avx2", "separate"]
 
 # A bug of GCC 12 deletes stores that are needed. If GCC does not know the processor, -march=native
 # selects generic tuning, and GCC copies a local array by `rep movsq`. Dead-store elimination does
@@ -31,10 +32,16 @@ AVX2_BITS = 256  # register width
 
 
 def inductor_options(on_cpu: bool, code: Code = "default") -> dict[str, Any]:
-    """Return the Inductor options of one compilation. code: ignored on a GPU."""
+    """Return the Inductor options of one compilation.
+
+    On a GPU, elementwise kernels that do not depend on each other are combined, because with few
+    seeds the number of kernels limits the speed. Reductions are not: large ones would not build.
+    """
     options: dict[str, Any] = {"cpp_wrapper": on_cpu}  # kernels are called from C++
     options["deterministic"] = not on_cpu  # else Inductor chooses a GPU's block sizes by timing
     if not on_cpu:
+        options["combo_kernels"] = options["combo_kernels_pointwise_only"] = code != "separate"
+        options["combo_kernels_autotune"] = 0
         return options
     flags = getattr(torch._inductor.config.cpp, "enable_floating_point_contract_flag", None)
     if flags is not None and platform.machine() == "x86_64" and cpp_builder.is_gcc():

@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_map_with_path,
+    tree_unflatten,
+)
 
 from offline_rl.algorithms.common.base import Algorithm, State
 from offline_rl.algorithms.common.config import check_stackable
@@ -47,7 +53,9 @@ APPLY_STREAM = 1 << 35  # separates the random numbers of `apply` from those of 
 REPEAT_STREAM = 1 << 36  # separates those of several calls between two updates
 Positions = tuple[int, ...]  # indices of updates within a period
 SeedFunction = Callable[[Any, Any, Any], Any]  # (state, values, data) of one seed -> results
-Fallback = Literal["avx2", "uncompiled"]  # replaces a program that failed its check
+# Replacement of a program that failed its check. A program may also fail to compile on a GPU.
+Fallback = Literal["avx2", "separate", "uncompiled"]
+REMEDIES = {"avx2": "for AVX2", "separate": "with separate kernels"}
 
 
 class SampleRequest(NamedTuple):
@@ -282,8 +290,11 @@ class Engine:
         tree: the state. values, data: tensors [S, …], or [1, …] if all seeds share them.
         """
         if len(self.seeds) == 1:
+            only = tree_map(lambda x: x[0], (tree, values, data))
+            leaves = zip(tree_leaves(only), tree_leaves((tree, values, data)), strict=True)
+            unchanged = {id(x): stacked for x, stacked in leaves}
             return tree_map(
-                lambda x: x[None], function(*tree_map(lambda x: x[0], (tree, values, data)))
+                lambda x: unchanged[id(x)] if id(x) in unchanged else x[None], function(*only)
             )
         # COUNTS are equal for all seeds and are passed without a seed axis. The bias correction of
         # an optimizer step then has no seed axis either, so the step is a single pass over memory.
@@ -354,15 +365,17 @@ class Engine:
     ) -> Callable[..., Tensor]:
         """Compile `graph`, check the compiled function and return it, or return a fallback.
 
-        If the function fails the check on a CPU, `graph` is compiled again for AVX2. If no compiled
-        function passes, the uncompiled `graph` is returned. The fallback is stored in `fallbacks`
-        under `name`. If `fallbacks` already contains `name`, the attempts before that fallback are
-        skipped. This method changes the training state; the caller restores it.
+        If the function fails the check, `graph` is compiled again: on a CPU for AVX2, on a GPU with
+        separate kernels. If no compiled function passes, the uncompiled `graph` is returned. The
+        fallback is stored in `fallbacks` under `name`. If `fallbacks` already contains `name`, the
+        attempts before that fallback are skipped. This method changes the training state; the
+        caller restores it.
         """
-        codes: list[Code] = ["default", "avx2"] if self.device.type == "cpu" else ["default"]
+        on_cpu = self.device.type == "cpu"
+        codes: list[Code] = ["default", "avx2" if on_cpu else "separate"]
         match self.fallbacks.get(name):
-            case "avx2":
-                codes = ["avx2"]
+            case "avx2" | "separate" as replacement:
+                codes = [replacement]
             case "uncompiled":
                 return graph
         arguments = enumerate([*leaves, *inputs])
@@ -379,17 +392,25 @@ class Engine:
         rounded = verify.call_with_rounding_errors(graph, leaves, inputs, parameters, size)
         for code in codes:
             run = compile_graph(graph, counts, len(self.seeds), code)
-            actual = verify.call(run, leaves, inputs)
             outputs = [*paths, *graph.meta["metrics"]]
-            fault = verify.difference(expected, actual, rounded, outputs)
+            problem = "The compiled update is wrong on this machine"
+            try:
+                actual = verify.call(run, leaves, inputs)
+                fault = verify.difference(expected, actual, rounded, outputs)
+            except Exception as error:
+                if on_cpu or code == codes[-1] or hardware.is_out_of_memory(error):
+                    raise
+                problem = "Combined kernels do not compile"
+                fault = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")
             if self.ranks is not None and self.ranks.largest(fault is not None):
                 fault = fault or "on another rank"  # all ranks must run the same code
             if fault is None:
                 if code != "default":
                     self.fallbacks[name] = code
                 return run
-            remedy = "Compiling again for AVX2" if code != codes[-1] else "Updates run uncompiled"
-            self.log(f"The compiled update is wrong on this machine: {name}, {fault}. {remedy}.")
+            again = code != codes[-1]
+            remedy = f"Compiling again {REMEDIES[codes[-1]]}" if again else "Updates run uncompiled"
+            self.log(f"{problem}: {name}, {fault}. {remedy}.")
         self.fallbacks[name] = "uncompiled"
         return graph
 

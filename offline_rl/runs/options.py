@@ -146,7 +146,7 @@ class ComputeOptions(Checked):
     role: ClassVar[Role] = LOCAL
     device: str = "auto"  # auto, cpu, cuda, or one GPU, such as cuda:1
     precision: Literal["auto", "fp32", "tf32", "bf16"] = (
-        "auto"  # matmul precision; auto: bf16 if benchmarks showed no loss of score, else fp32
+        "auto"  # matmul precision; auto: bf16 if no score was lost, else tf32 on GPUs, else fp32
     )
     compile: Literal["auto", "always", "never"] = (
         "auto"  # compile the updates; auto: if the estimated saving exceeds the compile time

@@ -163,6 +163,15 @@ def has_bf16(on: torch.device) -> bool:
     return bool(cpu_flags() & {"amx_bf16", "avx512_bf16"})
 
 
+def has_tf32(on: torch.device) -> bool:
+    """Return True if device `on` multiplies in TF32, as NVIDIA's GPUs do from Ampere on."""
+    import torch
+
+    if on.type != "cuda" or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(on) >= (8, 0)
+
+
 def missing_compiler() -> str | None:
     """Return a message if torch.compile finds no C++ compiler, else None."""
     name = os.environ.get("CXX")

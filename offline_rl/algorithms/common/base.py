@@ -189,6 +189,8 @@ class Algorithm:
     # Processes of torchrun can share each batch. Every loss must then be a mean over the rows of
     # the batch, and every random number must belong to one row; see `random.SlicedRandom`.
     data_parallel: ClassVar[bool] = False
+    # It solves linear systems or compares likelihoods; precision=auto does not choose tf32.
+    needs_fp32: ClassVar[bool] = False
     # With several processes: the mean over processes of each tensor in a tree. Set by the engine
     average: Callable[[Any], Any] | None = None
 

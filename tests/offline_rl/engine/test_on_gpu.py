@@ -12,7 +12,7 @@ from torch.fx import symbolic_trace
 
 from offline_rl.engine import compile as compile_module
 from offline_rl.engine.choices import choose, log_interval
-from offline_rl.engine.compile import CompiledGraph
+from offline_rl.engine.compile import CompiledGraph, inductor_options
 from offline_rl.engine.cost import UpdateCost
 from offline_rl.engine.engine import Engine, set_precision
 
@@ -58,7 +58,9 @@ def test_inductor_chooses_a_gpus_kernels_without_timing(
     monkeypatch.setattr(torch._inductor, "standalone_compile", compile)
     CompiledGraph(symbolic_trace(lambda x: x + 1))(torch.zeros(2, device=device))
     assert patches["deterministic"] == deterministic
+    assert patches.get("combo_kernels", False) == deterministic
     assert all(hasattr(torch._inductor.config, name.split(".")[0]) for name in patches)
+    assert not inductor_options(device == "cpu", "separate").get("combo_kernels", False)
 
 
 class CUDA:

@@ -1,9 +1,11 @@
 """Updates that change nothing can be skipped: counters and random numbers go on as if they ran."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,7 @@ from offline_rl.data import Dataset
 from offline_rl.engine.engine import Engine
 from offline_rl.replay.batch import Batch
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.utils.trees import flatten
 from policies.networks.mlp import Scalar
 from policies.spec import Spec
 
@@ -53,12 +56,12 @@ class Sums(Algorithm):
         return params["policy"]["value"] > 0
 
 
-def engine() -> Engine:
+def engine(seeds: Sequence[int] = (3, 8)) -> Engine:
     rows = np.arange(20.0, dtype=np.float32)
     ends, column = rows == 19, rows[:, None]
     data = Dataset.from_arrays(column, 0 * column, rows, ends, ~ends, column)
     buffer = ReplayBuffer.from_dataset(data)
-    return Engine(lambda _: Sums(Spec((1,), 1), Config()), [3, 8], buffer, batch_size=4)
+    return Engine(lambda _: Sums(Spec((1,), 1), Config()), seeds, buffer, batch_size=4)
 
 
 def test_skipped_updates_equal_updates_that_change_nothing() -> None:
@@ -103,3 +106,15 @@ def test_a_phase_has_converged_if_it_has_for_all_seeds() -> None:
     for values, expected in (([0.0, 0.0], False), ([1.0, 0.0], False), ([1.0, 2.0], True)):
         e.state["params"]["policy"]["value"].copy_(torch.tensor(values))
         assert e.has_converged("idle") is expected
+
+
+@pytest.mark.parametrize("phase", ["update", "idle"])
+def test_an_update_of_one_seed_writes_only_what_it_computes(phase: str) -> None:
+    """Writing the rest onto itself would take memory bandwidth, and kernels on a GPU."""
+    e = engine([3])
+    graph, _, _ = e._trace(phase, (0,))
+    names = dict(zip(graph.graph.find_nodes(op="placeholder"), flatten(e.state), strict=False))
+    copies = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    networks = {"update": ["digits", "policy"], "idle": ["idle_digits"]}[phase]
+    written = {f"params/{name}/value" for name in networks} | {"counters/update"}
+    assert {names[node.args[0]] for node in copies} == written

@@ -230,6 +230,35 @@ def test_an_output_whose_terms_cancel_may_be_a_rounding_error(
     assert verify.difference(right, actual, [right, right], ["weights", "kl"]) == phrase
 
 
+@pytest.mark.parametrize("fault", ["RuntimeError", "nan"])
+def test_a_gpus_kernels_are_compiled_separately_if_combined_ones_fail(
+    fault: str, e: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The meta device is treated like a GPU that cannot capture graphs."""
+
+    def compile(graph: Run, counts: set[int], seeds: int, code: str) -> Run:
+        def fail(leaves: list[Tensor], metrics: Tensor) -> None:
+            if fault == "RuntimeError":
+                raise RuntimeError("out of shared memory")
+            metrics.fill_(math.nan)
+
+        compilations.append(code)
+        return graph if code == "separate" else spoiled(graph, fail)
+
+    compilations: list[str] = []
+    messages: list[str] = []
+    monkeypatch.setattr(engine_module, "compile_graph", compile)
+    monkeypatch.setattr(e, "device", torch.device("meta"))
+    monkeypatch.setattr(e, "log", messages.append)
+    for _ in range(2):  # the second time as a resumed run
+        e._build("update", (0, 1), True)
+    assert e.fallbacks == {"update": "separate"}
+    assert compilations == ["default", "separate", "separate"]
+    problem = "RuntimeError: out of shared memory" if fault == "RuntimeError" else "not finite"
+    [line] = [line for line in messages if problem in line]
+    assert line.endswith(". Compiling again with separate kernels.")
+
+
 def test_a_fallback_is_recorded_with_the_run_and_repeated_when_it_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

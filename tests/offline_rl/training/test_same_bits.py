@@ -114,6 +114,21 @@ def test_matrix_products_are_bf16_if_the_cpu_supports_it(
     assert choose_precision("fp32", "iql", cpu) == "fp32"
 
 
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [((9, 0), ("bf16", "tf32", "fp32", "fp32")), ((7, 5), ("fp32", "fp32", "fp32", "fp32"))],
+)
+def test_matrix_products_on_a_gpu_are_bf16_or_tf32_if_it_supports_them(
+    capability: tuple[int, int], expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ampere GPUs (8.0) are the first with either. Solvers and likelihoods need float32."""
+    monkeypatch.setattr(hardware, "has_bf16", lambda _: capability >= (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    names, gpu = ("iql", "awac", "dppo", "mopo"), torch.device("cuda")
+    assert tuple(choose_precision("auto", name, gpu) for name in names) == expected
+    assert choose_precision("auto", "awac", torch.device("cpu")) == "fp32"
+
+
 def float64_on_another_device() -> AbstractContextManager[object]:
     torch.set_default_dtype(torch.float64)
     return torch.device("meta")

@@ -150,6 +150,7 @@ class FittedDynamics(SoftActorCritic):
     """
 
     needed_phases = ("start_dynamics", "validate_dynamics", "select_dynamics")
+    needs_fp32 = True  # a sparse model is fitted by normal equations
     dynamics_model: ClassVar[Reusable | None] = Reusable(
         networks=("dynamics", "best_dynamics", "record"),
         phases=tuple(PARTS),

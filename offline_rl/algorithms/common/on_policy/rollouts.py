@@ -37,6 +37,7 @@ class OnPolicy(Algorithm):
 
     Online: type = schedule.OnPolicy
     follows_card = False
+    needs_fp32 = True  # likelihood ratios of actions, natural gradients
 
     @property
     def updates(self) -> int:

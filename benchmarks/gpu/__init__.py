@@ -1,0 +1,1 @@
+"""`python -m benchmarks.gpu`: correctness and speed of training on a GPU, within minutes."""
