@@ -17,6 +17,7 @@ import envs
 import offline_rl
 import policies
 from offline_rl.cli.compose import compose
+from offline_rl.cli.main import main
 from offline_rl.utils.options import parse_options
 from policies import BundleError
 from policies.runtimes import hub
@@ -164,11 +165,13 @@ def test_the_arms_bundle_moves_the_joints_of_the_robot() -> None:
 
 
 def test_a_name_that_the_zoo_lacks_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("cat", "../zoo/arm"):
         with pytest.raises(BundleError, match=r"does not exist\. The zoo has arm, fetch"):
             policies.load(f"zoo:{name}")
+    assert main(["evaluate", "run=zoo:cat"]) == 2
+    assert capsys.readouterr().err.count("zoo:cat does not exist. The zoo has") == 1
     monkeypatch.setattr(hub, "ZOO", tmp_path / "zoo")
     with pytest.raises(BundleError, match=r"an installed package does not have it\. Clone"):
         policies.load("zoo:arm")
