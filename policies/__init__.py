@@ -24,8 +24,8 @@ def load(
 ) -> BundlePolicy:
     """Load the policy in a bundle and verify it.
 
-    path: a bundle, the folder of a training seed, or hub:<owner>/<name>[@<revision>], a repository
-    of a model hub.
+    path: a bundle, the folder of a training seed, hub:<owner>/<name>[@<revision>], a repository of
+    a model hub, or zoo:<name>, a bundle in this repository's folder examples/zoo.
     runtime: `torch` runs every policy. `onnx` runs exported policies without torch. `numpy` runs
     MLP policies with numpy and safetensors only. `auto` selects the first of these that is
     installed and can run this policy. Every runtime must reproduce the bundle's golden output,

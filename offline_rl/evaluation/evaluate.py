@@ -324,8 +324,8 @@ def bundles(run: Path, file: str = BUNDLE) -> list[Path]:
     """
     try:
         run = Path(local_path(run))
-    except policies.BundleError as error:
-        raise UserError(str(error)) from None
+    except policies.BundleError as error:  # of zoo:<name> or hub:<owner>/<name>
+        raise UserError(str(error).rstrip(".") + ".") from None
     if run.is_file():
         return [run]
     of_seeds = sorted(run.glob(f"seed_*/{file}"), key=lambda f: (len(str(f)), f))

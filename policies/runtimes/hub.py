@@ -1,4 +1,4 @@
-"""Bundles in a repository of a model hub."""
+"""Bundles in a repository of a model hub, and in the zoo of this repository."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from pathlib import Path
 
 from policies.bundle import BUNDLE, BundleError
 
-PREFIX = "hub:"
+PREFIX, ZOO_PREFIX = "hub:", "zoo:"
+ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"  # absent from an installed package
 
 
 def local_path(path: str | Path) -> str | Path:
     """Return the path of a bundle; download it first if `path` is hub:<owner>/<name>[@<revision>].
 
-    The package huggingface_hub downloads the file to its cache, and reads its settings, such as
-    HF_ENDPOINT and HF_TOKEN. Raises BundleError.
+    zoo:<name> is the bundle examples/zoo/<name>.bundle. The package huggingface_hub downloads files
+    of a hub to its cache, and reads its settings, such as HF_ENDPOINT and HF_TOKEN. Raises
+    BundleError.
     """
+    if str(path).startswith(ZOO_PREFIX):
+        return zoo_path(str(path).removeprefix(ZOO_PREFIX))
     if not str(path).startswith(PREFIX):
         return path
     try:
@@ -32,3 +36,16 @@ def local_path(path: str | Path) -> str | Path:
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise BundleError(f"{path}: {BUNDLE} could not be downloaded: {reason:.300}") from None
+
+
+def zoo_path(name: str) -> Path:
+    """Return the path of a bundle in the zoo. Raises BundleError if there is none of this name."""
+    names = sorted(file.stem for file in ZOO.glob("*.bundle"))
+    if name in names:
+        return ZOO / f"{name}.bundle"
+    if names:
+        raise BundleError(f"zoo:{name} does not exist. The zoo has {', '.join(names)}")
+    raise BundleError(
+        f"zoo:{name}: the zoo is in the folder examples/zoo of the repository, and an installed "
+        "package does not have it. Clone the repository, or pass the path of a bundle"
+    )
