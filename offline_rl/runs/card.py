@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def write_hub_folder(source: Path, out: Path, license: str | None) -> None:
     facts, settings = facts_of(source, policy), source.with_name(SETTINGS)
 
     def fill(folder: Path) -> None:
-        shutil.copyfile(source, folder / bundle.BUNDLE)
+        bundle.write(folder / bundle.BUNDLE, without_paths(policy))
         write_text(folder / CARD, card(policy, facts, license))
         write_json(folder / EVALUATION, facts)
         if settings.is_file():
@@ -44,6 +44,16 @@ def write_hub_folder(source: Path, out: Path, license: str | None) -> None:
             write_json(folder / SETTINGS, {"algorithm": facts.get("algorithm"), "hyper": hyper})
 
     write_folder_atomically(out, fill)
+
+
+def without_paths(policy: bundle.Bundle) -> bundle.Bundle:
+    """Return the bundle, and its base, with file names instead of local paths in its provenance."""
+    provenance = {
+        key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        for key, value in policy.provenance.items()
+    }
+    base = None if policy.base is None else without_paths(policy.base)
+    return replace(policy, provenance=provenance, base=base)
 
 
 def facts_of(source: Path, policy: bundle.Bundle) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def run(tmp_path: Path) -> Path:
     }
     spec = Spec((1,), 1, (-2.0,), (2.0,))
     normalizer = Normalizer.identity((1,))
-    made = seal(bundle.Bundle(spec, "DeterministicActor", arguments, weights, normalizer, {}))
+    facts = {"dataset": "/private/DMSD.npz", "seed": 3}
+    made = seal(bundle.Bundle(spec, "DeterministicActor", arguments, weights, normalizer, facts))
     bundle.write(folder / "policy.bundle", made)
     (folder / "result.json").write_text(json.dumps(RESULT))
     (folder / "config.json").write_text(json.dumps({"hyper": {"alpha": 2.5}, "out": "/private"}))
@@ -64,7 +66,10 @@ def test_the_folder_has_a_card_the_bundle_the_settings_and_the_evaluation(run: P
         "config.json",
         "evaluation.json",
     }
-    assert (folder / "policy.bundle").read_bytes() == (run / "policy.bundle").read_bytes()
+    ours, theirs = (bundle.read(each / "policy.bundle") for each in (folder, run))
+    assert ours.provenance == {"dataset": "DMSD.npz", "seed": 3}
+    bundle.write(folder.parent / "same.bundle", replace(ours, provenance=theirs.provenance))
+    assert (run / "same.bundle").read_bytes() == (run / "policy.bundle").read_bytes()
     _, front, body = (folder / "README.md").read_text().split("---\n", 2)
     header = yaml.safe_load(front)
     assert header["license"] == "mit"
