@@ -50,7 +50,6 @@ class PagedBuffer(Source):
         period: int = 1,
         device: torch.device | str = "cpu",
         make_random: Callable[[Tensor, Tensor], Random] = Random,
-        block_bytes: int = BLOCK_BYTES,
     ) -> None:
         """Page the images of `dataset`, which is already transformed.
 
@@ -59,7 +58,6 @@ class PagedBuffer(Source):
         arbitrary images.
         period: number of updates that are launched together; a block holds complete periods.
         make_random: returns the random numbers of a seed and an update, as in the engine.
-        block_bytes: size of the images of a block, unless one period needs more.
         """
         observations = channels.flatten({"observations": dataset.observations})
         self.images = {k: x for k, x in observations.items() if channels.is_image(x.shape[1:])}
@@ -79,7 +77,7 @@ class PagedBuffer(Source):
         self.data: Tensors = {k: x.to(self.device) for k, x in host.items() if k != "observations/"}
         self.seeds, self.batch_size = torch.tensor(list(seeds)), batch_size
         self.reads_next, self.period, self.make_random = reads_next, period, make_random
-        self.block_bytes, self.ahead = block_bytes, period
+        self.ahead = period  # number of updates in a block
         self.staging: Tensors = {}  # images of the next block, on the host
         self.copied: Any = None  # CUDA event after the last copy of the staged images
         self.thread = ThreadPoolExecutor(1)
@@ -95,7 +93,7 @@ class PagedBuffer(Source):
             (self.rows_read(view, 0, 1, unique=False).size for view in views), default=1
         )
         image_bytes = sum(prod(x.shape[1:]) for x in self.images.values())
-        periods = self.block_bytes // (per_update * image_bytes * self.period)
+        periods = BLOCK_BYTES // (per_update * image_bytes * self.period)
         self.ahead = max(periods, 1) * self.period
         count = len(self.order)
         size, pinned = min(self.ahead * per_update, count), self.device.type == "cuda"

@@ -11,6 +11,7 @@ from lerobot_videos import CAMERAS, with_videos
 from offline_rl.data import Dataset
 from offline_rl.data.containers.video import VideoFrames
 from offline_rl.data.read import read
+from offline_rl.replay import paging
 from offline_rl.replay.batch import Batch, Source
 from offline_rl.replay.buffer import ReplayBuffer
 from offline_rl.replay.chunks import Chunks, Histories
@@ -61,11 +62,12 @@ def assert_equal(a: Batch, b: Batch, without: str = "") -> None:
 @pytest.mark.parametrize("view", [as_chunks, as_histories, lambda x: x])
 @pytest.mark.parametrize(("size", "block_bytes"), [(1, 0), (6, 400_000)])
 def test_batches_are_bit_for_bit_those_of_decoded_data(
-    path: Path, view: Any, size: int, block_bytes: int
+    path: Path, monkeypatch: pytest.MonkeyPatch, view: Any, size: int, block_bytes: int
 ):
+    monkeypatch.setattr(paging, "BLOCK_BYTES", block_bytes)
     decoded = read(path, observation_keys=CAMERAS)
     resident = view(ReplayBuffer.from_dataset(decoded, columns=further_columns(decoded)))
-    source = paged(path, size, block_bytes=block_bytes)
+    source = paged(path, size)
     streamed = view(source)
     source.allocate([streamed])
     assert (source.ahead > 1) == bool(block_bytes)
@@ -79,14 +81,17 @@ def test_batches_are_bit_for_bit_those_of_decoded_data(
     source.close()
 
 
-def test_imitation_decodes_no_next_observations_and_a_rank_only_its_slice(path: Path):
+def test_imitation_decodes_no_next_observations_and_a_rank_only_its_slice(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(paging, "BLOCK_BYTES", 0)
     decoded = read(path, observation_keys=CAMERAS)
     resident = as_chunks(ReplayBuffer.from_dataset(decoded, columns=further_columns(decoded)))
 
     def slice_of(seed: torch.Tensor, update: torch.Tensor) -> Random:
         return SlicedRandom(seed, update, 1, 2)
 
-    source = paged(path, 2, reads_next=False, make_random=slice_of, block_bytes=0)
+    source = paged(path, 2, reads_next=False, make_random=slice_of)
     streamed = as_chunks(source)
     source.allocate([streamed])
     images = source.tensors()["observations/top"]
@@ -99,10 +104,13 @@ def test_imitation_decodes_no_next_observations_and_a_rank_only_its_slice(path: 
     source.close()
 
 
-def test_a_block_holds_complete_periods_and_as_many_as_fit(path: Path):
+def test_a_block_holds_complete_periods_and_as_many_as_fit(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """An update reads 2 seeds * 1 row * 2 (with the next one) of 2 cameras of 960 bytes."""
     for block_bytes, period, updates in ((0, 2, 2), (8 * 960, 1, 1), (40 * 960, 2, 4)):
-        source = paged(path, 1, block_bytes=block_bytes, period=period)
+        monkeypatch.setattr(paging, "BLOCK_BYTES", block_bytes)
+        source = paged(path, 1, period=period)
         source.allocate([source])
         assert source.ahead == updates
         assert len(source.tensors()["observations/top"][0]) == min(4 * updates, 10)
