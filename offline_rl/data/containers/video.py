@@ -8,7 +8,6 @@ of frames once.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ from offline_rl.utils.modules import import_extra
 AGAIN = "Copy or download it again."
 MAX_OPEN = 8  # files that stay open for the next reading
 MAX_THREADS = 8  # threads that decode at the same time
-MAX_SKIPPED = 2  # frames up to the next key frame that are decoded, because seeking takes longer
 ROWS_PER_THREAD = 16  # minimum number of images for another thread
 BLOCK = 64  # images that `VideoFrames.check` decodes at once
 
@@ -46,19 +44,19 @@ class Video:
             self.shape = stream.codec_context.height, stream.codec_context.width, 3
             self.rate = stream.average_rate
             packets = [
-                (p.pts, p.pts if p.dts is None else p.dts, p.is_keyframe)
+                (p.pts, p.is_keyframe)
                 for p in container.demux(stream)
                 if p.size and not p.is_discard
             ]
-            if not any(is_key for _, _, is_key in packets):
+            if not any(is_key for _, is_key in packets):
                 raise ValueError("it has no key frame")
             packets.sort()  # a TypeError if a frame has no time
-            times, starts, is_key = (np.array(x) for x in zip(*packets, strict=True))
+            times, is_key = (np.array(x) for x in zip(*packets, strict=True))
             numbers = np.rint(times * float(stream.time_base) * fps).astype(np.int64)
         last = np.append(np.diff(numbers) != 0, True)  # of frames with the same number
         self.numbers, self.times = numbers[last], times[last]
-        self.key_starts = starts[is_key]
-        self.key_places = np.searchsorted(self.times, times[is_key])
+        self.key_times = times[is_key]
+        self.key_places = np.searchsorted(self.times, self.key_times)
 
     def open(self) -> Any:
         """Return the open container."""
@@ -107,48 +105,53 @@ class Decoder:
         with video.explain_errors():
             self.container = video.open()
             self.stream = self.container.streams.video[0]
-            self.stream.thread_type = "NONE"  # several files are read in parallel instead
-            self.stream.codec_context.thread_count = 1
+            self.codec = self.stream.codec_context
+            self.stream.thread_type, self.codec.thread_count = "NONE", 1  # see `VideoFrames.read`
         from av.video.reformatter import VideoReformatter
 
         self.convert = VideoReformatter().reformat
-        self.frames: Iterator[Any] = iter(())
-        self.place = sys.maxsize  # place of the frame that was decoded last
 
-    def read(self, place: int, image: np.ndarray) -> None:
-        """Write the frame at a place of the video to `image`, [H, W, 3] uint8.
+    def read(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (place, image [H, W, 3] uint8) of the frames at `places`, which increase.
 
-        Raises UserError if the frame cannot be decoded.
+        Raises UserError if a frame cannot be decoded.
         """
-        video, time = self.video, int(self.video.times[place])
-        key = max(int(np.searchsorted(video.key_places, place, side="right")) - 1, 0)
-        with video.explain_errors():
-            skipped = int(video.key_places[key]) - self.place  # frames before the key frame
-            if place <= self.place or skipped > MAX_SKIPPED:
-                self._seek(int(video.key_starts[key]))
-            frame = self._next(time)
-            if frame is None or frame.pts != time:  # the position was not exact
-                self._seek(int(video.key_starts[0]))
-                frame = self._next(time)
-            if frame is None or frame.pts != time or frame.is_corrupt:
-                seconds = float(time * self.stream.time_base)
-                raise ValueError(f"the frame at {seconds:.3f} s is damaged")
-            self.place = place
-            pixels = self.convert(frame, format="rgb24").to_ndarray()
-        if pixels.shape != image.shape:
-            raise UserError(
-                f"{video.path}: images of shape {list(pixels.shape)} and {list(image.shape)} are "
-                f"in one video. {AGAIN}"
-            )
-        image[...] = pixels
+        video = self.video
+        groups = (np.searchsorted(video.key_places, places, side="right") - 1).clip(min=0)
+        for group in np.unique(groups):  # frames from a key frame up to the next one
+            here = places[groups == group]
+            wanted = dict(zip(video.times[here].tolist(), here.tolist(), strict=True))
+            frames = self._decode(int(video.key_times[group]), set(wanted))
+            while wanted:
+                with video.explain_errors():
+                    frame = next(frames, None)
+                    if frame is None or (frame.is_corrupt and frame.pts in wanted):
+                        seconds = float(min(wanted) * self.stream.time_base)
+                        raise ValueError(f"the frame at {seconds:.3f} s is damaged")
+                    if frame.pts not in wanted:
+                        continue
+                    image = self.convert(frame, format="rgb24").to_ndarray()
+                yield wanted.pop(frame.pts), image
 
-    def _seek(self, start: int) -> None:
+    def _decode(self, start: int, times: set[int]) -> Iterator[Any]:
+        """Yield the frames from the key frame at `start` up to the last one of `times`.
+
+        Packets after it are not decoded, although the decoder would return the frame only then.
+        """
+        self.codec.flush_buffers()
         self.container.seek(start, stream=self.stream)
-        self.frames = self.container.decode(self.stream)
-
-    def _next(self, time: int) -> Any:
-        """Return the next frame that is not before `time`; None at the end of the video."""
-        return next((frame for frame in self.frames if frame.pts >= time), None)
+        missing, earliest = set(times), int(self.video.key_times[0])
+        for k, packet in enumerate(self.container.demux(self.stream)):
+            if not packet.size:  # the end of the file
+                break
+            if k == 0 and packet.pts > start > earliest:  # the position was not exact
+                yield from self._decode(earliest, times)
+                return
+            yield from self.codec.decode(packet)
+            missing.discard(packet.pts)
+            if not missing:
+                break
+        yield from self.codec.decode(None)
 
     def close(self) -> None:
         """Close the file."""
@@ -246,14 +249,15 @@ class VideoFrames:
 
         def decode(part: np.ndarray) -> None:
             for number in np.unique(video[part]):
-                with self._decoders.use(self.videos[number]) as decoder:
-                    previous = -1
-                    for k in part[video[part] == number].tolist():
-                        if previous >= 0 and place[k] == place[previous]:
-                            images[k] = images[previous]
-                        else:
-                            decoder.read(int(place[k]), images[k])
-                        previous = k
+                here, opened = part[video[part] == number], self.videos[number]
+                with self._decoders.use(opened) as decoder:
+                    for found, image in decoder.read(np.unique(place[here])):
+                        if image.shape != self.shape[1:]:
+                            raise UserError(
+                                f"{opened.path}: the video holds images of shape "
+                                f"{[*image.shape]} and {[*self.shape[1:]]}. {AGAIN}"
+                            )
+                        images[here[place[here] == found]] = image
 
         if threads < 2:
             decode(order)
@@ -296,7 +300,8 @@ def encode_video(path: Path, images: np.ndarray, fps: int) -> None:
             f"{path}: images of shape {list(images.shape[1:])} cannot be written as a video. A "
             f"video needs an even height and width and three colors. Write them as images."
         )
-    options = {"crf": "18", "g": "2"}  # every other frame is a key frame, so that seeking is fast
+    # every other frame is a key frame, so that seeking is fast, and the order of frames is kept
+    options = {"crf": "18", "g": "2", "bf": "0"}
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream("libx264", rate=fps, options=options)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"

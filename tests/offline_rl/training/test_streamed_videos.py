@@ -12,7 +12,6 @@ from offline_rl.data.containers.video import VideoFrames
 from offline_rl.data.formats import lerobot
 from offline_rl.data.load import load_dataset
 from offline_rl.replay.paging import PagedBuffer
-from offline_rl.utils.errors import UserError
 from policies import bundle
 
 SMALL: dict[str, dict[str, Any]] = {
