@@ -179,7 +179,8 @@ class Decoders:
             raise
         with self._lock:
             self._idle.append(decoder)
-            surplus, self._idle = self._idle[:-MAX_OPEN], self._idle[-MAX_OPEN:]
+            count = max(len(self._idle) - MAX_OPEN, 0)
+            surplus, self._idle = self._idle[:count], self._idle[count:]
         for decoder in surplus:
             decoder.close()
 

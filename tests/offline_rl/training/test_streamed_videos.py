@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from lerobot_videos import CAMERAS, with_videos
 
-from offline_rl import train
+from offline_rl import Dataset, train
+from offline_rl.data.containers import video
 from offline_rl.data.containers.video import VideoFrames
 from offline_rl.data.formats import lerobot
 from offline_rl.data.load import load_dataset
+from offline_rl.replay import paging
 from offline_rl.replay.paging import PagedBuffer
+from offline_rl.utils.errors import UserError
 from policies import bundle
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -30,8 +33,9 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def learn(folder: Path, out: Path, algorithm: str = "diffusion_policy", **more: Any) -> Any:
-    keys = {"algorithm": algorithm, "task": "none", "dataset": str(folder), "num_updates": 4}
+def learn(data: Path | Dataset, out: Path, algorithm: str = "diffusion_policy", **more: Any) -> Any:
+    keys = {"algorithm": algorithm, "task": "none", "num_updates": 4}
+    keys |= {"dataset": data if isinstance(data, Dataset) else str(data)}
     keys |= {"batch_size": 6, "observation_keys": CAMERAS, "compile": "never", "device": "cpu"}
     keys |= {"tracker": "none", "show": False, "out": str(out), "algorithm.num_keypoints": 2}
     return train(**keys | {f"algorithm.{k}": v for k, v in SMALL[algorithm].items()} | more)
@@ -41,25 +45,93 @@ def weights(result: Any, seed: int = 0) -> dict[str, np.ndarray]:
     return dict(bundle.read(result.path / f"seed_{seed}" / "policy.bundle").weights)
 
 
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-@pytest.mark.parametrize("algorithm", SMALL)
-def test_a_streamed_run_gives_the_weights_of_a_run_on_decoded_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, algorithm: str
-):
-    folder, blocks = with_videos(tmp_path / "a", version), list[int]()
-    gather = PagedBuffer.gather
-    monkeypatch.setattr(
-        PagedBuffer, "gather", lambda self, rows: (blocks.append(len(rows)), gather(self, rows))[1]
-    )
-    decoded = learn(folder, tmp_path / "never", algorithm, stream="never", seeds=2)
-    assert not blocks
-    streamed = learn(folder, tmp_path / "always", algorithm, stream="always", seeds=2)
-    assert blocks
-    for seed in range(2):
-        expected, actual = weights(decoded, seed), weights(streamed, seed)
+def assert_equal(a: Any, b: Any, seeds: int = 1) -> None:
+    for seed in range(seeds):
+        expected, actual = weights(a, seed), weights(b, seed)
         assert expected.keys() == actual.keys()
         for name, values in expected.items():
             np.testing.assert_array_equal(values, actual[name])
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the number of images of each block that is decoded. A block is one update."""
+    monkeypatch.setattr(paging, "BLOCK_BYTES", 0)
+    gather, sizes = PagedBuffer.gather, list[int]()
+
+    def record(self: PagedBuffer, rows: np.ndarray) -> np.ndarray:
+        sizes.append(len(rows))
+        return gather(self, rows)
+
+    monkeypatch.setattr(PagedBuffer, "gather", record)
+    return sizes
+
+
+def test_a_streamed_run_gives_the_weights_of_a_run_on_decoded_images(
+    tmp_path: Path, blocks: list[int]
+):
+    folder = with_videos(tmp_path / "a")
+    keys: dict[str, Any] = {"observation_keys": CAMERAS[:2]}
+    decoded = learn(folder, tmp_path / "never", "bc", stream="never", **keys)
+    assert not blocks
+    assert_equal(decoded, learn(folder, tmp_path / "always", "bc", stream="always", **keys))
+    assert len(blocks) >= 4  # updates
+    assert max(blocks) <= 6  # the batch: no next observations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_chunks_from_streamed_videos_give_the_weights_of_decoded_images(
+    tmp_path: Path, blocks: list[int], version: str
+):
+    folder = with_videos(tmp_path / "a", version)
+    decoded, streamed = (
+        learn(folder, tmp_path / how, stream=how, seeds=2) for how in ("never", "always")
+    )
+    assert_equal(decoded, streamed, seeds=2)
+    assert blocks
+
+
+@pytest.mark.slow
+def test_a_video_that_is_damaged_during_training_stops_the_run_which_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: list[int]
+):
+    folder, keys = with_videos(tmp_path / "a"), {"stream": "always", "checkpoint_every": 1}
+    expected = learn(folder, tmp_path / "whole", "bc", **keys)
+    file = folder / "videos" / "observation.images.top" / "chunk-000" / "file-000.mp4"
+    content, gather = file.read_bytes(), PagedBuffer.gather
+
+    def damage(self: PagedBuffer, rows: np.ndarray) -> np.ndarray:
+        if len(blocks) == 3:
+            file.write_bytes(content[:100] + bytes(len(content) - 100))
+        return gather(self, rows)
+
+    blocks.clear()
+    monkeypatch.setattr(video, "MAX_OPEN", 0)  # an open file may be in a buffer
+    with monkeypatch.context() as patched:
+        patched.setattr(PagedBuffer, "gather", damage)
+        with pytest.raises(
+            UserError, match=r"file-000\.mp4: the video cannot be decoded \(.*again"
+        ):
+            learn(folder, tmp_path / "stopped", "bc", **keys)
+    file.write_bytes(content)
+    blocks.clear()
+    assert_equal(expected, learn(folder, tmp_path / "stopped", "bc", **keys))
+    assert len(blocks) <= 3  # two of four updates, and a block that is not used
+
+
+@pytest.mark.slow
+def test_a_data_set_in_memory_is_streamed_too(tmp_path: Path, blocks: list[int]):
+    folder = with_videos(tmp_path / "a")
+    options: dict[str, Any] = {"observation_keys": CAMERAS[:2]}
+    lazy = load_dataset(folder, stream="always", **options)
+    decoded = load_dataset(folder, stream="never", **options)
+    a, b = (
+        learn(data, tmp_path / name, "bc", observation_keys=None)
+        for name, data in (("lazy", lazy), ("decoded", decoded))
+    )
+    assert_equal(a, b)
+    assert blocks
 
 
 def test_videos_above_the_limit_are_streamed_and_smaller_ones_are_decoded(
