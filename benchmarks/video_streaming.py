@@ -1,14 +1,14 @@
 """Measure memory and speed of training on videos that are decoded during training.
 
     python -m benchmarks.video_streaming <file.json> [frames=10000] [decoded=500] [batch_size=64]
-        [sampler_updates=20] [train_batch_size=16] [updates=5] [blocks=5]
+        [sampler_updates=20] [train_batch_size=64] [blocks=5]
 
 The data is a LeRobotDataset with videos of 480 x 640 pixels. Their images would need 0.9 MB each.
 Two commands of their own measure:
 
     sampler    the peak memory of a process that samples batches of action chunks, and its speed
-    trainer    updates of diffusion_policy, with a small network, on streamed images and on images
-               that were decoded before training; both take turns in one process
+    trainer    updates of diffusion_policy on streamed images, and on images that were decoded
+               before training; both take turns in one process
 
 Images that are decoded before training come from the first `decoded` frames, to save memory. The
 cost of an update does not depend on their number. Writes the results and a page next to them.
@@ -59,9 +59,8 @@ class Options(Checked):
     frames: Count = 10_000  # frames of the data set, a multiple of 250
     decoded: Count = 500  # frames that are decoded before training, a multiple of 250
     batch_size: Count = 64  # action chunks in a batch of the sampler
-    train_batch_size: Count = 16  # action chunks in a batch of the trainer
+    train_batch_size: Count = 64  # action chunks in a batch of the trainer
     sampler_updates: Count = 20  # batches of the sampler
-    updates: Count = 5  # updates in a turn of the trainer
     blocks: Count = 5  # turns
 
 
@@ -153,7 +152,6 @@ def engine_of(path: Path, options: Options, **keys: Any) -> Engine:
     from offline_rl.training.prepare import prepare
 
     keys |= {"algorithm": "diffusion_policy", "task": "none", "dataset": str(path), "seeds": 1}
-    keys |= {"algorithm.network": "mlp", "algorithm.widths": [256]}  # most time is for the images
     keys |= {"batch_size": options.train_batch_size, "observation_keys": KEYS, "tracker": "none"}
     prepared = prepare(runs_of(keys | {"num_updates": 1000}))
     return build_engine(prepared, prepared.runs)[0]
@@ -166,19 +164,21 @@ def measure_trainer(path: Path, options: Options) -> dict[str, Any]:
         "streamed": engine_of(path, options, stream="always"),
     }
     turns: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
+    streamed = engines["streamed"].sources["offline"]
+    assert isinstance(streamed, PagedBuffer)
+    updates = streamed.ahead  # in each turn, one block of images is decoded
     for block in range(options.blocks + 1):  # the first one traces
         for name, engine in engines.items():
             started, processor = perf_counter(), processor_seconds()
-            engine.run(options.updates if block else 1)
-            source = engine.sources["offline"]
-            if isinstance(source, PagedBuffer) and source.pending is not None:
-                source.pending[1].result()  # as many blocks are decoded as updates use
+            engine.run(updates if block else 1)
+            if engine.sources["offline"] is streamed and streamed.pending is not None:
+                streamed.pending[1].result()
             if block:
                 times = perf_counter() - started, processor_seconds() - processor
                 turns[name].append(times)
     for engine in engines.values():
         engine.sources["offline"].close()
-    return {"turns": turns}
+    return {"turns": turns, "updates": updates}
 
 
 MEASUREMENTS = {"sampler": measure_sampler, "trainer": measure_trainer}
@@ -212,14 +212,15 @@ def measure(arguments: Sequence[str]) -> tuple[Path, dict[str, Any]]:
 
 def page(results: Mapping[str, Any]) -> str:
     """Return the page with the tables of results."""
-    options, sampler, turns = results["options"], results["sampler"], results["trainer"]["turns"]
+    options, sampler, trainer = (results[name] for name in ("options", "sampler", "trainer"))
+    turns, updates = trainer["turns"], trainer["updates"]
     memory = [
         ["images, decoded", f"{sampler['decoded_bytes'] / 1e9:.2f}"],
         ["peak of the sampler's process", f"{sampler['peak_bytes'] / 1e9:.2f}"],
         ["of it, before the first batch", f"{sampler['bytes_before_sampling'] / 1e9:.2f}"],
     ]
     rates = {
-        name: [options["updates"] / statistics.median(x) for x in zip(*times, strict=True)]
+        name: [updates / statistics.median(x) for x in zip(*times, strict=True)]
         for name, times in turns.items()
     }
     ratios = [
@@ -237,9 +238,9 @@ def page(results: Mapping[str, Any]) -> str:
     {options["batch_size"]} action chunks with two observations each. It opens the data in
     {sampler["opened_s"]:.1f} s and then decodes {sampler["images_per_second"]:.0f} images per
     second, with {1000 * sampler["processor_seconds_per_image"]:.1f} ms of processor time per image.
-    The trainer trains `diffusion_policy` with an MLP of 256 units and batches of
+    The trainer trains `diffusion_policy` with its default networks and batches of
     {options["train_batch_size"]}. The ratio is the median over {options["blocks"]} turns of
-    {options["updates"]} updates. In processor time, it is {ratios[1]:.3f}.
+    {updates} updates. In processor time, it is {ratios[1]:.3f}.
     {results["machine"]["cores"]} cores.
     """
     head = "# Videos that are decoded during training\n\n*Made by "

@@ -185,6 +185,14 @@ class Decoders:
             decoder.close()
 
 
+def rows_by_video(video: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the index of each video, and the rows of its images. video: [N], of each image."""
+    order = np.argsort(video, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(video[order])) + 1):
+        if len(rows):
+            yield int(video[rows[0]]), rows
+
+
 class VideoFrames:
     """Images of videos as an array [N, H, W, 3] uint8, whose images are decoded when they are read.
 
@@ -249,8 +257,8 @@ class VideoFrames:
         threads = min(hardware.num_cores(), MAX_THREADS, -(-len(rows) // ROWS_PER_THREAD))
 
         def decode(part: np.ndarray) -> None:
-            for number in np.unique(video[part]):
-                here, opened = part[video[part] == number], self.videos[number]
+            for number, rows_of_video in rows_by_video(video[part]):
+                here, opened = part[rows_of_video], self.videos[number]
                 with self._decoders.use(opened) as decoder:
                     for found, image in decoder.read(np.unique(place[here])):
                         if image.shape != self.shape[1:]:
@@ -274,8 +282,8 @@ class VideoFrames:
     def frames_per_image(self) -> float:
         """Return the mean number of frames that are decoded to read an image at random."""
         decoded = 0
-        for number in np.unique(self._video):
-            places, keys = self._place[self._video == number], self.videos[number].key_places
+        for number, rows in rows_by_video(self._video):
+            places, keys = self._place[rows], self.videos[number].key_places
             group = (np.searchsorted(keys, places, side="right") - 1).clip(min=0)
             decoded += int((places - keys[group] + 1).sum())
         return decoded / max(len(self), 1)

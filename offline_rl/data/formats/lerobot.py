@@ -32,7 +32,7 @@ import numpy as np
 from offline_rl.data.checks import ROUNDING
 from offline_rl.data.containers.parquet import Table
 from offline_rl.data.containers.raw import Raw
-from offline_rl.data.containers.video import Video, VideoFrames
+from offline_rl.data.containers.video import Video, VideoFrames, rows_by_video
 from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
     Bounds,
@@ -173,16 +173,16 @@ def _open_videos(
             f"template such as {VIDEO_3!r}."
         ) from None
     frames = np.arange(len(selected)) + np.repeat(first - at, lengths)
-    names = dict.fromkeys(path for path, row in zip(paths, at, strict=True) if selected[row])
-    videos = [Video(raw.folder / name, fps) for name in names]
+    used = dict.fromkeys(path for path, row in zip(paths, at, strict=True) if selected[row])
+    videos = [Video(raw.folder / name, fps) for name in used]
     for video in videos:
         _check_image_size(raw.where, key, video.shape, videos[0].shape)
-    number = {name: n for n, name in enumerate(names)}
+    number = {name: n for n, name in enumerate(used)}
     of_row = np.repeat([number.get(path, -1) for path in paths], lengths)[selected]
     frames, places = frames[selected], np.empty(len(of_row), np.int32)
-    for n, video in enumerate(videos):
-        places[of_row == n] = video.places(frames[of_row == n])
-    return VideoFrames(videos, of_row, places), [raw.folder / name for name in names]
+    for n, rows in rows_by_video(of_row):
+        places[rows] = videos[n].places(frames[rows])
+    return VideoFrames(videos, of_row, places), [raw.folder / name for name in used]
 
 
 def needs_streaming(videos: Sequence[VideoFrames], stream: str) -> bool:

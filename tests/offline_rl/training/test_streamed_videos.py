@@ -1,19 +1,25 @@
 """Tests of training on LeRobot's videos, which are decoded during training."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from lerobot_videos import CAMERAS, with_videos
 
 from offline_rl import Dataset, train
+from offline_rl.algorithms.common.schedule import Learn
 from offline_rl.data.containers import video
 from offline_rl.data.containers.video import VideoFrames
 from offline_rl.data.formats import lerobot
 from offline_rl.data.load import load_dataset
 from offline_rl.replay import paging
+from offline_rl.replay.mixtures import Marked
 from offline_rl.replay.paging import PagedBuffer
+from offline_rl.training.sources import allocate_images, must_stream
+from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
 from policies import bundle
 
@@ -143,3 +149,38 @@ def test_videos_above_the_limit_are_streamed_and_smaller_ones_are_decoded(
         data = load_dataset(folder, observation_keys=CAMERAS)
         assert isinstance(data.observations["top"], VideoFrames) == streams
         assert any("decoded when they are used" in note for note in data.notes) == streams
+
+
+def prepared(stream: str, **facts: Any) -> Any:
+    """Return the parts of a prepared run that decide how its data is read."""
+    run = SimpleNamespace(
+        compute=SimpleNamespace(stream=stream),
+        budget=SimpleNamespace(num_env_steps=facts.get("num_env_steps", 0)),
+        method=SimpleNamespace(name="bc"),
+    )
+    learner = SimpleNamespace(dynamics_model=None, for_phase=lambda phase: learner)
+    return SimpleNamespace(run=run, expert=None, learner=learner, schedule=[Learn("update", 1)])
+
+
+def test_streamed_videos_are_decoded_first_if_the_run_cannot_stream_and_they_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    data = load_dataset(with_videos(tmp_path / "a"), observation_keys=CAMERAS, stream="always")
+    cpu = torch.device("cpu")
+    assert must_stream(prepared("auto"), data, cpu)
+    assert not must_stream(prepared("never"), data, cpu)
+    assert not must_stream(prepared("auto", num_env_steps=10), data, cpu)
+    with pytest.raises(UserError, match="bc learns online, which does not work with streaming"):
+        must_stream(prepared("always", num_env_steps=10), data, cpu)
+    monkeypatch.setattr(hardware, "free_memory", lambda device: 1000)
+    with pytest.raises(UserError, match="bc learns online, which does not work with streaming"):
+        must_stream(prepared("auto", num_env_steps=10), data, cpu)
+
+
+def test_a_source_that_combines_streamed_videos_with_other_rows_is_refused(tmp_path: Path):
+    data = load_dataset(with_videos(tmp_path / "a"), observation_keys=CAMERAS, stream="always")
+    run, buffer = prepared("always"), PagedBuffer(data, [0], 2, columns={})
+    run.learner.source = lambda phase, sources: Marked(buffer, "demonstrations", 1.0)
+    with pytest.raises(UserError, match=r"bc combines the data with other rows.*stream=never"):
+        allocate_images(run, {"offline": buffer})
+    buffer.close()
