@@ -172,7 +172,7 @@ def measure_trainer(path: Path, options: Options) -> dict[str, Any]:
             started, processor = perf_counter(), processor_seconds()
             engine.run(updates if block else 1)
             if engine.sources["offline"] is streamed and streamed.pending is not None:
-                streamed.pending[1].result()
+                streamed.pending.decoded.result()
             if block:
                 times = perf_counter() - started, processor_seconds() - processor
                 turns[name].append(times)

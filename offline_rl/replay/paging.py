@@ -7,6 +7,9 @@ they are known in advance: while the device runs a block, threads decode the ima
     rows          0    1    2    3    4    5   …   M     of the data
     slots         .    0    1    .    .    2             row of the image; ".": none is read
     images        o1   o2   o5                           of the block, [P, H, W, C]
+
+On a CPU, `images` has two halves. The next block is decoded to the half that is not in use. On a
+GPU, it is decoded to pinned memory of the host, and copied when its first update is launched.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +33,15 @@ from offline_rl.utils.random import Random
 from policies import channels
 
 BLOCK_BYTES = 128 << 20  # size of the images of a block, unless one period of updates needs more
+
+
+class Pending(NamedTuple):
+    """A block whose images are being decoded."""
+
+    view: Source
+    update: int  # first update of the block
+    rows: np.ndarray  # rows whose images the block reads
+    decoded: Future[None]
 
 
 class PagedBuffer(Source):
@@ -78,11 +90,13 @@ class PagedBuffer(Source):
         self.seeds, self.batch_size = torch.tensor(list(seeds)), batch_size
         self.reads_next, self.period, self.make_random = reads_next, period, make_random
         self.ahead = period  # number of updates in a block
-        self.staging: Tensors = {}  # images of the next block, on the host
+        self.size = 0  # maximum number of images in a block
+        self.first = 0  # row of the current block's first image, which is that of a half
+        self.staging: Tensors = {}  # with a GPU: images of the next block, on the host
         self.copied: Any = None  # CUDA event after the last copy of the staged images
         self.thread = ThreadPoolExecutor(1)
         self.block: tuple[Source, int] | None = None  # current block: view and first update
-        self.pending: tuple[tuple[Source, int], Future[np.ndarray]] | None = None
+        self.pending: Pending | None = None
 
     def allocate(self, views: Sequence[Source]) -> None:
         """Allocate space for the images that a block reads.
@@ -96,13 +110,16 @@ class PagedBuffer(Source):
         periods = BLOCK_BYTES // (per_update * image_bytes * self.period)
         self.ahead = max(periods, 1) * self.period
         count = len(self.order)
-        size, pinned = min(self.ahead * per_update, count), self.device.type == "cuda"
+        self.size = min(self.ahead * per_update, count)
+        on_gpu = self.device.type == "cuda"
         for name, images in self.images.items():
-            shape = (size, *images.shape[1:])
-            self.staging[name] = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
-            self.data[name] = torch.zeros((1, *shape), dtype=torch.uint8, device=self.device)
+            shape = (self.size, *images.shape[1:])
+            if on_gpu:
+                self.staging[name] = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+            shape = (1, self.size if on_gpu else 2 * self.size, *images.shape[1:])
+            self.data[name] = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.data["slots"] = torch.zeros((1, count), dtype=torch.int32, device=self.device)
-        if pinned:
+        if on_gpu:
             self.copied = torch.cuda.Event()
 
     def rows_read(
@@ -122,20 +139,25 @@ class PagedBuffer(Source):
         numbers = torch.cat([x.reshape(-1) for x in read]).numpy()
         return np.unique(numbers) if unique else numbers
 
-    def gather(self, rows: np.ndarray) -> np.ndarray:
-        """Decode the images of `rows` to the staging tensors; return `rows`."""
+    @property
+    def unused_half(self) -> int:
+        """Row of the first image of the half that is not in use; 0 on a GPU."""
+        return 0 if self.staging else self.size - self.first
+
+    def gather(self, rows: np.ndarray) -> None:
+        """Decode the images of `rows` to the half that is not in use, or to the host's memory."""
         if self.copied is not None:
             self.copied.synchronize()
         for name, images in self.images.items():
-            target = self.staging[name][: len(rows)].numpy()
+            staged = self.staging.get(name, self.data[name][0, self.unused_half :])
+            target = staged[: len(rows)].numpy()
             if isinstance(images, VideoFrames):
                 images.read(self.order[rows], target)
             else:
                 np.take(images, self.order[rows], axis=0, out=target)
-        return rows
 
     def prefetch(self, update: int, view: Source | None = None) -> None:
-        """Copy the images of the block that contains `update` to the device.
+        """Make the images of the block that contains `update` available on the device.
 
         Raises UserError if an image cannot be decoded.
         """
@@ -145,15 +167,18 @@ class PagedBuffer(Source):
             if 0 <= offset <= self.ahead - self.period:
                 return
         pending, self.pending = self.pending, None
-        if pending is not None and pending[0] == (view, update):
-            rows = pending[1].result()
+        if pending is not None:  # wait, because the thread writes images
+            pending.decoded.exception()
+        if pending is not None and (pending.view, pending.update) == (view, update):
+            rows = pending.rows
+            pending.decoded.result()
         else:
-            if pending is not None:
-                pending[1].exception()  # wait: the thread writes to the staging tensors
-            rows = self.gather(self.rows_read(view, update, self.ahead))
-        at = torch.from_numpy(rows)
-        at = (at.pin_memory() if self.copied else at).to(self.device, non_blocking=True)
-        slots = torch.arange(len(rows), dtype=torch.int32, device=self.device)
+            rows = self.rows_read(view, update, self.ahead)
+            self.gather(rows)
+        self.first = self.unused_half
+        at, slots = torch.from_numpy(rows), torch.arange(len(rows), dtype=torch.int32) + self.first
+        if self.staging:
+            at, slots = (x.pin_memory().to(self.device, non_blocking=True) for x in (at, slots))
         self.data["slots"][0].index_copy_(0, at, slots)
         for name, images in self.staging.items():  # after the updates that were launched before
             self.data[name][0, : len(rows)].copy_(images[: len(rows)], non_blocking=True)
@@ -161,7 +186,8 @@ class PagedBuffer(Source):
             self.copied.record()
         self.block, following = (view, update), update + self.ahead
         rows = self.rows_read(view, following, self.ahead)
-        self.pending = (view, following), self.thread.submit(self.gather, rows)
+        decoded = self.thread.submit(self.gather, rows)
+        self.pending = Pending(view, following, rows, decoded)
 
     def close(self) -> None:
         """End the thread that decodes images."""

@@ -130,7 +130,7 @@ class Decoder:
                         raise ValueError(f"the frame at {seconds:.3f} s is damaged")
                     if frame.pts not in wanted:
                         continue
-                    image = self.convert(frame, format="rgb24").to_ndarray()
+                    image = pixels(self.convert(frame, format="rgb24"))
                 yield wanted.pop(frame.pts), image
 
     def _decode(self, start: int, times: set[int]) -> Iterator[Any]:
@@ -156,6 +156,13 @@ class Decoder:
     def close(self) -> None:
         """Close the file."""
         self.container.close()
+
+
+def pixels(frame: Any) -> np.ndarray:
+    """Return the pixels of an RGB frame, [H, W, 3] uint8, without copying them."""
+    (plane,) = frame.planes
+    shape, strides = (frame.height, frame.width, 3), (plane.line_size, 3, 1)
+    return np.ndarray(shape, np.uint8, plane, 0, strides)
 
 
 class Decoders:

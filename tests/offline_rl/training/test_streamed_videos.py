@@ -65,9 +65,9 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(paging, "BLOCK_BYTES", 0)
     gather, sizes = PagedBuffer.gather, list[int]()
 
-    def record(self: PagedBuffer, rows: np.ndarray) -> np.ndarray:
+    def record(self: PagedBuffer, rows: np.ndarray) -> None:
         sizes.append(len(rows))
-        return gather(self, rows)
+        gather(self, rows)
 
     monkeypatch.setattr(PagedBuffer, "gather", record)
     return sizes
@@ -107,10 +107,10 @@ def test_a_video_that_is_damaged_during_training_stops_the_run_which_resumes(
     file = folder / "videos" / "observation.images.top" / "chunk-000" / "file-000.mp4"
     content, gather = file.read_bytes(), PagedBuffer.gather
 
-    def damage(self: PagedBuffer, rows: np.ndarray) -> np.ndarray:
+    def damage(self: PagedBuffer, rows: np.ndarray) -> None:
         if len(blocks) == 3:
             file.write_bytes(content[:100] + bytes(len(content) - 100))
-        return gather(self, rows)
+        gather(self, rows)
 
     blocks.clear()
     monkeypatch.setattr(video, "MAX_OPEN", 0)  # an open file may be in a buffer
