@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.models.facts import Facts
@@ -218,7 +219,8 @@ def paged_source(
     prepared: Prepared, data: Dataset, seeds: Sequence[int], device: torch.device
 ) -> PagedBuffer:
     """Return a source that decodes the images of videos. data: already transformed."""
-    learner, size, random = prepared.learner, hardware.world_size(), Random
+    learner, size = prepared.learner, hardware.world_size()
+    random: Callable[[Tensor, Tensor], Random] = Random
     if size > 1:  # this process trains on a slice of each batch
         random = partial(SlicedRandom, rank=hardware.rank(), world_size=size)
     data = rows_for(learner, data)

@@ -85,7 +85,7 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
     video_keys = [key for key in keys if key in in_videos]
     present = [key for key in ENDS if key in raw.keys]
     stored = [key for key in keys if key not in in_videos]
-    arrays = {key: raw.get(key) for key in (*INDICES, *stored, action, *present)}
+    arrays: dict[str, Any] = {key: raw.get(key) for key in (*INDICES, *stored, action, *present)}
     rows = len(arrays["index"])
     check_lengths(raw.where, arrays, rows)
     check_count(raw.where, "frames", rows, info.get("total_frames"))
