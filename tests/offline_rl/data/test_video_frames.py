@@ -87,7 +87,7 @@ def test_several_threads_read_the_same_images(tmp_path: Path, monkeypatch: pytes
 def test_images_of_a_group_are_decoded_together_and_no_frame_after_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Every 12th frame is a key frame: frames 25 to 27 follow from frame 24, 1 to 3 from frame 0."""
+    """Every 12th frame is a key frame: frames 25 to 27 need frame 24, and frames 1 to 3 frame 0."""
     options = {"g": "12", "keyint_min": "12", "sc_threshold": "0"}
     expected = write(tmp_path / "a.mp4", "libx264", options)
     images, groups = open_frames(tmp_path / "a.mp4"), list[set[int]]()
