@@ -17,6 +17,7 @@ def data(arguments: Sequence[str]) -> None:
            offline-rl data info <file or card> [key=value …]
            offline-rl data check <file or card> [key=value …]   (exit code 2 on errors)
            offline-rl data download <task> [<task> …] [data_dir=<folder>]
+           offline-rl data download lerobot:<repository> minari:<id> …
            offline-rl data convert <file or card> <new file or folder> [key=value …]
            offline-rl data filter <run of gr_rl> <new file or folder> [key=value …]
            offline-rl data mirror <file or card> <new file or folder> [key=value …]
@@ -24,7 +25,8 @@ def data(arguments: Sequence[str]) -> None:
     <file> is a file or a folder. Its layout is recognized by its content; see
     docs/reference/formats.md. <card> is a dataset's name in `offline-rl data list`.
     data_dir= is the folder of the datasets. Repeat the command to
-    continue an interrupted download; complete files are not downloaded again.
+    continue an interrupted download; complete files are not downloaded again. Data sets of
+    LeRobot and Minari need the packages huggingface_hub and minari, which download them.
     filter leaves out the frames of demonstrations after which progress falls. mirror adds the
     mirror image of every episode.
     Options marked `filter` are for filter. All others are for info, check, convert and mirror.

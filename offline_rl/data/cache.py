@@ -41,7 +41,7 @@ def load_cached(
         return parse()
     metadata = path.with_name("metadata.json")  # part of a Minari data set
     stamps = [(f.stat().st_size, f.stat().st_mtime_ns) for f in (path, metadata) if f.is_file()]
-    state = [VERSION, stamps, sorted(options.items())]
+    state = [VERSION, stamps, cached_options(options)]
     name = f"{digest(str(path.resolve()))}-{digest(json.dumps(state, default=str))}"
     entry = cache / "opened" / name
     if (entry / "meta.json").is_file():
@@ -69,7 +69,7 @@ def load_shards(
     parse: reads one file. Raises UserError if the cache cannot be written.
     """
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    state = json.dumps([VERSION, files, sorted(options.items())], default=str)
+    state = json.dumps([VERSION, files, cached_options(options)], default=str)
     entry = cache / "opened" / f"{digest(files[0][0] + str(len(files)))}-{digest(state)}"
     if (entry / "meta.json").is_file():
         try:
@@ -198,6 +198,11 @@ def open_entry(entry: Path) -> Dataset:
     spec = None if spec_json is None else Spec.from_json(spec_json)
     notes = tuple(others.pop("notes"))
     return Dataset(**channels.unflatten(columns), **others, notes=notes, extras=extras, spec=spec)
+
+
+def cached_options(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the options of reading on which the arrays of a file depend, sorted."""
+    return sorted((name, value) for name, value in options.items() if name != "stream")
 
 
 def digest(text: str) -> str:

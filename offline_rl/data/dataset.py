@@ -30,6 +30,7 @@ from offline_rl.data.checks import (
     find_errors,
     find_precision_losses,
 )
+from offline_rl.data.containers.video import VideoFrames
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.options import ActionRange
 from policies import channels
@@ -339,7 +340,7 @@ class Dataset:
         continues = None if self.continues is None else self.continues[rows] & ~gap
         return replace(
             self,
-            observations=channels.take(self.observations, np.concatenate([rows, outside])),
+            observations=select(self.observations, np.concatenate([rows, outside])),
             next_index=np.where(after >= 0, renumbered[after], -1),
             actions=self.actions[rows],
             rewards=self.rewards[rows],
@@ -357,12 +358,12 @@ class Dataset:
         rows, after = slice(start, stop), self.next_index[start:stop]
         inside = (after >= start) & (after < stop)
         outside = ~inside & (after >= 0)  # next observations that are stored in extra rows
-        observations = [channels.take(self.observations, at) for at in (rows, after[outside])]
+        stored = np.concatenate([np.arange(start, stop), after[outside]])
         index = np.where(inside, after - start, -1)
         index[outside] = stop - start + np.arange(int(outside.sum()))
         return replace(
             self,
-            observations=channels.concatenate(observations),
+            observations=select(self.observations, stored),
             next_index=index,
             actions=self.actions[rows],
             rewards=self.rewards[rows],
@@ -373,13 +374,19 @@ class Dataset:
         )
 
     def checksum(self) -> str:
-        """Return the SHA-256 of all arrays, including their names, types and shapes."""
+        """Return the SHA-256 of all arrays, including their names, types and shapes.
+
+        Images of videos are represented by the SHA-256 of the video files.
+        """
         arrays = channels.flatten({name: getattr(self, name) for name in ARRAYS}) | {**self.extras}
         arrays |= {} if self.continues is None else {"continues": self.continues}
         digest = hashlib.sha256()
         for name, array in sorted(arrays.items()):
             digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
+            if isinstance(array, VideoFrames):
+                digest.update(array.fingerprint())
+            else:
+                digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def summary(self) -> Summary:
@@ -405,6 +412,13 @@ class Dataset:
         )
 
 
+def select(observations: Observations, rows: np.ndarray) -> Observations:
+    """Return the observations at `rows`. Images of videos are not decoded."""
+    return channels.map_channels(
+        lambda x: x.select(rows) if isinstance(x, VideoFrames) else x[rows], observations
+    )
+
+
 def _choose_alias(column: str, array: Any, alias: str, other: Any) -> Any:
     """Return the argument that was passed. Raises UserError if both were passed."""
     if array is not None and other is not None:
@@ -422,7 +436,7 @@ def as_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """
     columns = {}
     for column, values in arrays.items():
-        array = as_array(values)
+        array = values if isinstance(values, VideoFrames) else as_array(values)
         if (
             not column.partition("/")[0].endswith(("observations", "actions"))
             and array.ndim == 2

@@ -1,5 +1,7 @@
 """Downloads of the files of cards over HTTP, with several URLs per file, resuming and verification.
 
+Data sets of LeRobot and Minari are downloaded by the clients of these libraries.
+
 A file is written as `<name>.part` next to its final path. `<name>.part.json` holds the URL and
 version, and is locked by the process that writes. A later attempt requests the rest of the same
 version (RFC 9110, Range with If-Range), and starts again if the server cannot send it. A complete
@@ -21,12 +23,20 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from email.message import Message
+from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from tqdm import tqdm
 
-from offline_rl.data.load import card_file, checksum_mismatch, data_folder, find_stored
+from offline_rl.data.load import (
+    LIBRARIES,
+    card_file,
+    checksum_mismatch,
+    data_folder,
+    find_stored,
+    lerobot_home,
+)
 from offline_rl.data.validation import find_read_errors
 from offline_rl.utils.errors import UserError
 from offline_rl.utils.files import open_exclusively
@@ -65,19 +75,23 @@ def download(
 ) -> list[Path]:
     """Download the missing files of the cards; return the paths of all their files.
 
-    cards: cards or names of cards. show: print a progress bar on a terminal, and a line for each
-    URL and each failure. Interrupted downloads are resumed. Raises UserError; if a file cannot be
-    downloaded, the other files are downloaded first.
+    cards: cards or names of cards, or names of libraries' data sets (`lerobot:<repository>`,
+    `minari:<id>`), which the client of the library downloads to its folder. show: print a progress
+    bar on a terminal, and a line for each URL and each failure. Interrupted downloads are resumed.
+    Raises UserError; if a file cannot be downloaded, the other files are downloaded first.
     """
     from envs.cards import CardError, UnknownName, card
 
     log: Log = (lambda line: tqdm.write(line, file=sys.stderr)) if show else lambda _: None
     try:
-        requested = [card(c) if isinstance(c, str) else c for c in cards]
+        requested = [card(c) if isinstance(c, str) and not is_of_library(c) else c for c in cards]
     except (CardError, UnknownName) as error:
         raise UserError(str(error)) from None
     paths, failed = [], []
     for one in requested:
+        if isinstance(one, str):
+            paths.append(download_by_library(one, data_dir))
+            continue
         for split in one.files:
             for file in card_file(one, split).shards:
                 try:
@@ -87,6 +101,67 @@ def download(
     if failed:
         raise Undelivered(" ".join(failed))
     return paths
+
+
+def is_of_library(source: str) -> bool:
+    """Return True if `source` names a data set of a library, such as `minari:<id>`."""
+    return source.partition(":")[0] in CLIENTS
+
+
+def download_by_library(source: str, data_dir: str | Path | None = None) -> Path:
+    """Download a data set with the client of its library; return its folder.
+
+    source: `lerobot:<repository>` or `minari:<id>`. The client resumes an interrupted download.
+    Raises UserError.
+    """
+    library, _, name = source.partition(":")
+    client = CLIENTS[library]
+    if data_dir is not None:
+        raise UserError(
+            f"data_dir={data_dir} has no effect on {source}, which is stored in the folder of "
+            f"{library}. Leave it out, or set {client.variable} to another folder."
+        )
+    try:
+        module = import_module(client.package)
+    except ImportError:
+        raise UserError(
+            f"{source} needs the package {client.package}. Run: pip install {client.install}"
+        ) from None
+    try:
+        client.download(module, name)
+    except Exception as error:  # of many kinds, which differ between versions of the package
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"{source} could not be downloaded ({reason:.300}). Check the name and the connection, "
+            "and run the same command again."
+        ) from error
+    return LIBRARIES[library](name)
+
+
+def _download_lerobot(hub: Any, repository: str) -> None:
+    address = os.environ.get("HF_ENDPOINT")
+    folder = lerobot_home() / repository
+    hub.snapshot_download(repository, repo_type="dataset", local_dir=folder, endpoint=address)
+    if not (folder / "meta" / "info.json").is_file():
+        raise UserError("it has no meta/info.json, so it is not a LeRobotDataset")
+
+
+@dataclass(frozen=True)
+class Client:
+    """The package that downloads the data sets of a library."""
+
+    package: str
+    install: str  # argument of pip install
+    variable: str  # environment variable with the library's folder
+    download: Callable[[Any, str], object]  # (package, name of the data set)
+
+
+CLIENTS = {
+    "lerobot": Client("huggingface_hub", "huggingface_hub", "HF_LEROBOT_HOME", _download_lerobot),
+    "minari": Client(
+        "minari", '"minari[hdf5,hf]"', "MINARI_DATASETS_PATH", lambda m, id: m.download_dataset(id)
+    ),
+}
 
 
 def _fetch(

@@ -257,7 +257,7 @@ def _cached(path: Path, **options: Any) -> Dataset:
 def minari_folder(dataset_id: str) -> Path:
     """Return the folder of a Minari data set. Raises UserError if there is none."""
     home = os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
-    return _first_folder([Path(home) / dataset_id], f"minari download {dataset_id}")
+    return _first_folder([Path(home) / dataset_id], f"offline-rl data download minari:{dataset_id}")
 
 
 def lerobot_folder(repository: str) -> Path:
@@ -265,14 +265,18 @@ def lerobot_folder(repository: str) -> Path:
 
     Raises UserError if there is none.
     """
-    cache = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    home = Path(os.environ.get("HF_LEROBOT_HOME") or Path(cache) / "lerobot")
+    home = lerobot_home()
     hub = home / "hub" / f"datasets--{repository.replace('/', '--')}"
     main = hub / "refs" / "main"
     snapshots = [hub / "snapshots" / main.read_text().strip()] if main.is_file() else []
     folder = home / repository
-    download = f"hf download --repo-type dataset {repository} --local-dir {folder}"
-    return _first_folder([folder, *snapshots], download)
+    return _first_folder([folder, *snapshots], f"offline-rl data download lerobot:{repository}")
+
+
+def lerobot_home() -> Path:
+    """Return the folder of LeRobot's data sets."""
+    cache = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(os.environ.get("HF_LEROBOT_HOME") or Path(cache) / "lerobot")
 
 
 LIBRARIES = {"minari": minari_folder, "lerobot": lerobot_folder}

@@ -41,6 +41,7 @@ def read(
     subset: str | None = None,
     infos: bool = False,
     format: FileFormat | None = None,
+    stream: Literal["auto", "always", "never"] = "auto",
     states: bool = False,
     name: str | None = None,
 ) -> Dataset:
@@ -63,6 +64,8 @@ def read(
     subset: a split that the file defines, such as train.
     infos: store the arrays of infos/ in `extras` (costs are always stored).
     format: layout of the file; by default it is recognized by the content.
+    stream: when images of LeRobot's videos are decoded. always: when they are used (`VideoFrames`);
+    never: before this function returns; auto: when they are used if all need more than 1 GiB.
     states: OGBench: also store the simulator states that define rewards in `extras`.
     Raises UserError at the first problem.
     """
@@ -77,6 +80,7 @@ def read(
         subset=subset,
         infos=infos,
         format=format,
+        stream=stream,
         states=states,
     )
     check_options(options)

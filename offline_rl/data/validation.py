@@ -10,6 +10,7 @@ import numpy as np
 from offline_rl.data.action_range import check_options, limits, scale_actions
 from offline_rl.data.checks import describe_overshoot, find_errors
 from offline_rl.data.containers.raw import open_raw
+from offline_rl.data.containers.video import VideoFrames
 from offline_rl.data.dataset import NO_REWARDS, Dataset, differs_from_next
 from offline_rl.data.formats.common import Bounds, ParsedFile, ReadOptions
 from offline_rl.data.formats.flat import find_jumps
@@ -48,6 +49,7 @@ def validate(
         problems += [Problem("error", sentence) for sentence in sentences]
     columns, names = parsed.columns, parsed.keys
     sentences = [*find_errors(columns, where, names, bounds, parsed.observation_names)]
+    sentences += damaged_videos(columns)
     problems += [Problem("error", sentence) for sentence in sentences]
     if not problems:
         warnings = [*parsed.notes, *find_warnings(columns, names, max_episode_steps, parsed.notes)]
@@ -86,8 +88,20 @@ def columns_of(data: Dataset) -> dict[str, np.ndarray]:
         "truncated": data.truncated,
     }
     columns |= {} if data.continues is None else {"continues": data.continues}
-    columns |= {"next_observations": data.next_observations} if data.usable.all() else {}
+    streamed = any(isinstance(x, VideoFrames) for x in channels.parts(data.observations))
+    if data.usable.all() and not streamed:
+        columns["next_observations"] = data.next_observations
     return channels.flatten(columns)
+
+
+def damaged_videos(columns: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an error for each column with images of a video that cannot be decoded."""
+    for values in columns.values():
+        if isinstance(values, VideoFrames):
+            try:
+                values.check()
+            except UserError as error:
+                yield str(error)
 
 
 def find_warnings(

@@ -81,8 +81,11 @@ class Source:
         """
         raise ValueError(f"{type(self).__name__} cannot store rows of a program. Use a Ring.")
 
-    def prefetch(self, update: int) -> None:
-        """Make the batch of `update` available. Called before that update is launched."""
+    def prefetch(self, update: int, view: Source | None = None) -> None:
+        """Make the batch of `update` available. Called before that update is launched.
+
+        view: the source that samples the batch from this one; None: this source itself.
+        """
 
     def close(self) -> None:
         """Release threads and files."""

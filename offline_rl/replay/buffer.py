@@ -108,12 +108,10 @@ class ReplayBuffer(Source):
                 f"{dataset.name}: no row is a transition, because no row has a next observation. "
                 "Use data with next observations, or an algorithm for imitation."
             )
-        rows = np.flatnonzero(usable)
+        rows, order = np.flatnonzero(usable), observation_order(dataset)
         # The observation of an unusable row may be the next observation of the row before it. So
-        # all observations are stored, those of usable rows first, and the row before is truncated.
+        # all observations are stored, and the row before is truncated.
         truncated = dataset.truncated | (~np.append(usable[1:], True) & ~dataset.terminated)
-        all_rows = np.arange(channels.size(dataset.observations))
-        order = np.concatenate([rows, np.setdiff1d(all_rows, rows)])
         position = np.empty_like(order)
         position[order] = np.arange(len(order))
         self = cls.__new__(cls)
@@ -314,9 +312,23 @@ class ReplayBuffer(Source):
         )
 
 
+def observation_order(dataset: Dataset) -> np.ndarray:
+    """Return the data set's row of each observation in the buffer: usable rows first, [M]."""
+    rows = np.flatnonzero(dataset.usable)
+    all_rows = np.arange(channels.size(dataset.observations))
+    return np.concatenate([rows, np.setdiff1d(all_rows, rows)])
+
+
 def observations_at(data: Tensors, rows: Tensor) -> Any:
-    """Return the observations of `rows`: a tensor, or one per channel by name."""
-    return channels.take(channels.get(data, "observations"), rows)
+    """Return the observations of `rows`: a tensor, or one per channel by name.
+
+    With the tensor `slots`, the images of row r are in row `slots[r]` of their tensors.
+    """
+    observations = channels.get(data, "observations")
+    if "slots" not in data:
+        return channels.take(observations, rows)
+    at = {True: data["slots"][rows], False: rows}
+    return channels.map_channels(lambda x: x[at[channels.is_image(x.shape[1:])]], observations)
 
 
 def discount_of(data: Tensors, rows: Tensor, discount: float | Tensor) -> float | Tensor:

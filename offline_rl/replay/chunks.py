@@ -76,9 +76,9 @@ class Chunks(Source):
         """See `Source`."""
         return self.buffer.tensors()
 
-    def prefetch(self, update: int) -> None:
+    def prefetch(self, update: int, view: Source | None = None) -> None:
         """See `Source`."""
-        self.buffer.prefetch(update)
+        self.buffer.prefetch(update, view or self)
 
     def sample(
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
@@ -137,9 +137,9 @@ class Histories(Source):
         """See `Source`."""
         return self.buffer.tensors()
 
-    def prefetch(self, update: int) -> None:
+    def prefetch(self, update: int, view: Source | None = None) -> None:
         """See `Source`."""
-        self.buffer.prefetch(update)
+        self.buffer.prefetch(update, view or self)
 
     def with_n_step(self, n_step: int) -> Histories:
         """See `Source`."""
@@ -196,9 +196,9 @@ class Sequences(Source):
         """See `Source`."""
         return self.buffer.tensors()
 
-    def prefetch(self, update: int) -> None:
+    def prefetch(self, update: int, view: Source | None = None) -> None:
         """See `Source`."""
-        self.buffer.prefetch(update)
+        self.buffer.prefetch(update, view or self)
 
     def sample(
         self, data: Tensors, random: Random, batch_size: int, discount: float | Tensor
@@ -250,9 +250,9 @@ class WeightedSequences(Sequences):
         """See `Source`."""
         return self.buffer.tensors() | {"cumulative": self.cumulative}
 
-    def prefetch(self, update: int) -> None:
+    def prefetch(self, update: int, view: Source | None = None) -> None:
         """See `Source`."""
-        super().prefetch(update)
+        super().prefetch(update, view)
         if self._version != self._weights._version:  # the buffer has another part of the data
             self._version = self._weights._version
             self.cumulative.copy_(self._accumulate())

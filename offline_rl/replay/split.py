@@ -62,7 +62,7 @@ class Split(Source):
         """See `Source`."""
         return self.data | {"buffer": self.buffer.tensors()}
 
-    def prefetch(self, update: int) -> None:
+    def prefetch(self, update: int, view: Source | None = None) -> None:
         """Divide the rows again if the buffer has new rows."""
         ends = self.buffer.added - self.buffer.hidden
         for stream in np.flatnonzero(self.ends != ends):

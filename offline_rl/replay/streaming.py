@@ -90,7 +90,7 @@ class Stream(Source):
         tensors = {k: torch.from_numpy(np.asarray(v, dtypes[k])) for k, v in host.items()}
         return {k: v.pin_memory() if self.pinned else v for k, v in tensors.items()}
 
-    def prefetch(self, update: int) -> None:
+    def prefetch(self, update: int, view: Source | None = None) -> None:
         """Copy the batches of the block that contains `update` to the device."""
         block = update // self.ahead
         if block == self.block:
@@ -174,7 +174,7 @@ class Rotation(ReplayBuffer):
         pinned = self.device.type == "cuda"  # pinned memory is copied during updates
         return {k: v.pin_memory() if pinned else v for k, v in tensors.items()}
 
-    def prefetch(self, update: int) -> None:
+    def prefetch(self, update: int, view: Source | None = None) -> None:
         """Copy the part of `update` to the device."""
         part = update // self.updates % len(self.spans)
         if part == self.part:

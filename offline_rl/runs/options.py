@@ -152,7 +152,7 @@ class ComputeOptions(Checked):
         "auto"  # compile the updates; auto: if the estimated saving exceeds the compile time
     )
     stream: Literal["auto", "always", "never"] = (
-        "auto"  # read batches from the data file; auto: if the data does not fit into device memory
+        "auto"  # read batches from the files; auto: data above device memory, videos above 1 GiB
     )
     actors: Amount = 0  # processes that collect complete episodes online; 0: in this process
     env_timeout_s: Positive | None = (

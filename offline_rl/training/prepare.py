@@ -225,6 +225,7 @@ def read_data(source: str | Task, run: Run, without: Sequence[str] = ()) -> Data
     names = [f.name for f in fields(ReadOptions) if hasattr(run.data, f.name)]
     options = {name: getattr(run.data, name) for name in names if name not in without}
     options = {name: value for name, value in options.items() if value is not None}
+    options["stream"] = run.compute.stream
     if run.task.success_timing is not None:
         options["reward_task"] = run.task.env_id
     return load(source, run.data.data_dir, **options)

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from offline_rl.algorithms.common.base import Algorithm
 from offline_rl.algorithms.common.models.facts import Facts
 from offline_rl.algorithms.common.safety.guardian import fit_guardian
-from offline_rl.algorithms.common.schedule import ONLINE, Collect, Fill
+from offline_rl.algorithms.common.schedule import ONLINE, Collect, Fill, Learn
 from offline_rl.data import Dataset
+from offline_rl.data.containers.video import VideoFrames
 from offline_rl.data.transform import Transform
 from offline_rl.replay.batch import Source, Sources
 from offline_rl.replay.buffer import ReplayBuffer
+from offline_rl.replay.chunks import Chunks, Histories
 from offline_rl.replay.columns import shapes
 from offline_rl.replay.mixtures import WithExpert
+from offline_rl.replay.paging import PagedBuffer
 from offline_rl.replay.ring import Ring
 from offline_rl.replay.rollouts import Rollouts
 from offline_rl.replay.streaming import Rotation, Stream
 from offline_rl.training.prepare import Prepared
 from offline_rl.utils import hardware
 from offline_rl.utils.errors import UserError
+from offline_rl.utils.random import Random, SlicedRandom
+from policies import channels
 from policies.normalizer import Normalizer
 
 T = TypeVar("T", ReplayBuffer, Ring)
@@ -39,6 +46,8 @@ def sources_of(
 
     def source(data: Dataset) -> Source:
         if must_stream(prepared, data, device):
+            if has_videos(data):
+                return paged_source(prepared, transform.apply(data), seeds, device)
             if not learner.can_stream(prepared.run.method.cfg):
                 return rotating_source(learner, data, transform, device)
             return stream_source(learner, data, transform, seeds, device)
@@ -63,6 +72,7 @@ def sources_of(
     for name, capacity in learner.rings().items():
         if name in filled:
             sources[name] = experience(Ring, learner, capacity, seeds, device)
+    allocate_images(prepared, sources)
     return sources
 
 
@@ -168,12 +178,20 @@ def with_every_row(data: Dataset) -> Dataset:
 def must_stream(prepared: Prepared, data: Dataset, device: torch.device) -> bool:
     """Return True if the data must be streamed from its file.
 
-    Raises UserError if it must, but the algorithm cannot stream.
+    Videos that were not decoded with the file are streamed, unless `stream` is never, or the
+    algorithm cannot stream and the images fit. Raises UserError if the data must be streamed, but
+    the algorithm cannot stream.
     """
     run, needed = prepared.run, ReplayBuffer.bytes_for(data)
     free, stream = hardware.free_memory(device), run.compute.stream
     fits = needed < 0.8 * free
-    if stream == "never" or (stream == "auto" and fits):
+    reasons = {
+        "uses expert_dataset": prepared.expert is not None,
+        "learns online": bool(run.budget.num_env_steps),
+        "fits a dynamics model": prepared.learner.dynamics_model is not None,
+    }
+    preferred = has_videos(data) and not any(reasons.values())
+    if stream == "never" or (stream == "auto" and fits and not preferred):
         if not fits:
             rows = int(data.num_rows * 0.8 * free / needed)
             raise UserError(
@@ -182,11 +200,7 @@ def must_stream(prepared: Prepared, data: Dataset, device: torch.device) -> bool
                 "stream=auto or fewer episodes=."
             )
         return False
-    for reason, holds in {
-        "uses expert_dataset": prepared.expert is not None,
-        "learns online": bool(run.budget.num_env_steps),
-        "fits a dynamics model": prepared.learner.dynamics_model is not None,
-    }.items():
+    for reason, holds in reasons.items():
         if holds:
             raise UserError(
                 f"{run.method.name} {reason}, which does not work with streaming. The data "
@@ -194,6 +208,53 @@ def must_stream(prepared: Prepared, data: Dataset, device: torch.device) -> bool
                 "Use fewer episodes=, or stream=auto if the data fits."
             )
     return True
+
+
+def has_videos(data: Dataset) -> bool:
+    """Return True if images of the data are in videos and are decoded when they are used."""
+    return any(isinstance(x, VideoFrames) for x in channels.parts(data.observations))
+
+
+def paged_source(
+    prepared: Prepared, data: Dataset, seeds: Sequence[int], device: torch.device
+) -> PagedBuffer:
+    """Return a source that decodes the images of videos. data: already transformed."""
+    learner, size = prepared.learner, hardware.world_size()
+    random: Callable[[Tensor, Tensor], Random] = Random
+    if size > 1:  # this process trains on a slice of each batch
+        random = partial(SlicedRandom, rank=hardware.rank(), world_size=size)
+    data = rows_for(learner, data)
+    phases = {piece.phase for piece in prepared.schedule}
+    return PagedBuffer(
+        data,
+        seeds,
+        learner.cfg.batch_size // size,
+        columns=learner.make_columns(data),
+        reads_next=not phases <= {*learner.imitation_phases},
+        period=learner.period,
+        device=device,
+        make_random=random,
+    )
+
+
+def allocate_images(prepared: Prepared, sources: Mapping[str, Source]) -> None:
+    """Allocate space in the sources that decode images of videos.
+
+    Raises UserError if the algorithm does not sample directly from one of them.
+    """
+    learner = prepared.learner
+    paged = [source for source in sources.values() if isinstance(source, PagedBuffer)]
+    phases = {piece.phase for piece in prepared.schedule if isinstance(piece, Learn)}
+    views = [learner.for_phase(phase).source(phase, sources) for phase in phases if paged]
+    for view in views:
+        base = view.buffer if isinstance(view, Chunks | Histories) else view
+        if not isinstance(base, PagedBuffer):
+            raise UserError(
+                f"{prepared.run.method.name} combines the data with other rows, which does not "
+                "work while images of videos are decoded during training. Use stream=never."
+            )
+    for source in paged:
+        source.allocate([v for v in views if source in (v, getattr(v, "buffer", None))])
 
 
 def stream_source(

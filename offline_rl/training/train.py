@@ -167,7 +167,7 @@ class CachedReader:
         self.datasets = list[tuple[Any, Dataset]]()  # with their keys; room for data and expert
 
     def __call__(self, source: str | Task, run: Run) -> Dataset:
-        key = source, run.data
+        key = source, run.data, run.compute.stream
         for cached_key, data in self.datasets:
             if cached_key == key:
                 return data

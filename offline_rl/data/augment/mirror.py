@@ -89,7 +89,8 @@ def mirror(data: Dataset, parts: Mapping[str, Part]) -> Dataset:
     Raises UserError if a part names a channel that the data do not have, or does not fit it.
     """
     single = not isinstance(data.observations, Mapping)
-    observed = {VECTOR: data.observations} if single else dict(data.observations)
+    named = {VECTOR: data.observations} if single else data.observations
+    observed = {name: np.asarray(values) for name, values in named.items()}  # decodes videos
     names = {*parts, *(part.source for part in parts.values() if part.source)}
     if missing := sorted(names - observed.keys() - {ACTIONS}):
         raise UserError(

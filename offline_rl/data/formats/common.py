@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,6 +43,9 @@ class ReadOptions(Reading):
     """Options of reading a file."""
 
     format: FileFormat | None = None  # layout of the file; default: recognized by the content
+    stream: Literal["auto", "always", "never"] = (
+        "auto"  # decode images of videos when they are used; auto: if all need more than 1 GiB
+    )
     states: bool = False  # OGBench: also read the simulator states, from which rewards are computed
 
 

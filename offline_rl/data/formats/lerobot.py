@@ -16,7 +16,9 @@ next.truncated set is truncated. Which of the other frames terminate depends on 
 
 All other done frames, and all other last frames, are truncated. Images are in the tables or in
 videos. Version 2 has one video per episode. In version 3, videos/<key>/chunk-<c>/file-<f>.mp4 holds
-several episodes, and meta/episodes states the file and the start time of each episode.
+several episodes, and meta/episodes states the file and the start time of each episode. The images
+of videos are decoded while the data set is read or, if they need more than `DECODED_BYTES`, when
+they are used.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +32,7 @@ import numpy as np
 from offline_rl.data.checks import ROUNDING
 from offline_rl.data.containers.parquet import Table
 from offline_rl.data.containers.raw import Raw
-from offline_rl.data.containers.video import decode_frames
+from offline_rl.data.containers.video import Video, VideoFrames, rows_by_video
 from offline_rl.data.dataset import NO_REWARDS, as_columns
 from offline_rl.data.formats.common import (
     Bounds,
@@ -57,6 +59,8 @@ TIMES = (*INDICES, "timestamp", "task_index")
 ACTIONS = ("action", "actions")  # some converters outside LeRobot write "actions"
 NOT_OBSERVED = ("action", "next.")  # prefixes of features that are not observations
 STATED_WITHIN = 1e-4  # tolerance of stated minima and maxima, relative to max(range, 1)
+DECODED_BYTES = 1 << 30  # size of all decoded images of videos, above which they are streamed
+SLOW = 10  # mean number of decoded frames per image from which on a note is given
 ENDS = ("next.reward", "next.done", "next.success", "next.truncated")
 
 
@@ -76,12 +80,12 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
             "to v2 or v3."
         )
     action = _action_key(raw)
-    shapes, videos, default = _find_observable(raw, features, options.observation_keys)
+    shapes, in_videos, default = _find_observable(raw, features, options.observation_keys)
     keys, notes = choose_observations(raw.where, shapes, options, default)
-    video_keys = [key for key in keys if key in videos]
+    video_keys = [key for key in keys if key in in_videos]
     present = [key for key in ENDS if key in raw.keys]
-    stored = [key for key in keys if key not in videos]
-    arrays = {key: raw.get(key) for key in (*INDICES, *stored, action, *present)}
+    stored = [key for key in keys if key not in in_videos]
+    arrays: dict[str, Any] = {key: raw.get(key) for key in (*INDICES, *stored, action, *present)}
     rows = len(arrays["index"])
     check_lengths(raw.where, arrays, rows)
     check_count(raw.where, "frames", rows, info.get("total_frames"))
@@ -95,12 +99,17 @@ def parse(raw: Raw, options: ReadOptions, report: Callable[[str], None]) -> Pars
         splits = info.get("splits", {})
         selected = _select_split(raw.where, splits, options.subset, arrays["episode_index"])
         arrays = {key: array[selected] for key, array in arrays.items()}
-    files = list[Path]()
+    files, videos = list[Path](), dict[str, VideoFrames]()
     for key in video_keys:
-        arrays[key], video_files = _decode_videos(raw, info, key, numbers, lengths, selected)
+        videos[key], video_files = _open_videos(raw, info, key, numbers, lengths, selected)
         files += video_files
+    arrays |= videos
     for key in keys:
         _check_image_size(raw.where, key, arrays[key].shape[1:], shapes[key])
+    if needs_streaming(list(videos.values()), options.stream):
+        notes += _describe_streaming(videos)
+    else:
+        arrays |= {key: np.asarray(frames) for key, frames in videos.items()}
     if "next.reward" not in present:
         notes.append(NO_REWARDS)
     arrays["action"] = arrays[action].reshape(len(arrays["index"]), -1)
@@ -126,14 +135,14 @@ def _channel(key: str) -> str:
     return key.removeprefix(OBSERVED).removeprefix("images.")
 
 
-def _decode_videos(
+def _open_videos(
     raw: Raw,
     info: Mapping[str, Any],
     key: str,
     numbers: np.ndarray,
     lengths: np.ndarray,
     selected: np.ndarray,
-) -> tuple[np.ndarray, list[Path]]:
+) -> tuple[VideoFrames, list[Path]]:
     """Return the images [N, H, W, C] of the selected frames of all episodes, and the video files.
 
     numbers, lengths: [E], episode_index and number of frames of each episode.
@@ -163,18 +172,39 @@ def _decode_videos(
             f"{raw.where}: video_path in meta/info.json is {template!r}, which is no valid path "
             f"template such as {VIDEO_3!r}."
         ) from None
-    frames_by_path: dict[str, list[np.ndarray]] = {}
-    for episode, path in enumerate(paths):
-        if selected[at[episode]]:
-            frames = first[episode] + np.arange(lengths[episode])
-            frames_by_path.setdefault(path, []).append(frames)
-    parts = [
-        decode_frames(raw.folder / path, np.concatenate(frames), fps)
-        for path, frames in frames_by_path.items()
-    ]
-    for part in parts:
-        _check_image_size(raw.where, key, part.shape[1:], parts[0].shape[1:])
-    return np.concatenate(parts), [raw.folder / path for path in frames_by_path]
+    frames = np.arange(len(selected)) + np.repeat(first - at, lengths)
+    used = dict.fromkeys(path for path, row in zip(paths, at, strict=True) if selected[row])
+    videos = [Video(raw.folder / name, fps) for name in used]
+    for video in videos:
+        _check_image_size(raw.where, key, video.shape, videos[0].shape)
+    number = {name: n for n, name in enumerate(used)}
+    of_row = np.repeat([number.get(path, -1) for path in paths], lengths)[selected]
+    frames, places = frames[selected], np.empty(len(of_row), np.int32)
+    for n, rows in rows_by_video(of_row):
+        places[rows] = videos[n].places(frames[rows])
+    return VideoFrames(videos, of_row, places), [raw.folder / name for name in used]
+
+
+def needs_streaming(videos: Sequence[VideoFrames], stream: str) -> bool:
+    """Return True if the images of videos are decoded when they are used."""
+    return stream == "always" or (
+        stream == "auto" and sum(v.nbytes for v in videos) > DECODED_BYTES
+    )
+
+
+def _describe_streaming(videos: Mapping[str, VideoFrames]) -> list[str]:
+    """Return notes on videos whose images are decoded when they are used."""
+    if not videos:
+        return []
+    size = sum(frames.nbytes for frames in videos.values()) / 2**30
+    notes = [f"images of videos are decoded when they are used ({size:.3g} GiB in all)"]
+    slow = {key: count for key, v in videos.items() if (count := v.frames_per_image()) > SLOW}
+    for key, count in slow.items():
+        notes.append(
+            f"{key}: reading an image at random decodes {count:.0f} frames on average, because "
+            "key frames are rare. Encode the videos with a key frame every 2 frames (ffmpeg -g 2)"
+        )
+    return notes
 
 
 def _has_shared_files(info: Mapping[str, Any]) -> bool:

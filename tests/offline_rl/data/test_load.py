@@ -30,13 +30,13 @@ def test_minaris_folder_is_found_by_id(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     minari(tmp_path / "D4RL" / "door" / "human-v2", episodes([3, 2]))
     assert load("minari:D4RL/door/human-v2").num_rows == 5
-    with pytest.raises(UserError, match="minari download D4RL/door/cloned-v2"):
+    with pytest.raises(UserError, match="data download minari:D4RL/door/cloned-v2"):
         load("minari:D4RL/door/cloned-v2")
 
 
 def test_lerobots_folders_are_found_by_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path))
-    with pytest.raises(UserError, match="hf download --repo-type dataset lab/pick"):
+    with pytest.raises(UserError, match="data download lerobot:lab/pick"):
         load("lerobot:lab/pick")
     hub = tmp_path / "hub" / "datasets--lab--pick"
     (hub / "snapshots" / "0a1b").mkdir(parents=True)

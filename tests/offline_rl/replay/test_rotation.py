@@ -84,7 +84,7 @@ def test_an_algorithm_of_chunks_learns_from_data_that_does_not_fit(
     parts: list[int] = []
     prefetch = Rotation.prefetch
     monkeypatch.setattr(
-        Rotation, "prefetch", lambda self, update: (parts.append(update), prefetch(self, update))
+        Rotation, "prefetch", lambda self, *at: (parts.append(at[0]), prefetch(self, *at))
     )
     keys: dict[str, Any] = {"algorithm.horizon": 4, "algorithm.n_action_steps": 2}
     train(
