@@ -430,5 +430,5 @@ def test_it_needs_a_run_and_episodes_as_long_as_a_decision(line: str, tmp_path: 
     envs.register("short", Line, max_episode_steps=1)
     one_step = CLONE | {"algorithm.n_obs_steps": 1}
     run = run_of("diffusion_policy", line, tmp_path, **one_step)
-    with pytest.raises(UserError, match="n_action_steps=2 is more than the 1 steps of an episode"):
+    with pytest.raises(UserError, match="an episode of short has 1 steps, a chunk has 4"):
         finetune(run=run, **TUNE, task="short")

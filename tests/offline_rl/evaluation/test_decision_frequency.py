@@ -203,7 +203,7 @@ def test_a_new_episode_starts_with_a_decision_on_its_first_observation(
 
 
 def test_predictions_are_averaged_only_if_the_policy_decides_at_every_step(tmp_path: Path) -> None:
-    """With equal weights, the second action is the mean of two predictions."""
+    """The second action is the mean of two predictions, because their weights are equal."""
     spec = Spec((6,), 2, chunk_size=3, n_action_steps=1, temporal_ensemble_coeff=0.0)
     arguments, bias = {"horizon": 3, "n_action_steps": 1}, np.arctanh(CHUNK).ravel()
     path = tmp_path / "policy.bundle"

@@ -63,7 +63,7 @@ def test_a_value_is_that_of_the_last_evaluation_or_of_the_last_row(
 
 
 def test_a_value_that_the_run_does_not_have(tmp_path: Path) -> None:
-    """Without score references, the return counts. A diverged policy has no value."""
+    """The return counts if there are no score references. A diverged policy has no value."""
     score, cost = Objective("score", "maximize", None), Objective("cost", "minimize", None)
     assert score.value(finished(tmp_path / "a", score=None)) == 7
     assert score.value(finished(tmp_path / "b", diverged_at=12)) is None
@@ -154,7 +154,7 @@ class Optuna:
 @pytest.fixture
 def optuna(monkeypatch: pytest.MonkeyPatch) -> Optuna:
     made = Optuna()
-    monkeypatch.setattr(samplers, "import_optuna", lambda: made)
+    monkeypatch.setattr(samplers, "import_optuna", lambda *_: made)
     return made
 
 

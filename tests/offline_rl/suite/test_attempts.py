@@ -270,7 +270,7 @@ def test_as_many_cells_run_as_fit_the_machines_of_a_cluster(launch: Any) -> None
 def test_the_process_of_a_ray_task_follows_the_task(
     gpus: float, launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without GPUs of its own, a cell has none. The queue alone repeats a lost task."""
+    """A cell has no GPU if none was requested. The queue alone repeats a lost task."""
     monkeypatch.setattr(queue, "POLL_S", 0.02)
     monkeypatch.setenv("OFFLINE_RL_DATA", "somewhere")
     launcher, cluster = launch({"CPU": 2.0, "GPU": 1.0}, gpus=gpus, cores=2)

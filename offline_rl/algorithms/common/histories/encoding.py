@@ -3,8 +3,8 @@
     history [B, n_obs_steps, O]  ->  encoder  ->  features z [B, F]  ->  policy, critic, value
 
 All networks receive the features instead of an observation. The loss of the critics alone trains
-the encoder, as in SAC-AE (Yarats et al., AAAI 2021, arXiv:1910.01741), and target networks receive
-the features of the target encoder. With n_obs_steps=1 there is no encoder.
+the encoder, as in SAC-AE (Yarats et al., AAAI 2021, arXiv:1910.01741). Target networks and V
+receive the features of the target encoder. With n_obs_steps=1 there is no encoder.
 
 `bisimulation` adds an auxiliary loss to that of the critics; see `bisimulation_loss`.
 """
@@ -69,7 +69,9 @@ class WithHistories(ActorCritic):
     def encoder_of(self, network: str) -> str | None:
         if self.n_obs_steps == 1 or network in ("encoder", "encoder_target", "model"):
             return None
-        return "encoder_target" if network in self.targets else "encoder"
+        # The critics are trained towards V. If V received the features that they train, both would
+        # grow without bound.
+        return "encoder_target" if network in self.targets or network == "value" else "encoder"
 
     def networks(self) -> dict[str, nn.Module]:
         networks, cfg, spec = super().networks(), self.cfg, self.spec

@@ -158,6 +158,16 @@ def test_the_distance_is_that_of_rewards_plus_the_discounted_distance_of_next_fe
     np.testing.assert_allclose(distance, [2 + 27**0.5 / 2] * 2, rtol=1e-12)
 
 
+def test_the_value_of_a_history_depends_on_the_slow_encoder_alone():
+    """Otherwise the critics would train the features of their own targets, and both would grow."""
+    state, batch = start(algorithm_class("iql"), n_obs_steps=2), history_batch(0)
+    before = state.value(batch.observations)
+    for name, depends in (("encoder", False), ("encoder_target", True)):
+        other = {k: x + 1 for k, x in state.params[name].items()}
+        changed = replace(state, params={**state.params, name: other})
+        assert torch.equal(changed.value(batch.observations), before) != depends
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_single_observation_adds_no_network(name):
     state = start(algorithm_class(name))

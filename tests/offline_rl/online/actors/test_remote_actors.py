@@ -93,7 +93,7 @@ def make(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         settings = ActorOptions(**{"count": 0, **options})
         more: Any = {"longest": LIMIT, "say": messages.append, "start": start}
         made = RemoteCollector(sink, envs.task("walk"), TRANSFORM, ("td3", HYPER), settings, **more)
-        made.should_stop = before(time.monotonic() + 100)
+        made.should_stop = fails_after(time.monotonic() + 100)
         learners.append(made)
         made.begin()  # publishes the policy
         return made, messages
@@ -167,7 +167,7 @@ def steps(number: int, length: int = 4, **changes: Any) -> dict[str, np.ndarray]
     return rows | changes
 
 
-def before(deadline: float) -> Callable[[], bool]:
+def fails_after(deadline: float) -> Callable[[], bool]:
     """Return a function that requests no stop, and fails after the deadline."""
 
     def is_late() -> bool:
@@ -736,7 +736,7 @@ def test_an_actor_elsewhere_without_progress_is_dropped(make: Any) -> None:
     client, idle = Client(learner), Client(learner, name="idle")
     client.grant()
     wait_for(lambda: bool(messages))
-    assert messages == ["actor client: no progress for 0.2 s; it is dropped"]
+    assert messages == ["actor client: no progress for 0.2 s; disconnected it"]
     with pytest.raises(ConnectionError):
         client.receive(Kind.GRANT)
     idle.grant()  # it had no episode, so it was not silent
