@@ -96,6 +96,10 @@ class Video:
             f"first at {frames[missing.argmax()] / self.fps:.3f} s. {AGAIN}"
         )
 
+    def groups(self, places: np.ndarray) -> np.ndarray:
+        """Return the group of each frame, the index of the key frame that its decoding needs."""
+        return (np.searchsorted(self.key_places, places, side="right") - 1).clip(min=0)
+
 
 class Decoder:
     """An open video file, from which one thread reads."""
@@ -117,7 +121,7 @@ class Decoder:
         Raises UserError if a frame cannot be decoded.
         """
         video = self.video
-        groups = (np.searchsorted(video.key_places, places, side="right") - 1).clip(min=0)
+        groups = video.groups(places)
         for group in np.unique(groups):  # frames from a key frame up to the next one
             here = places[groups == group]
             wanted = dict(zip(video.times[here].tolist(), here.tolist(), strict=True))
@@ -290,9 +294,8 @@ class VideoFrames:
         """Return the mean number of frames that are decoded to read an image at random."""
         decoded = 0
         for number, rows in rows_by_video(self._video):
-            places, keys = self._place[rows], self.videos[number].key_places
-            group = (np.searchsorted(keys, places, side="right") - 1).clip(min=0)
-            decoded += int((places - keys[group] + 1).sum())
+            places, video = self._place[rows], self.videos[number]
+            decoded += int((places - video.key_places[video.groups(places)] + 1).sum())
         return decoded / max(len(self), 1)
 
     def fingerprint(self) -> bytes:

@@ -3,9 +3,7 @@
 import hashlib
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import unquote, urlsplit
@@ -14,13 +12,12 @@ import numpy as np
 import pytest
 from foreign_layouts import episodes, minari
 from lerobot_videos import CAMERAS, ROWS, with_videos
+from model_hub import COMMIT, serve
 
 from offline_rl.cli.main import main
 from offline_rl.data.download import download
 from offline_rl.data.load import load
 from offline_rl.utils.errors import UserError
-
-COMMIT = "c" * 40
 
 
 @pytest.fixture
@@ -33,55 +30,27 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, b
     }
     sets = {"lab/pick": files, "lab/notes": {"README.md": b"nothing else"}}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.answer()
+    def answer(requested: str) -> bytes | None:
+        path = unquote(urlsplit(requested).path).strip("/")
+        for name, stored in sets.items():
+            facts = {"id": name, "sha": COMMIT}
+            tree = [
+                {"type": "file", "path": f, "size": len(c), "oid": hashlib.sha1(c).hexdigest()}
+                for f, c in stored.items()
+            ]
+            if path.startswith(f"api/datasets/{name}/tree/"):
+                return json.dumps(tree).encode()
+            if path.startswith(f"api/datasets/{name}"):
+                siblings = [{"rfilename": f} for f in stored]
+                return json.dumps(facts | {"siblings": siblings}).encode()
+            for file, content in stored.items():
+                if path.startswith(f"datasets/{name}/resolve/") and path.endswith(f"/{file}"):
+                    return content
+        return None
 
-        def do_GET(self) -> None:
-            self.answer()
-
-        def answer(self) -> None:
-            path = unquote(urlsplit(self.path).path).strip("/")
-            for name, stored in sets.items():
-                facts = {"id": name, "sha": COMMIT}
-                tree = [
-                    {"type": "file", "path": f, "size": len(c), "oid": hashlib.sha1(c).hexdigest()}
-                    for f, c in stored.items()
-                ]
-                if path.startswith(f"api/datasets/{name}/tree/"):
-                    return self.send(json.dumps(tree).encode())
-                if path.startswith(f"api/datasets/{name}"):
-                    siblings = [{"rfilename": f} for f in stored]
-                    return self.send(json.dumps(facts | {"siblings": siblings}).encode())
-                for file, content in stored.items():
-                    if path.startswith(f"datasets/{name}/resolve/") and path.endswith(f"/{file}"):
-                        return self.send(content)
-            return self.send(None)
-
-        def send(self, content: bytes | None) -> None:
-            self.send_response(404 if content is None else 200)
-            if content is None:
-                self.send_header("X-Error-Code", "RepoNotFound")
-            else:
-                self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-                self.send_header("X-Repo-Commit", COMMIT)
-                self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content or b"")))
-            self.end_headers()
-            if content and self.command == "GET":
-                self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path / "home"))
+    with serve(answer, monkeypatch):
         yield files
-        server.shutdown()
-        thread.join()
 
 
 def test_a_lerobot_repository_is_downloaded_and_read(

@@ -1,16 +1,14 @@
 """The folder for a model hub, and policies loaded from a server in the hub's layout."""
 
-import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from model_hub import serve
 
 import policies
 from offline_rl.evaluation.evaluate import evaluate
@@ -121,40 +119,11 @@ def test_the_card_names_chunks_costs_and_the_facts_of_the_run(tmp_path: Path) ->
 def hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Local server with the bundle as me/reach, at revisions main and v1. Yields the requests."""
     constants = pytest.importorskip("huggingface_hub.constants", reason="needs the extra hub")
-    content, requests = (run / "policy.bundle").read_bytes(), list[str]()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.answer()
-
-        def do_GET(self) -> None:
-            self.answer()
-
-        def answer(self) -> None:
-            requests.append(f"{self.command} {self.path}")
-            found = self.path in {f"/me/reach/resolve/{r}/policy.bundle" for r in ("main", "v1")}
-            self.send_response(200 if found else 404)
-            if found:
-                self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-                self.send_header("X-Repo-Commit", "c" * 40)
-            else:
-                self.send_header("X-Error-Code", "RepoNotFound")
-            self.send_header("Content-Length", str(len(content) if found else 0))
-            self.end_headers()
-            if found and self.command == "GET":
-                self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    content = (run / "policy.bundle").read_bytes()
+    paths = {f"/me/reach/resolve/{revision}/policy.bundle" for revision in ("main", "v1")}
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with serve(lambda path: content if path in paths else None, monkeypatch) as requests:
         yield requests
-        server.shutdown()
-        thread.join()
 
 
 def test_a_policy_is_loaded_from_a_hub(run: Path, hub: list[str]) -> None:
